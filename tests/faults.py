@@ -799,8 +799,8 @@ FAULTS = """
 
 # gpt2: default ffn width is the model width
 @ interop/gpt2.py::to_stack: interop/test_gpt2.py
-- ffn_width=4 * keys.n_embd if
-+ ffn_width=keys.n_embd if
+- "ffn_width": 4 * keys.n_embd if
++ "ffn_width": keys.n_embd if
 
 # llama: gate and up projections swapped
 @ interop/llama.py: interop/test_parity.py
@@ -831,8 +831,8 @@ FAULTS = """
 
 # vit: unscaled pixels normalized as scaled
 @ interop/vit.py::read_normalization: interop/test_vit.py -k pixels
-- std=(1 / ours,))
-+ std=(1.0,))
+- return (0.0,), (1 / ours,)
++ return (0.0,), (1.0,)
 
 # t5: mT5 output scaled like T5
 @ interop/t5.py::T5Keys.scales_output: interop/test_t5.py -k mt5

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    COMMON_REQUIRED,
-    LABEL_KEYS,
-    ConfigKeys,
-    HFActivation,
-    TensorMapping,
-    map_attention,
-)
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import LazyTensor
 from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.nn import LearnedConfig, StackConfig
@@ -64,10 +55,10 @@ TENSOR_MAPPINGS = [
     TensorMapping("pooler.dense", "bert.pooler.dense"),
     TensorMapping("classifier", "classifier"),
 ]
-IGNORED_TENSORS = {
-    "next-sentence prediction": ["cls.seq_relationship.weight", "cls.seq_relationship.bias"],
-    "0, 1, 2 and so on": ["bert.embeddings.position_ids", "embeddings.position_ids"],
-}
+IGNORED_TENSORS = [
+    "cls.seq_relationship.weight", "cls.seq_relationship.bias",  # next-sentence prediction
+    "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on
+]  # fmt: skip
 OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # in files of 2018
 
 
@@ -83,7 +74,7 @@ class BertKeys:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: HFActivation = "gelu"
+    hidden_act: conversion.HFActivation = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
@@ -91,73 +82,45 @@ class BertKeys:
     layer_norm_eps: float = 1e-12
 
 
-@dataclass(frozen=True, kw_only=True)
-class BertHeads:
-    """The heads that a file's tensors show."""
-
-    masked_lm: bool
-    pooler: bool
-    labels: tuple[str, ...]
-
-
 CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
     schema=BertKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY
-    | {"vocab": "vocab_size", "segments": "type_vocab_size", "max_length": "max_position_embeddings"},
-    required_values=COMMON_REQUIRED
-    | {
+    field_to_key={
+        "vocab": "vocab_size",
+        **encoder_family.FIELD_TO_KEY,
+        "max_length": "max_position_embeddings",
+        "segments": "type_vocab_size",
+        "norm_eps": "layer_norm_eps",
+    },
+    required_values={
         "model_type": ("bert",),
         "is_decoder": (False,),
         "is_encoder_decoder": (False,),
         "position_embedding_type": ("absolute", None),
         "tie_word_embeddings": (True,),
     },
-    aliases={},
-    ignored=COMMON_IGNORED
-    | {
-        "read with the tensors": ["architectures", *LABEL_KEYS],
-        "initialization": ["initializer_range"],
-        "dropout before the classifier: here it is that of the stack": ["classifier_dropout"],
-        "token ids of the tokenizer": """
-            bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-        """.split(),
+    ignored={
+        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
+        "initialization": "initializer_range",
+        "dropout before the classifier: here it is that of the stack": "classifier_dropout",
+        "token ids of the tokenizer": "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id",
         "of Google's first program, never read by transformers": """
             directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
             pooler_type
-        """.split(),
+        """,
     },
 )
 
 
-def to_config(keys: BertKeys, heads: BertHeads, where: Path) -> EncoderConfig:
-    return conversion.build_config(
-        lambda: EncoderConfig(
-            vocab=keys.vocab_size,
-            stack=to_stack(keys),
-            segments=keys.type_vocab_size,
-            masked_lm=heads.masked_lm,
-            pooler=heads.pooler,
-            labels=heads.labels,
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
-
-
-def to_stack(keys: BertKeys) -> StackConfig:
-    return StackConfig(
-        layers=keys.num_hidden_layers,
-        width=keys.hidden_size,
-        heads=keys.num_attention_heads,
-        ffn_width=keys.intermediate_size,
-        activation=ACTIVATION_FROM_HF[keys.hidden_act],
-        positions=LearnedConfig(max_length=keys.max_position_embeddings),
-        norm_eps=keys.layer_norm_eps,
-        embedding_norm=True,
-        dropout=keys.hidden_dropout_prob,
-        attention_dropout=keys.attention_probs_dropout_prob,
-    )
+def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderConfig:
+    """`heads` are the fields that `detect_heads` returns."""
+    with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
+        stack = StackConfig(
+            **conversion.read_fields(keys, CONFIG_KEYS.field_to_key),
+            positions=LearnedConfig(max_length=keys.max_position_embeddings),
+            embedding_norm=True,
+        )
+        return EncoderConfig(vocab=keys.vocab_size, stack=stack, segments=keys.type_vocab_size, **heads)
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -167,19 +130,15 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> TextEncoder:
     """Load a BERT folder, in eval mode, in its own dtype or another."""
-    root = hf_folder.resolve_folder(folder)
-    keys, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
-    encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
-    stored = conversion.drop_ignored(rename_old_tensors(hf_folder.open_tensors(root)), IGNORED_TENSORS)
-    conversion.check_layer_count(stored, {"num_hidden_layers": keys.num_hidden_layers}, where)
-    prefix = conversion.find_omitted_prefix(stored, PREFIX)
-    heads = detect_heads(stored, prefix, root)
-    if heads.masked_lm:
-        stored = resolve_output(stored, prefix, where)
-    model = build_empty(to_config(keys, heads, root / hf_folder.CONFIG_FILE))
-    return conversion.load_weights(
-        model, TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device, omitted_prefix=prefix
-    )
+    opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
+    encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
+    opened = replace(opened, stored=rename_old_tensors(opened.stored))
+    heads = detect_heads(opened)
+    if heads["masked_lm"]:  # it has its own names for the tensors that it shares with the embedding
+        opened = opened.resolve_ties([[EMBEDDING, OUTPUT], [OUTPUT_BIAS, OUTPUT_BIAS_COPY]], "`tie_word_embeddings`")
+        del opened.stored[OUTPUT_BIAS_COPY]
+    model = build_empty(to_config(opened.keys, heads, opened.config_path))
+    return opened.load_into(model, TENSOR_MAPPINGS, dtype, device)
 
 
 def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
@@ -190,23 +149,16 @@ def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor
     return names
 
 
-def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> BertHeads:
-    pooler = POOLER.removeprefix(omitted_prefix) in stored
-    labels = encoder_family.read_labels(root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
+def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
+    """Return the fields of `EncoderConfig` that the tensors show."""
+    stored, pooler = opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
+    labels = encoder_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
         raise FolderError(
-            f"{hf_folder.get_weights_path(root)}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; "
+            f"{opened.weights_path}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; "
             f"token classifiers, which have no pooler, are not supported"
         )
-    return BertHeads(masked_lm=MASKED_LM in stored, pooler=pooler, labels=labels)
-
-
-def resolve_output(stored: Mapping[str, LazyTensor], omitted_prefix: str, where: Path) -> dict[str, LazyTensor]:
-    """Give the masked LM head its own names for the tensors that it shares with the embedding."""
-    groups = [[EMBEDDING.removeprefix(omitted_prefix), OUTPUT], [OUTPUT_BIAS, OUTPUT_BIAS_COPY]]
-    resolved = conversion.resolve_ties(stored, groups, where, "`tie_word_embeddings`")
-    del resolved[OUTPUT_BIAS_COPY]
-    return resolved
+    return {"masked_lm": MASKED_LM in stored, "pooler": pooler, "labels": labels}
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -229,7 +181,7 @@ def save(model: TextEncoder, folder: str | os.PathLike[str], *, pad: int | None 
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, pad, conversion.get_dtype_name(model)),
-        tensors=tensors if has_head else conversion.strip_prefix(tensors, PREFIX),
+        tensors=tensors if has_head else {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()},
     )
 
 
@@ -251,22 +203,11 @@ def choose_architecture(config: EncoderConfig) -> str:
 
 
 def to_hf_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[str, Any]:
-    stack = config.stack
-    assert isinstance(stack.positions, LearnedConfig)
     return {
         "model_type": "bert",
         "architectures": [choose_architecture(config)],
-        "vocab_size": config.vocab,
-        "hidden_size": stack.width,
-        "num_hidden_layers": stack.layers,
-        "num_attention_heads": stack.heads,
-        "intermediate_size": stack.ffn_width,
-        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
-        "hidden_dropout_prob": stack.dropout,
-        "attention_probs_dropout_prob": stack.attention_dropout,
-        "max_position_embeddings": stack.positions.max_length,
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, config.stack, config.stack.positions),
         "type_vocab_size": config.segments or 1,
-        "layer_norm_eps": stack.norm_eps,
         "pad_token_id": pad,
         "dtype": dtype,
         **encoder_family.build_label_keys(config.labels),

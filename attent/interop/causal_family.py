@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
 from attent.interop import conversion, hf_folder
-from attent.interop.conversion import ConfigKeys, TensorMapping
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
 from attent.models import CausalConfig, CausalLM, build_empty
+from attent.nn import StackConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-F = TypeVar("F", bound="DataclassInstance")
+    class CausalKeys(DataclassInstance, Protocol):
+        """The keys of a decoder-only config that all families have."""
+
+        @property
+        def vocab_size(self) -> int: ...
+        @property
+        def tie_word_embeddings(self) -> bool: ...
+        @property
+        def bos_token_id(self) -> int | None: ...
+        @property
+        def eos_token_id(self) -> int | tuple[int, ...] | None: ...
+
+
+F = TypeVar("F", bound="CausalKeys")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalFamily(Generic[F]):
     keys: ConfigKeys[F]
     mappings: Sequence[TensorMapping]
-    ignored_tensors: Mapping[str, Sequence[str]]
+    ignored_tensors: Sequence[str]
     prefix: str  # of tensor names; files of a model without a head leave it out
     tied_names: tuple[str, str]  # the embedding, and the output layer that may be tied to it
-    layers_key: str
-    to_config: Callable[[F, Path], CausalConfig]
+    to_stack: Callable[[F, Path], StackConfig]
     check_expressible: Callable[[CausalConfig], None]
     to_hf_config: Callable[[CausalConfig], dict[str, Any]]
 
@@ -39,18 +52,22 @@ class CausalFamily(Generic[F]):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> CausalLM:
-        root = hf_folder.resolve_folder(folder)
-        keys, where = conversion.read_config(root, self.keys), hf_folder.get_weights_path(root)
-        stored = conversion.drop_ignored(hf_folder.open_tensors(root), self.ignored_tensors)
-        conversion.check_layer_count(stored, {self.layers_key: getattr(keys, self.layers_key)}, where)
-        config = self.to_config(keys, root / hf_folder.CONFIG_FILE)
-        prefix = conversion.find_omitted_prefix(stored, self.prefix)
-        if config.tie_output:
-            tied = [name.removeprefix(prefix) for name in self.tied_names]
-            stored = conversion.resolve_ties(stored, [tied], where, "`tie_word_embeddings`")
-        return conversion.load_weights(
-            build_empty(config), self.mappings, stored, where, dtype=dtype, device=device, omitted_prefix=prefix
+        field_to_key = self.keys.field_to_key
+        opened = OpenFolder.open(
+            folder, self.keys, [field_to_key["layers"]], prefix=self.prefix, ignored_tensors=self.ignored_tensors
         )
+        keys = opened.keys
+        with conversion.explain_config_errors(opened.config_path, field_to_key):
+            config = CausalConfig(
+                vocab=keys.vocab_size,
+                stack=self.to_stack(keys, opened.config_path),
+                tie_output=keys.tie_word_embeddings,
+                start_id=next(iter(conversion.drop_invalid_ids(keys.bos_token_id, keys.vocab_size)), None),
+                end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
+            )
+        if config.tie_output:
+            opened = opened.resolve_ties([self.tied_names], "`tie_word_embeddings`")
+        return opened.load_into(build_empty(config), self.mappings, dtype, device)
 
     def save(self, model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
         """Write a folder that `transformers` loads, without a tokenizer. `pad` is its padding token."""
@@ -71,19 +88,3 @@ def check_output(config: CausalConfig, family: str) -> None:
     for name in ("output_bias", "scale_embeddings"):
         if getattr(config, name):
             conversion.reject_field(family, name, True, "False")
-
-
-def build_causal_config(
-    keys: Any, where: Path, field_to_key: Mapping[str, str], to_stack: Callable[[], Any]
-) -> CausalConfig:
-    return conversion.build_config(
-        lambda: CausalConfig(
-            vocab=keys.vocab_size,
-            stack=to_stack(),
-            tie_output=keys.tie_word_embeddings,
-            start_id=conversion.drop_invalid_id(keys.bos_token_id, keys.vocab_size),
-            end_ids=conversion.drop_invalid_ids(keys.eos_token_id, keys.vocab_size),
-        ),
-        where,
-        field_to_key,
-    )

@@ -9,9 +9,11 @@ read straight into its final dtype and device, one by one.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar
@@ -46,19 +48,16 @@ class ConfigKeys(Generic[F]):
 
     family: str
     schema: type[F]  # the keys that describe the model
-    required_values: Values  # keys with values that we compute
-    aliases: Mapping[str, str]  # another name -> the key that it must equal
-    ignored: Mapping[str, Sequence[str]]  # why a key cannot change the model's output -> such keys
+    field_to_key: Mapping[str, str]  # field of our config -> the key that it comes from
+    required_values: Values  # keys with values that we compute, besides COMMON_REQUIRED
+    ignored: Mapping[str, str]  # why keys cannot change the model's output -> the keys, besides COMMON_IGNORED
+    aliases: Mapping[str, str] = field(default_factory=dict)  # another name -> the key that it must equal
     token_keys: tuple[str, ...] = ()  # keys that generation_config.json may repeat, with the same value
     generation_overrides: tuple[str, ...] = ()  # keys for which generation_config.json takes precedence
-    field_to_key: Mapping[str, str] = field(default_factory=dict)  # field of our config -> the key that it comes from
 
     @property
     def schema_keys(self) -> set[str]:
         return {field.name for field in fields(self.schema)}
-
-    def is_ignored(self, key: str) -> bool:
-        return any(key in keys for keys in self.ignored.values())
 
 
 COMMON_IGNORED = {  # in every family
@@ -68,7 +67,7 @@ COMMON_IGNORED = {  # in every family
         name_or_path output_attentions output_hidden_states output_past problem_type
         return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers_version
         transformers.js_config use_bfloat16 use_cache xla_device
-    """.split(),
+    """,
     "search options": """
         bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
         encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
@@ -77,7 +76,7 @@ COMMON_IGNORED = {  # in every family
         num_beam_groups num_beams num_return_sequences output_scores prefix remove_invalid_values
         renormalize_logits repetition_penalty return_dict_in_generate suppress_tokens temperature
         tf_legacy_loss top_k top_p typical_p
-    """.split(),
+    """,
 }
 COMMON_REQUIRED: dict[str, tuple[object, ...]] = {  # in every family
     "add_cross_attention": (False, None),
@@ -86,7 +85,7 @@ COMMON_REQUIRED: dict[str, tuple[object, ...]] = {  # in every family
     "pruned_heads": ({}, None),
     "per_layer_config": (None, {}),
 }
-LABEL_KEYS = ["id2label", "label2id", "num_labels"]  # ignored where there is no classifier
+LABEL_KEYS = "id2label label2id num_labels"  # ignored where there is no classifier
 
 REFUSAL_HINTS = {
     "auto_map": "it names code of the folder, which is never run here",
@@ -126,7 +125,8 @@ def find_faulty_file(known: dict[str, Any], merged: dict[str, Any], root: Path, 
 
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> None:
     """Reject an unknown key, or a value that we do not compute."""
-    required = keys.required_values.get(key)
+    all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
+    required = all_required.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):
         raise FolderError(
             f"{where}: `{key}` must be {required[0]!r} for a {keys.family} model that attent can compute, but is "
@@ -138,8 +138,9 @@ def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys
             f"{where}: `{key}` must equal `{alias_of}`={data.get(alias_of)!r}, but is {quote_value(value)}; find out "
             f"which one is true of the weights, and give both that value"
         )
-    if required is None and alias_of is None and key not in keys.schema_keys and not keys.is_ignored(key):
-        near = get_close_matches(key, [*keys.schema_keys, *keys.required_values], n=1, cutoff=0.8)
+    is_ignored = any(key in names.split() for names in all_ignored.values())
+    if required is None and alias_of is None and key not in keys.schema_keys and not is_ignored:
+        near = get_close_matches(key, [*keys.schema_keys, *all_required], n=1, cutoff=0.8)
         hint = f" ({REFUSAL_HINTS[key]})" if key in REFUSAL_HINTS else f" (did you mean `{near[0]}`?)" if near else ""
         raise FolderError(
             f"{where}: {quote_value(key)} is not a key of a {keys.family} config that attent knows{hint}, and might "
@@ -179,10 +180,6 @@ def drop_invalid_ids(tokens: int | tuple[int, ...] | None, vocab: int) -> tuple[
     return tuple(token for token in ids if token is not None and 0 <= token < vocab)
 
 
-def drop_invalid_id(token: int | None, vocab: int) -> int | None:
-    return next(iter(drop_invalid_ids(token, vocab)), None)
-
-
 HFActivation = Literal["relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"]
 ACTIVATION_TO_HF: dict[Activation, HFActivation] = {
     "relu": "relu",
@@ -196,6 +193,25 @@ ACTIVATION_FROM_HF: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
+
+
+def read_fields(keys: DataclassInstance, field_to_key: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `StackConfig` that a family's config has as keys with the same values; activations by our
+    names."""
+    names = field_to_key.keys() & {field.name for field in fields(StackConfig)}
+    values = {name: getattr(keys, field_to_key[name]) for name in names}
+    return values | {"activation": ACTIVATION_FROM_HF[values["activation"]]} if "activation" in names else values
+
+
+def write_fields(field_to_key: Mapping[str, str], *configs: object) -> dict[str, Any]:
+    """Return a family's keys for fields of ours, each from the first of the configs that has it."""
+    written = {}
+    for name, key in field_to_key.items():
+        config = next((config for config in configs if hasattr(config, name)), None)
+        if config is not None:
+            value = getattr(config, name)
+            written[key] = ACTIVATION_TO_HF[value] if name == "activation" else value
+    return written
 
 
 class Seq2SeqTokens(Protocol):
@@ -227,20 +243,19 @@ def get_end_id(tokens: Seq2SeqTokens, where: Path) -> int:
     return ids[0]
 
 
-def build_config(build: Callable[[], T], where: Path, field_to_key: Mapping[str, str]) -> T:
-    """Build our config; an error of it names the file, and the file's keys in place of our fields."""
+@contextmanager
+def explain_config_errors(where: Path, field_to_key: Mapping[str, str]) -> Iterator[None]:
+    """An error of our config names the file, and the file's keys in place of our fields."""
     try:
-        return build()
+        yield
     except FolderError:
         raise
     except ValueError as error:
-        raise FolderError(f"{where}: {translate_field_names(str(error), field_to_key)}") from error
-
-
-def translate_field_names(message: str, field_to_key: Mapping[str, str]) -> str:
-    if "head_width" not in field_to_key:
-        message = message.replace(", or give `head_width`", "")
-    return re.sub(r"(?<=`)([\w.]+)(?=[`=])", lambda name: field_to_key.get(name[0], name[0]), message)
+        message = str(error)
+        if "head_width" not in field_to_key:
+            message = message.replace(", or give `head_width`", "")
+        message = re.sub(r"(?<=`)([\w.]+)(?=[`=])", lambda name: field_to_key.get(name[0], name[0]), message)
+        raise FolderError(f"{where}: {message}") from error
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -316,35 +331,6 @@ def resolve_mapping(mapping: TensorMapping, names: Iterable[str], omitted_prefix
             return
 
 
-def find_omitted_prefix(stored: Mapping[str, LazyTensor], prefix: str) -> str:
-    """Return the prefix if the file leaves it out, as files of models without a head do."""
-    return "" if any(name.startswith(prefix) for name in stored) else prefix
-
-
-def strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-def drop_ignored(stored: Mapping[str, LazyTensor], ignored: Mapping[str, Sequence[str]]) -> dict[str, LazyTensor]:
-    """Drop the tensors that we compute or do not need: reason -> names, with `{i}` for a number."""
-    patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for names in ignored.values() for name in names]
-    pattern = re.compile("|".join(patterns) or "(?!)")
-    return {name: tensor for name, tensor in stored.items() if not pattern.fullmatch(name)}
-
-
-def resolve_ties(
-    stored: Mapping[str, LazyTensor], groups: Iterable[Sequence[str]], where: Path, tie_keys: str
-) -> dict[str, LazyTensor]:
-    """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal.
-
-    `tie_keys` are the config keys that tell what is tied, for the error message.
-    """
-    resolved = dict(stored)
-    for group in groups:
-        resolved |= dict.fromkeys(group, resolve_tied_group(group, stored, where, tie_keys))
-    return resolved
-
-
 def resolve_tied_group(
     group: Sequence[str], stored: Mapping[str, LazyTensor], where: Path, tie_keys: str
 ) -> LazyTensor:
@@ -365,31 +351,75 @@ def resolve_tied_group(
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
-def load_weights(
-    model: M,
-    mappings: Iterable[TensorMapping],
-    stored: Mapping[str, LazyTensor],
-    where: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    omitted_prefix: str = "",
-) -> M:
-    """Load the tensors of a file into an empty model, converting each while it is read. In eval mode."""
-    resolved = resolve_mappings(mappings, model, omitted_prefix=omitted_prefix)
-    check_tensors(compute_hf_shapes(model, resolved), {name: t.to_meta() for name, t in stored.items()}, where)
-    dtype, ties = choose_dtype(stored, dtype, where), find_tied_names(model)
-    tensors: dict[str, Tensor] = {}
-    for mapping in resolved:
-        if ties.keys().isdisjoint(mapping.ours):
-            parts = mapping.layout.split(stored[mapping.theirs].read())
-            tensors |= {name: copy_converted(p, dtype, device) for name, p in zip(mapping.ours, parts, strict=True)}
-    return assign_weights(model, tensors | {name: tensors[first] for name, first in ties.items()}, where)
+@dataclass(frozen=True, eq=False)
+class OpenFolder(Generic[F]):
+    """A folder with a checked config.json and the headers of its tensors."""
 
+    root: Path
+    keys: F
+    stored: dict[str, LazyTensor]
+    omitted_prefix: str  # of the family's tensor names; files of models without a head leave it out
 
-def copy_converted(view: Tensor, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """Copy a mapped tensor in one pass, whatever changes."""
-    return torch.empty(view.shape, dtype=dtype, device=device or "cpu").copy_(view)
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        keys: ConfigKeys[F],
+        layer_keys: Sequence[str],
+        *,
+        prefix: str = "",
+        ignored_tensors: Sequence[str] = (),
+    ) -> OpenFolder[F]:
+        """`ignored_tensors` are those that we compute or do not need, with `{i}` for a number."""
+        root = hf_folder.resolve_folder(folder)
+        config, stored = read_config(root, keys), hf_folder.open_tensors(root)
+        patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
+        ignored = re.compile("|".join(patterns) or "(?!)")
+        stored = {name: tensor for name, tensor in stored.items() if not ignored.fullmatch(name)}
+        for key in layer_keys:  # before building a model of that many
+            if (getattr(config, key) or 0) > len(stored):
+                raise FolderError(
+                    f"{hf_folder.get_weights_path(root)}: holds {len(stored)} tensors, too few for `{key}`="
+                    f"{getattr(config, key)}; get the model again"
+                )
+        omitted = "" if any(name.startswith(prefix) for name in stored) else prefix
+        return cls(root, config, stored, omitted)
+
+    @property
+    def config_path(self) -> Path:
+        return self.root / hf_folder.CONFIG_FILE
+
+    @property
+    def weights_path(self) -> Path:
+        return hf_folder.get_weights_path(self.root)
+
+    def resolve_ties(self, groups: Iterable[Sequence[str]], tie_keys: str) -> OpenFolder[F]:
+        """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal.
+
+        `tie_keys` are the config keys that tell what is tied, for the error message.
+        """
+        resolved = dict(self.stored)
+        for group in groups:
+            names = [name.removeprefix(self.omitted_prefix) for name in group]
+            resolved |= dict.fromkeys(names, resolve_tied_group(names, self.stored, self.weights_path, tie_keys))
+        return replace(self, stored=resolved)
+
+    def load_into(
+        self, model: M, mappings: Iterable[TensorMapping], dtype: torch.dtype | None, device: torch.device | str | None
+    ) -> M:
+        """Load the tensors into an empty model, converting each while it is read. In eval mode."""
+        where, ties = self.weights_path, find_tied_names(model)
+        resolved = resolve_mappings(mappings, model, omitted_prefix=self.omitted_prefix)
+        stored_shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in self.stored.items()}
+        check_tensors(compute_hf_shapes(model, resolved), stored_shapes, where)
+        dtype = choose_dtype(self.stored, dtype, where)
+        tensors: dict[str, Tensor] = {}
+        for mapping in resolved:
+            if ties.keys().isdisjoint(mapping.ours):
+                parts = mapping.layout.split(self.stored[mapping.theirs].read())
+                for name, part in zip(mapping.ours, parts, strict=True):  # copied in one pass, whatever changes
+                    tensors[name] = torch.empty(part.shape, dtype=dtype, device=device or "cpu").copy_(part)
+        return assign_weights(model, tensors | {name: tensors[first] for name, first in ties.items()}, where)
 
 
 def compute_hf_shapes(model: nn.Module, mappings: Iterable[ResolvedMapping]) -> dict[str, torch.Size]:
@@ -425,13 +455,6 @@ def read_config_dtype(config: Path) -> torch.dtype | None:
 def check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(map(str, WEIGHT_DTYPES))}, but is {dtype!r}")
-
-
-def check_layer_count(stored: Mapping[str, LazyTensor], layers: Mapping[str, int], where: Path) -> None:
-    """Reject more layers than there are tensors, before building a model of that many."""
-    for key, count in layers.items():
-        if count > len(stored):
-            raise FolderError(f"{where}: holds {len(stored)} tensors, too few for `{key}`={count}; get the model again")
 
 
 # --- out -------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ FIELD_TO_KEY = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "ffn_width": "intermediate_size",
+    "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
-    "norm_eps": "layer_norm_eps",
 }
 SINGLE_LABEL = "single_label_classification"
 

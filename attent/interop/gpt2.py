@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    COMMON_REQUIRED,
-    LABEL_KEYS,
-    TRANSPOSED,
-    ConfigKeys,
-    HFActivation,
-    TensorMapping,
-    concat_transposed,
-)
+from attent.interop.conversion import TRANSPOSED, ConfigKeys, TensorMapping, concat_transposed
 from attent.models import CausalConfig
 from attent.nn import LearnedConfig, StackConfig
 
@@ -42,11 +32,9 @@ TENSOR_MAPPINGS = [
     TensorMapping("decoder.norm", "transformer.ln_f"),
     TensorMapping("output.weight", OUTPUT),
 ]
-IGNORED_TENSORS = {
-    "the causal mask": [
-        prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
-    ],
-}
+IGNORED_TENSORS = [  # the causal mask
+    prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
+]
 
 
 # --- config.json ----------------------------------------------------------------------------------
@@ -62,7 +50,7 @@ class GPT2Keys:
     n_layer: int
     n_head: int
     n_inner: int | None = None
-    activation_function: HFActivation = "gelu_new"
+    activation_function: conversion.HFActivation = "gelu_new"
     resid_pdrop: float = 0.1
     embd_pdrop: float = 0.1
     attn_pdrop: float = 0.1
@@ -80,18 +68,18 @@ CONFIG_KEYS = ConfigKeys(
     generation_overrides=("bos_token_id", "eos_token_id"),
     field_to_key={
         "vocab": "vocab_size",
-        "layers": "n_layer",
+        "max_length": "n_positions",
         "width": "n_embd",
+        "layers": "n_layer",
         "heads": "n_head",
         "ffn_width": "n_inner",
-        "max_length": "n_positions",
-        "norm_eps": "layer_norm_epsilon",
+        "activation": "activation_function",
         "dropout": "resid_pdrop",
         "embedding_dropout": "embd_pdrop",
         "attention_dropout": "attn_pdrop",
+        "norm_eps": "layer_norm_epsilon",
     },
-    required_values=COMMON_REQUIRED
-    | {
+    required_values={
         "model_type": ("gpt2",),
         "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
         "is_encoder_decoder": (False,),
@@ -104,41 +92,33 @@ CONFIG_KEYS = ConfigKeys(
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
-    ignored=COMMON_IGNORED
-    | {
-        "a classifier, which a language model does not have": """
+    ignored={
+        "a classifier, which a language model does not have": f"""
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-        """.split()
-        + LABEL_KEYS,
-        "initialization": ["initializer_range"],
-        "another order of the same operations, for half precision": ["reorder_and_upcast_attn"],
+            {conversion.LABEL_KEYS}
+        """,
+        "initialization": "initializer_range",
+        "another order of the same operations, for half precision": "reorder_and_upcast_attn",
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id
-        """.split(),
+        """,
     },
 )
 
 
-def to_config(keys: GPT2Keys, where: Path) -> CausalConfig:
-    return causal_family.build_causal_config(keys, where, CONFIG_KEYS.field_to_key, lambda: to_stack(keys))
-
-
-def to_stack(keys: GPT2Keys) -> StackConfig:
+def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:
+    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
+    other_values: dict[str, Any] = {
+        "ffn_width": 4 * keys.n_embd if keys.n_inner is None else keys.n_inner,
+        "embedding_dropout": None if keys.embd_pdrop == keys.resid_pdrop else keys.embd_pdrop,
+    }
     return StackConfig(
-        layers=keys.n_layer,
-        width=keys.n_embd,
-        heads=keys.n_head,
-        ffn_width=4 * keys.n_embd if keys.n_inner is None else keys.n_inner,
-        activation=ACTIVATION_FROM_HF[keys.activation_function],
+        **same_values | other_values,
         causal=True,
         positions=LearnedConfig(max_length=keys.n_positions),
         norm_order="pre",
-        norm_eps=keys.layer_norm_epsilon,
         scale=None if keys.scale_attn_weights else 1.0,
         scale_by_layer=keys.scale_attn_by_inverse_layer_idx,
-        dropout=keys.resid_pdrop,
-        embedding_dropout=None if keys.embd_pdrop == keys.resid_pdrop else keys.embd_pdrop,
-        attention_dropout=keys.attn_pdrop,
     )
 
 
@@ -165,21 +145,12 @@ def check_expressible(config: CausalConfig) -> None:
 
 def to_hf_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
-    assert isinstance(stack.positions, LearnedConfig)
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": config.vocab,
-        "n_positions": stack.positions.max_length,
-        "n_embd": stack.width,
-        "n_layer": stack.layers,
-        "n_head": stack.heads,
-        "n_inner": stack.ffn_width,
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack, stack.positions),
         "activation_function": ACTIVATION_TO_HF[stack.activation],
-        "resid_pdrop": stack.dropout,
         "embd_pdrop": stack.dropout if stack.embedding_dropout is None else stack.embedding_dropout,
-        "attn_pdrop": stack.attention_dropout,
-        "layer_norm_epsilon": stack.norm_eps,
         "scale_attn_weights": stack.scale != 1.0,
         "scale_attn_by_inverse_layer_idx": stack.scale_by_layer,
         "tie_word_embeddings": config.tie_output,
@@ -192,8 +163,7 @@ FAMILY = causal_family.CausalFamily(
     ignored_tensors=IGNORED_TENSORS,
     prefix=PREFIX,
     tied_names=(EMBEDDING, OUTPUT),
-    layers_key="n_layer",
-    to_config=to_config,
+    to_stack=to_stack,
     check_expressible=check_expressible,
     to_hf_config=to_hf_config,
 )

@@ -96,9 +96,6 @@ class LazyTensor:
     def rows(self) -> int:
         return self.shape[0] if self.shape else 0
 
-    def to_meta(self) -> Tensor:
-        return torch.empty(self.shape, device="meta")
-
     def read(self) -> Tensor:
         """Return the tensor, mapped from the file; copy it to keep it."""
         try:

@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    COMMON_REQUIRED,
-    LABEL_KEYS,
-    ConfigKeys,
-    HFActivation,
-    TensorMapping,
-    map_attention,
-)
+from attent.interop.conversion import ConfigKeys, TensorMapping, map_attention
 from attent.interop.hf_folder import quote_value
 from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
@@ -41,13 +32,11 @@ TENSOR_MAPPINGS = [
     TensorMapping("decoder.norm", "model.norm"),
     TensorMapping("output.weight", OUTPUT),
 ]
-IGNORED_TENSORS = {
-    "rotary frequencies, which we compute from the config, as transformers does": [
-        prefix + name
-        for prefix in ("", PREFIX)
-        for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
-    ],
-}
+IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as transformers does
+    prefix + name
+    for prefix in ("", PREFIX)
+    for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+]
 
 
 # --- config.json ----------------------------------------------------------------------------------
@@ -79,7 +68,7 @@ class LlamaKeys:
     num_attention_heads: int
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    hidden_act: HFActivation = "silu"
+    hidden_act: conversion.HFActivation = "silu"
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
     original_max_position_embeddings: int | None = None  # takes precedence over the one in `rope_scaling`
@@ -100,19 +89,19 @@ CONFIG_KEYS = ConfigKeys(
     generation_overrides=("bos_token_id", "eos_token_id"),
     field_to_key={
         "vocab": "vocab_size",
-        "layers": "num_hidden_layers",
         "width": "hidden_size",
+        "ffn_width": "intermediate_size",
+        "layers": "num_hidden_layers",
         "heads": "num_attention_heads",
         "kv_heads": "num_key_value_heads",
         "head_width": "head_dim",
-        "ffn_width": "intermediate_size",
+        "activation": "hidden_act",
         "norm_eps": "rms_norm_eps",
-        "base": "rope_theta",
         "trained_length": "max_position_embeddings",
         "original_length": "max_position_embeddings",
+        "base": "rope_theta",
     },
-    required_values=COMMON_REQUIRED
-    | {
+    required_values={
         "model_type": ("llama",),
         "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
         "is_encoder_decoder": (False,),
@@ -122,24 +111,18 @@ CONFIG_KEYS = ConfigKeys(
         "use_sliding_window": (False, None),
         "sliding_window": (None,),
     },
-    aliases={},
-    ignored=COMMON_IGNORED
-    | {
-        "initialization": ["initializer_range"],
-        "tensor parallelism in pre-training": ["pretraining_tp"],
-        "a classifier, which a language model does not have": LABEL_KEYS,
+    ignored={
+        "initialization": "initializer_range",
+        "tensor parallelism in pre-training": "pretraining_tp",
+        "a classifier, which a language model does not have": conversion.LABEL_KEYS,
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id
-        """.split(),
+        """,
         "an older name of the length, and notes of training tools": """
             is_llama_config max_sequence_length unsloth_fixed unsloth_version
-        """.split(),
+        """,
     },
 )
-
-
-def to_config(keys: LlamaKeys, where: Path) -> CausalConfig:
-    return causal_family.build_causal_config(keys, where, CONFIG_KEYS.field_to_key, lambda: to_stack(keys, where))
 
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
@@ -149,20 +132,18 @@ def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
             f"a model with biases in some layers only is not supported"
         )
     kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
+    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
+    other_values: dict[str, Any] = {
+        "kv_heads": None if kv_heads == keys.num_attention_heads else kv_heads,
+        "head_width": None if head_width == keys.hidden_size / keys.num_attention_heads else head_width,
+    }
     return StackConfig(
-        layers=keys.num_hidden_layers,
-        width=keys.hidden_size,
-        heads=keys.num_attention_heads,
-        kv_heads=None if kv_heads == keys.num_attention_heads else kv_heads,
-        head_width=None if head_width == keys.hidden_size / keys.num_attention_heads else head_width,
-        ffn_width=keys.intermediate_size,
-        activation=ACTIVATION_FROM_HF[keys.hidden_act],
+        **same_values | other_values,
         gated=True,
         causal=True,
         positions=to_positions(keys, where),
         norm="rms",
         norm_order="pre",
-        norm_eps=keys.rms_norm_eps,
         bias=keys.attention_bias,
         dropout=0.0,
         attention_dropout=keys.attention_dropout or 0.0,
@@ -246,15 +227,9 @@ def to_hf_config(config: CausalConfig) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": config.vocab,
-        "hidden_size": stack.width,
-        "intermediate_size": stack.ffn_width,
-        "num_hidden_layers": stack.layers,
-        "num_attention_heads": stack.heads,
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack),
         "num_key_value_heads": stack.kv_heads or stack.heads,
         "head_dim": stack.head_width or stack.width // stack.heads,
-        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
-        "rms_norm_eps": stack.norm_eps,
         "max_position_embeddings": get_max_length(stack.positions),
         "attention_bias": stack.bias,
         "mlp_bias": stack.bias,
@@ -294,8 +269,7 @@ FAMILY = causal_family.CausalFamily(
     ignored_tensors=IGNORED_TENSORS,
     prefix=PREFIX,
     tied_names=(EMBEDDING, OUTPUT),
-    layers_key="num_hidden_layers",
-    to_config=to_config,
+    to_stack=to_stack,
     check_expressible=check_expressible,
     to_hf_config=to_hf_config,
 )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,7 @@ import torch
 from torch import Tensor
 
 from attent.interop import conversion, hf_folder
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    COMMON_REQUIRED,
-    LABEL_KEYS,
-    ConfigKeys,
-    HFActivation,
-    TensorMapping,
-    map_attention,
-)
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import LazyTensor
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -70,6 +60,12 @@ TENSOR_MAPPINGS = [
 
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # in transformers' code, not in its config
+SHARED_STACK_FIELDS = {  # of both sides
+    "activation": "activation_function",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +81,7 @@ class MarianKeys:
     decoder_layers: int
     decoder_attention_heads: int
     decoder_ffn_dim: int
-    activation_function: HFActivation = "gelu"
+    activation_function: conversion.HFActivation = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -109,8 +105,7 @@ CONFIG_KEYS = ConfigKeys(
         "start_id": "decoder_start_token_id",
         "end_id": "eos_token_id",
     },
-    required_values=COMMON_REQUIRED
-    | {
+    required_values={
         "model_type": ("marian",),
         "architectures": (["MarianMTModel"], None),
         "is_encoder_decoder": (True,),
@@ -127,29 +122,22 @@ CONFIG_KEYS = ConfigKeys(
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     },
-    ignored=COMMON_IGNORED
-    | {
-        "initialization, and classifiers": """
-            classif_dropout classifier_dropout init_std initializer_range
-        """.split()
-        + LABEL_KEYS,
-        "size of a table of sinusoids, which we compute on demand": """
-            extra_pos_embeddings max_position_embeddings
-        """.split(),
-        "never read by transformers: the bias exists if its tensor does": ["add_bias_logits"],
-        "token ids that a translator does not need": ["bos_token_id", "sep_token_id", "unk_token_id"],
+    ignored={
+        "initialization, and classifiers": f"""
+            classif_dropout classifier_dropout init_std initializer_range {conversion.LABEL_KEYS}
+        """,
+        "size of a table of sinusoids, which we compute on demand": "extra_pos_embeddings max_position_embeddings",
+        "never read by transformers: the bias exists if its tensor does": "add_bias_logits",
+        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
     },
 )
 
 
 def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """`share` and `output_bias` are read from the tensors."""
-    encoder, decoder = (
-        conversion.build_config(partial(to_stack, keys, side), where, get_stack_field_to_key(side))
-        for side in ("encoder", "decoder")
-    )
-    return conversion.build_config(
-        lambda: Seq2SeqConfig(
+    encoder, decoder = (to_stack(keys, side, where) for side in ("encoder", "decoder"))
+    with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
+        return Seq2SeqConfig(
             vocab=keys.vocab_size,
             target_vocab=None if share else keys.decoder_vocab_size,
             encoder=encoder,
@@ -160,10 +148,7 @@ def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) 
             scale_embeddings=keys.scale_embedding,
             start_id=conversion.get_start_id(keys, where),
             end_id=conversion.get_end_id(keys, where),
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
+        )
 
 
 def get_stack_field_to_key(side: str) -> dict[str, str]:
@@ -175,19 +160,16 @@ def get_stack_field_to_key(side: str) -> dict[str, str]:
     }
 
 
-def to_stack(keys: MarianKeys, side: str) -> StackConfig:
-    sizes = {name: getattr(keys, key) for name, key in get_stack_field_to_key(side).items()}
-    return StackConfig(
-        **sizes,
-        activation=ACTIVATION_FROM_HF[keys.activation_function],
-        causal=side == "decoder",
-        cross_attention=side == "decoder",
-        positions=SinusoidalConfig(order="halves"),
-        norm_eps=NORM_EPS,
-        dropout=keys.dropout,
-        attention_dropout=keys.attention_dropout,
-        activation_dropout=keys.activation_dropout,
-    )
+def to_stack(keys: MarianKeys, side: str, where: Path) -> StackConfig:
+    field_to_key = get_stack_field_to_key(side)
+    with conversion.explain_config_errors(where, field_to_key):
+        return StackConfig(
+            **conversion.read_fields(keys, field_to_key | SHARED_STACK_FIELDS),
+            causal=side == "decoder",
+            cross_attention=side == "decoder",
+            positions=SinusoidalConfig(order="halves"),
+            norm_eps=NORM_EPS,
+        )
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -197,15 +179,12 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
     """Load a Marian folder, in eval mode, in its own dtype or another."""
-    root = hf_folder.resolve_folder(folder)
-    keys, stored = conversion.read_config(root, CONFIG_KEYS), hf_folder.open_tensors(root)
-    where = hf_folder.get_weights_path(root)
-    layers = {key: getattr(keys, key) for key in ("encoder_layers", "decoder_layers")}
-    conversion.check_layer_count(stored, layers, where)
-    stored = drop_sinusoids(stored, keys.d_model, where)
-    stored, share = resolve_ties(stored, keys, where)
-    config = to_config(keys, share=share, output_bias=LOGITS_BIAS in stored, where=root / hf_folder.CONFIG_FILE)
-    return conversion.load_weights(build_empty(config), TENSOR_MAPPINGS, stored, where, dtype=dtype, device=device)
+    opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
+    stored = drop_sinusoids(opened.stored, opened.keys.d_model, opened.weights_path)
+    opened, share = resolve_ties(replace(opened, stored=stored))
+    has_bias = LOGITS_BIAS in stored
+    config = to_config(opened.keys, share=share, output_bias=has_bias, where=opened.config_path)
+    return opened.load_into(build_empty(config), TENSOR_MAPPINGS, dtype, device)
 
 
 def drop_sinusoids(stored: Mapping[str, LazyTensor], width: int, where: Path) -> dict[str, LazyTensor]:
@@ -229,20 +208,21 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
         )
 
 
-def resolve_ties(
-    stored: dict[str, LazyTensor], config_keys: MarianKeys, where: Path
-) -> tuple[dict[str, LazyTensor], bool]:
+def resolve_ties(opened: OpenFolder[MarianKeys]) -> tuple[OpenFolder[MarianKeys], bool]:
     """Name both embeddings and the output layer, and tell whether source and target share theirs."""
-    share, tie = config_keys.share_encoder_decoder_embeddings, config_keys.tie_word_embeddings
+    share, tie = opened.keys.share_encoder_decoder_embeddings, opened.keys.tie_word_embeddings
+    stored = dict(opened.stored)
     if share and not tie and SOURCE in stored and TARGET in stored:
         # With an untied output, transformers 5 unties all three, and ignores model.shared.weight.
         share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
-        stored = {name: tensor for name, tensor in stored.items() if name != SHARED}
+        stored.pop(SHARED, None)
     inputs = [[SHARED, SOURCE, TARGET]] if share else [[SOURCE], [TARGET]]
     groups = [*inputs[:-1], [*inputs[-1], OUTPUT]] if tie else [*inputs, [OUTPUT]]
     tie_keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
-    resolved = conversion.resolve_ties(stored, groups, where, tie_keys)
-    return {name: tensor for name, tensor in resolved.items() if not share or name != SHARED}, share
+    resolved = replace(opened, stored=stored).resolve_ties(groups, tie_keys)
+    if share:
+        del resolved.stored[SHARED]
+    return resolved, share
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -341,24 +321,19 @@ def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[
 
 
 def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
-    encoder, decoder = config.encoder, config.decoder
+    stack_keys = [
+        conversion.write_fields(get_stack_field_to_key(side), getattr(config, side)) for side in ("encoder", "decoder")
+    ]
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
         "decoder_vocab_size": config.output_vocab,
-        "d_model": encoder.width,
-        "encoder_layers": encoder.layers,
-        "encoder_attention_heads": encoder.heads,
-        "encoder_ffn_dim": encoder.ffn_width,
-        "decoder_layers": decoder.layers,
-        "decoder_attention_heads": decoder.heads,
-        "decoder_ffn_dim": decoder.ffn_width,
-        "activation_function": ACTIVATION_TO_HF[encoder.activation],
-        "dropout": encoder.dropout,
-        "attention_dropout": encoder.attention_dropout,
-        "activation_dropout": encoder.activation_dropout,
+        **stack_keys[0],
+        **stack_keys[1],
+        **conversion.write_fields(SHARED_STACK_FIELDS, config.encoder),
+        "activation_function": ACTIVATION_TO_HF[config.encoder.activation],
         "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": config.share_embeddings,
         "tie_word_embeddings": config.tie_output,

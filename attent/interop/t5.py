@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from attent.interop import conversion, hf_folder
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    COMMON_REQUIRED,
-    LABEL_KEYS,
-    ConfigKeys,
-    TensorMapping,
-    map_attention,
-)
+from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import LazyTensor, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -63,11 +55,9 @@ TENSOR_MAPPINGS = [
     TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "decoder.block.{i}.layer.1.layer_norm"),
     *map_attention("decoder.blocks.{i}.cross_attn", "decoder.block.{i}.layer.1.EncDecAttention", "q k v o"),
 ]
-IGNORED_TENSORS = {
-    "left over in t5-small and others: cross-attention has no relative positions, and transformers drops it too": [
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-    ],
-}
+IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative positions, and transformers drops it too
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+]
 
 
 def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
@@ -133,14 +123,8 @@ CONFIG_KEYS = ConfigKeys(
         "start_id": "decoder_start_token_id",
         "end_id": "eos_token_id",
     },
-    required_values=COMMON_REQUIRED
-    | {
-        "architectures": (
-            ["T5ForConditionalGeneration"],
-            ["MT5ForConditionalGeneration"],
-            ["T5WithLMHeadModel"],
-            None,
-        ),
+    required_values={
+        "architectures": (["T5ForConditionalGeneration"], ["MT5ForConditionalGeneration"], ["T5WithLMHeadModel"], None),
         "is_encoder_decoder": (True,),
         "is_decoder": (False,),
     },
@@ -150,11 +134,10 @@ CONFIG_KEYS = ConfigKeys(
         "num_hidden_layers": "num_layers",
         "head_dim": "d_kv",
     },
-    ignored=COMMON_IGNORED
-    | {
-        "initialization, and classifiers": ["classifier_dropout", "initializer_factor", *LABEL_KEYS],
-        "never read by transformers": ["n_positions"],
-        "token ids that T5 does not need": ["bos_token_id", "sep_token_id", "unk_token_id"],
+    ignored={
+        "initialization, and classifiers": f"classifier_dropout initializer_factor {conversion.LABEL_KEYS}",
+        "never read by transformers": "n_positions",
+        "token ids that T5 does not need": "bos_token_id sep_token_id unk_token_id",
     },
 )
 FEED_FORWARD_FROM_HF: dict[str, Activation] = {"gelu_python": "gelu", **ACTIVATION_FROM_HF}
@@ -173,8 +156,8 @@ FEED_FORWARD_TO_HF: dict[tuple[Activation, bool], str] = {
 def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
     """`tied`: whether the tensors tie the output layer to the embedding."""
     check_relative(keys, where)
-    return conversion.build_config(
-        lambda: Seq2SeqConfig(
+    with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
+        return Seq2SeqConfig(
             vocab=keys.vocab_size,
             encoder=to_stack(keys, where, decoder=False),
             decoder=to_stack(keys, where, decoder=True),
@@ -183,21 +166,16 @@ def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
             scale_output=keys.scales_output,
             start_id=conversion.get_start_id(keys, where),
             end_id=conversion.get_end_id(keys, where),
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
+        )
 
 
 def to_stack(keys: T5Keys, where: Path, *, decoder: bool) -> StackConfig:
+    same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
+    if decoder and keys.num_decoder_layers is not None:
+        same_values["layers"] = keys.num_decoder_layers
     activation, gated = parse_feed_forward(keys, where)
-    layers = keys.num_decoder_layers if decoder else keys.num_layers
     return StackConfig(
-        layers=keys.num_layers if layers is None else layers,
-        width=keys.d_model,
-        heads=keys.num_heads,
-        head_width=keys.d_kv,
-        ffn_width=keys.d_ff,
+        **same_values,
         activation=activation,
         gated=gated,
         causal=decoder,
@@ -207,10 +185,8 @@ def to_stack(keys: T5Keys, where: Path, *, decoder: bool) -> StackConfig:
         ),
         norm="rms",
         norm_order="pre",
-        norm_eps=keys.layer_norm_epsilon,
         bias=False,
         scale=1.0,
-        dropout=keys.dropout_rate,
         output_dropout=keys.dropout_rate,
         attention_dropout=keys.dropout_rate,
         activation_dropout=keys.dropout_rate,
@@ -263,16 +239,10 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
     """Load a T5 folder, in eval mode, in its own dtype or another."""
-    root = hf_folder.resolve_folder(folder)
-    keys, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
-    stored = conversion.drop_ignored(hf_folder.open_tensors(root), IGNORED_TENSORS)
-    layers = {"num_layers": keys.num_layers, "num_decoder_layers": keys.num_decoder_layers or 0}
-    conversion.check_layer_count(stored, layers, where)
-    stored, tied = resolve_ties(stored, where)
-    config = to_config(keys, tied=tied, where=root / hf_folder.CONFIG_FILE)
-    return conversion.load_weights(
-        build_empty(config), build_mappings(config), stored, where, dtype=dtype, device=device
-    )
+    opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_layers", "num_decoder_layers"], ignored_tensors=IGNORED_TENSORS)
+    stored, tied = resolve_ties(opened.stored, opened.weights_path)
+    config = to_config(opened.keys, tied=tied, where=opened.config_path)
+    return replace(opened, stored=stored).load_into(build_empty(config), build_mappings(config), dtype, device)
 
 
 def resolve_ties(stored: Mapping[str, LazyTensor], where: Path) -> tuple[dict[str, LazyTensor], bool]:

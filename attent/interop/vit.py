@@ -9,24 +9,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
-from attent.interop.conversion import (
-    ACTIVATION_FROM_HF,
-    COMMON_IGNORED,
-    LABEL_KEYS,
-    ConfigKeys,
-    HFActivation,
-    TensorLayout,
-    TensorMapping,
-    map_attention,
-)
-from attent.interop.hf_folder import LazyTensor, quote_value
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
+from attent.interop.hf_folder import quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -80,7 +71,7 @@ class ViTKeys:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    hidden_act: HFActivation = "gelu"
+    hidden_act: conversion.HFActivation = "gelu"
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
     layer_norm_eps: float = 1e-12
@@ -90,85 +81,47 @@ class ViTKeys:
     pooler_output_size: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViTHeads:
-    """The heads that a file's tensors show."""
-
-    pooler: bool
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResizeOptions:
-    """See `VisionConfig`."""
-
-    fit: Literal["crop", "squash"] = "crop"
-    resize_to: int | None = None
-    resample: Literal["bilinear", "bicubic"] = "bilinear"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """Normalization of pixels from 0 to 1, (pixel - mean) / std by channel or for all, and resizing."""
-
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-    resize: ResizeOptions = ResizeOptions()
-
-
 CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
     schema=ViTKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY | {"channels": "num_channels"},
-    required_values=conversion.COMMON_REQUIRED
-    | {
+    field_to_key=encoder_family.FIELD_TO_KEY | {"norm_eps": "layer_norm_eps", "channels": "num_channels"},
+    required_values={
         "model_type": ("vit",),
         "qkv_bias": (True,),
         "pooler_act": ("tanh",),
         "is_decoder": (False,),
         "is_encoder_decoder": (False,),
     },
-    aliases={},
-    ignored=COMMON_IGNORED
-    | {
-        "read with the tensors": ["architectures", *LABEL_KEYS],
-        "initialization": ["initializer_range"],
-        "masked image modeling": ["encoder_stride"],
-        "text models": """
-            bos_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id
-        """.split(),
+    ignored={
+        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
+        "initialization": "initializer_range",
+        "masked image modeling": "encoder_stride",
+        "text models": "bos_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id",
     },
 )
 
 
-def to_config(keys: ViTKeys, heads: ViTHeads, preprocessing: Preprocessing, where: Path) -> VisionConfig:
+def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:
+    """`heads` and `preprocessing` are fields of `VisionConfig`."""
     image, patch = (check_square(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
     if patch < 1 or image % patch:
         raise FolderError(
             f"{where}: `image_size` must be a multiple of `patch_size`={patch}, but is {image}; correct it"
         )
-    if heads.pooler and keys.pooler_output_size not in (None, keys.hidden_size):
+    if heads["pooler"] and keys.pooler_output_size not in (None, keys.hidden_size):
         raise FolderError(
             f"{where}: `pooler_output_size` must be `hidden_size`={keys.hidden_size} for a ViT model that attent can "
             f"compute, but is {keys.pooler_output_size}"
         )
-    return conversion.build_config(
-        lambda: VisionConfig(
-            image_size=image,
-            patch_size=patch,
-            channels=keys.num_channels,
-            stack=to_stack(keys, patches=(image // patch) ** 2),
-            pooler=heads.pooler,
-            labels=heads.labels,
-            mean=preprocessing.mean,
-            std=preprocessing.std,
-            fit=preprocessing.resize.fit,
-            resize_to=preprocessing.resize.resize_to,
-            resample=preprocessing.resize.resample,
-        ),
-        where,
-        CONFIG_KEYS.field_to_key,
-    )
+    with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
+        stack = StackConfig(
+            **conversion.read_fields(keys, CONFIG_KEYS.field_to_key),
+            positions=LearnedConfig(max_length=(image // patch) ** 2 + 1),  # and the class token
+            norm_order="pre",
+        )
+        return VisionConfig(
+            image_size=image, patch_size=patch, channels=keys.num_channels, stack=stack, **heads, **preprocessing
+        )
 
 
 def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
@@ -181,46 +134,34 @@ def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
     return height
 
 
-def to_stack(keys: ViTKeys, *, patches: int) -> StackConfig:
-    return StackConfig(
-        layers=keys.num_hidden_layers,
-        width=keys.hidden_size,
-        heads=keys.num_attention_heads,
-        ffn_width=keys.intermediate_size,
-        activation=ACTIVATION_FROM_HF[keys.hidden_act],
-        positions=LearnedConfig(max_length=patches + 1),  # and the class token
-        norm_order="pre",
-        norm_eps=keys.layer_norm_eps,
-        dropout=keys.hidden_dropout_prob,
-        attention_dropout=keys.attention_probs_dropout_prob,
-    )
-
-
 # --- pixels ---------------------------------------------------------------------------------------
 
 
-def read_preprocessing(root: Path, channels: int, image: int) -> Preprocessing:
-    """Read preprocessor_config.json. Without one, images are squashed and pixels scaled to -1 .. 1, as is usual."""
+def read_preprocessing(root: Path, channels: int, image: int) -> dict[str, Any]:
+    """Read preprocessor_config.json as fields of `VisionConfig`. Without one, images are squashed and pixels scaled to
+    -1 .. 1, as is usual."""
     where = root / PREPROCESSOR_FILE
     if not where.exists():
-        return Preprocessing(resize=ResizeOptions(fit="squash"))
+        return {"mean": (0.5,), "std": (0.5,), "fit": "squash", "resize_to": None, "resample": "bilinear"}
     data = hf_folder.read_json(where)
-    return replace(read_normalization(data, channels, where), resize=read_resize_options(data, image, where))
+    mean, std = read_normalization(data, channels, where)
+    return {"mean": mean, "std": std, **read_resize_options(data, image, where)}
 
 
-def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> Preprocessing:
+def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> tuple[tuple[float, ...], ...]:
+    """Return mean and std of pixels from 0 to 1, by channel or for all: (pixel - mean) / std."""
     # They multiply bytes by a factor; our pixels are from 0 to 1, a factor of 1/255.
     factor = 1.0
     if data.get("do_rescale", True):
         factor = check_positive(data.get("rescale_factor", 1 / 255), "rescale_factor", where)
     ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
     if data.get("do_normalize", True) is False:
-        return Preprocessing(mean=(0.0,), std=(1 / ours,))
+        return (0.0,), (1 / ours,)
     mean = parse_channel_values(data.get("image_mean", 0.5), "image_mean", channels, where)
     std = parse_channel_values(data.get("image_std", 0.5), "image_std", channels, where)
     for value in std:
         check_positive(value, "image_std", where)
-    return Preprocessing(mean=tuple(value / ours for value in mean), std=tuple(value / ours for value in std))
+    return tuple(value / ours for value in mean), tuple(value / ours for value in std)
 
 
 def check_positive(value: object, key: str, where: Path) -> float:
@@ -245,7 +186,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> ResizeOptions:
+def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dict[str, Any]:
     """They resize to `size`, then crop `crop_size` at the center if `do_center_crop`."""
     crops = data.get("do_center_crop") is True
     check_preprocessing(data, where, crops=crops)
@@ -257,7 +198,7 @@ def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> Res
     if size < crop:
         raise FolderError(f"{where}: `size` must be at least `crop_size`={crop}, but is {size}; correct it")
     resample = RESAMPLE_MODES[data.get("resample", 2)]
-    return ResizeOptions(fit=fit, resize_to=None if size == crop else size, resample=resample)
+    return {"fit": fit, "resize_to": None if size == crop else size, "resample": resample}
 
 
 def check_preprocessing(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
@@ -299,25 +240,17 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> VisionTransformer:
     """Load a ViT folder, in eval mode, in its own dtype or another."""
-    root = hf_folder.resolve_folder(folder)
-    keys, where = conversion.read_config(root, CONFIG_KEYS), hf_folder.get_weights_path(root)
+    opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
+    keys, root = opened.keys, opened.root
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
-    stored = hf_folder.open_tensors(root)
-    conversion.check_layer_count(stored, {"num_hidden_layers": keys.num_hidden_layers}, where)
-    prefix, config_path = conversion.find_omitted_prefix(stored, PREFIX), root / hf_folder.CONFIG_FILE
-    image_size = check_square("image_size", keys.image_size, config_path)
+    image_size = check_square("image_size", keys.image_size, opened.config_path)
     preprocessing = read_preprocessing(root, keys.num_channels, image_size)
-    config = to_config(keys, detect_heads(stored, prefix, root), preprocessing, config_path)
-    return conversion.load_weights(
-        build_empty(config), build_mappings(config), stored, where, dtype=dtype, device=device, omitted_prefix=prefix
-    )
-
-
-def detect_heads(stored: Mapping[str, LazyTensor], omitted_prefix: str, root: Path) -> ViTHeads:
-    """Detect the classifier, which reads the class token, or the pooler: `transformers` has no ViT with both."""
-    if CLASSIFIER in stored:
-        return ViTHeads(pooler=False, labels=encoder_family.read_labels(root, stored[CLASSIFIER].rows))
-    return ViTHeads(pooler=POOLER.removeprefix(omitted_prefix) in stored, labels=())
+    # The classifier reads the class token: `transformers` has no ViT with both a classifier and a pooler.
+    has_labels, pooler = CLASSIFIER in opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
+    labels = encoder_family.read_labels(root, opened.stored[CLASSIFIER].rows) if has_labels else ()
+    heads = {"pooler": pooler and not has_labels, "labels": labels}
+    config = to_config(keys, heads, preprocessing, opened.config_path)
+    return opened.load_into(build_empty(config), build_mappings(config), dtype, device)
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -331,7 +264,7 @@ def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, conversion.get_dtype_name(model)),
-        tensors=tensors if config.labels else conversion.strip_prefix(tensors, PREFIX),
+        tensors=tensors if config.labels else {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()},
         extra_files={PREPROCESSOR_FILE: to_preprocessor_config(config)},
     )
 
@@ -351,18 +284,10 @@ def check_expressible(config: VisionConfig) -> None:
 
 
 def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
-    stack = config.stack
     return {
         "model_type": "vit",
         "architectures": [ARCHITECTURES[0] if config.labels else ARCHITECTURES[1]],
-        "hidden_size": stack.width,
-        "num_hidden_layers": stack.layers,
-        "num_attention_heads": stack.heads,
-        "intermediate_size": stack.ffn_width,
-        "hidden_act": conversion.ACTIVATION_TO_HF[stack.activation],
-        "hidden_dropout_prob": stack.dropout,
-        "attention_probs_dropout_prob": stack.attention_dropout,
-        "layer_norm_eps": stack.norm_eps,
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config.stack),
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": config.channels,

@@ -147,7 +147,7 @@ def test_two_labels_need_no_names(tmp_path: Path) -> None:
 
 def test_preset_matches_the_published_config() -> None:
     facts = bert.BertKeys(vocab_size=30_522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
-    heads = bert.BertHeads(masked_lm=True, pooler=True, labels=())
+    heads = {"masked_lm": True, "pooler": True, "labels": ()}
     assert bert.to_config(facts, heads, Path("config.json")) == presets.bert_base()
 
 

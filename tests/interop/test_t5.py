@@ -166,7 +166,7 @@ def test_mt5_is_supported(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_presets_match_published_configs(preset: Seq2SeqConfig, facts: t5.Facts) -> None:
+def test_presets_match_published_configs(preset: Seq2SeqConfig, facts: t5.T5Keys) -> None:
     assert t5.to_config(facts, tied=facts.tie_word_embeddings, where=Path("config.json")) == preset
 
 

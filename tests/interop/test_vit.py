@@ -155,8 +155,8 @@ def test_images_are_processed_as_by_transformers(
 
 def test_preset_matches_the_published_config() -> None:
     facts = vit.ViTKeys(hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
-    heads = vit.ViTHeads(pooler=False, labels=())
-    assert vit.to_config(facts, heads, vit.Preprocessing(), Path("config.json")) == presets.vit_b_16()
+    heads = {"pooler": False, "labels": ()}
+    assert vit.to_config(facts, heads, {}, Path("config.json")) == presets.vit_b_16()
 
 
 # Error messages of rejected folders.
