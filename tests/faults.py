@@ -662,9 +662,9 @@ FAULTS = """
 + if False:
 
 # decoding: gaps between segments are lost
-@ decoding/translator.py::Translator._join_segments: decoding/test_translator.py -k gaps
-- SentencePart(item.text, part.gap) for
-+ SentencePart(item.text, " ") for
+@ decoding/translator.py::join_segments: decoding/test_translator.py -k gaps
+- item.text + segment.gap for
++ item.text + " " for
 
 # models: prompt lengths ignored in a step
 @ models/causal.py::CausalLM.step: laws/test_family.py -k ragged

@@ -156,7 +156,7 @@ def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay)
     import torch
 
     from attent.decoding.generation.generator import Generator
-    from attent.decoding.translator import check_model_exists
+    from attent.decoding.loading import check_model_exists
 
     check_model_exists(model)
     if flags.threads is not None:
@@ -217,7 +217,7 @@ class GenerateCommand:
             progress.start(source.total_bytes, quiet=self.out.isatty())
             line_count = done_bytes = 0
             for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
-                texts, first = [line.text for line in block.lines], block.first_index
+                texts, first = block.lines, block.first_index
                 try:
                     self.write_block(texts, first)
                 except PromptTooLongError as error:

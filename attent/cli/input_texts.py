@@ -45,8 +45,8 @@ def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> 
 def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
     import torch
 
+    from attent.decoding.loading import check_model_exists
     from attent.decoding.predictor import Predictor
-    from attent.decoding.translator import check_model_exists
     from attent.nn.devices import choose_device
 
     check_model_exists(folder)
@@ -96,7 +96,7 @@ def read_line_blocks(file: Path | None) -> Iterator[TextBlock]:
         print_message("type one text per line; end with Ctrl-D")
     with open_input(file, sys.stdin.buffer) as stream:
         for block in build_line_source(stream, file).read_blocks(BLOCK_TEXTS, parse_text_line):
-            yield TextBlock([line.text for line in block.lines], block.first_index + 1, is_from_command=False)
+            yield TextBlock(block.lines, block.first_index + 1, is_from_command=False)
 
 
 def print_result(line: str) -> None:

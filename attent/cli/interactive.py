@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TextIO
 
-from attent.decoding.input_lines import InputLine
-from attent.decoding.options import Constraints
+from attent.decoding.loading import resolve_target_lang
+from attent.decoding.options import Constraints, Hypothesis
 from attent.decoding.output_format import OutputFormat, format_score, get_links, replace_line_breaks
 from attent.decoding.pipeline import TranslationPipeline
-from attent.decoding.translator import MAX_UNSPLIT_TOKENS, Candidate, add_glossary_terms, resolve_target_lang
+from attent.decoding.translator import MAX_UNSPLIT_TOKENS
 
 PROMPT = "> "
 DEFAULT_COUNT = 5  # translations or continuations
@@ -80,9 +80,10 @@ class InteractiveSession:
         tokens = len(pipeline.translator.tokenizer.source.encode([text])[0])
         is_long = pipeline.split_sentences or tokens >= MAX_UNSPLIT_TOKENS // 2
         if pipeline.mbr_candidates or pipeline.options.sampling or is_long:
-            yield replace_line_breaks(pipeline.translate([InputLine(text=text)])[0].text)
+            yield replace_line_breaks(pipeline.translate([text])[0].text)
             return
-        constraints = add_glossary_terms(pipeline.constraints, text, pipeline.glossary)
+        terms = pipeline.glossary.find_translations(text) if pipeline.glossary else ()
+        constraints = pipeline.constraints.extend(required=terms)
         options = replace(self.pipeline.options, n_best=1)
         for piece in pipeline.translator.stream(text, options, to=self.to, constraints=constraints):
             yield replace_line_breaks(piece)
@@ -104,11 +105,11 @@ class InteractiveSession:
 
     def print_n_best(self, argument: str) -> None:
         count = parse_count(argument or str(DEFAULT_COUNT), "the number of translations")
-        for candidate in self.configure_pipeline(n_best=count).translate([self.get_source_line()])[0].n_best:
-            self.print_candidate(candidate)
+        for hypothesis in self.configure_pipeline(n_best=count).translate([self.get_source()])[0].n_best:
+            self.print_hypothesis(hypothesis)
 
     def print_continuations(self, argument: str) -> None:
-        self.get_source_line()
+        self.get_source()
         words = self.text.split()
         number = parse_count(argument or "1", "the word")
         if number > len(words) + 1:
@@ -120,13 +121,13 @@ class InteractiveSession:
         for translation in pipeline.translator.suggest_continuations(
             self.source, constraints, DEFAULT_COUNT, options, to=self.to
         ):
-            self.print_candidate(translation)
+            self.print_hypothesis(translation)
 
-    def print_candidate(self, candidate: Candidate) -> None:
-        self.print_line(f"{format_score(candidate.score):>9}  {replace_line_breaks(candidate.text)}")
+    def print_hypothesis(self, hypothesis: Hypothesis) -> None:
+        self.print_line(f"{format_score(hypothesis.score):>9}  {replace_line_breaks(hypothesis.text)}")
 
     def print_alignment(self, argument: str) -> None:
-        (translation,) = self.configure_pipeline(alignment=True).translate([self.get_source_line()])
+        (translation,) = self.configure_pipeline(alignment=True).translate([self.get_source()])
         source_words, target_words = translation.source.split(), translation.text.split()
         width = max(map(len, target_words), default=0)
         for i, word in enumerate(target_words):
@@ -159,10 +160,10 @@ class InteractiveSession:
     def end_session(self, argument: str) -> None:
         raise SessionEnd
 
-    def get_source_line(self) -> InputLine:
+    def get_source(self) -> str:
         if not self.source:
             raise ValueError("there is no sentence yet: type one")
-        return InputLine(text=self.source)
+        return self.source
 
 
 COMMANDS = {

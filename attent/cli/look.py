@@ -181,7 +181,7 @@ def find_value_problem(flags: LookFlags) -> str | None:
 def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[Inspector[Any], str | None]:
     """Return the inspector and the target language; with --data, head statistics are measured first."""
     from attent.data.pairs import LanguagePair
-    from attent.decoding.translator import check_model_exists, resolve_target_lang
+    from attent.decoding.loading import check_model_exists, resolve_target_lang
     from attent.inspection import session
     from attent.inspection.inspectors.base import InspectionError
     from attent.inspection.inspectors.translation import TranslationInspector

@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -181,7 +182,8 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
             source = build_line_source(stream, file)
             with open_output(flags.output) as out:
                 progress.start(source.total_bytes, quiet=out.isatty())
-                parse_line = parse_json_line if flags.input_type == "json" else parse_text_line
+                json_parser = partial(parse_json_line, base=pipeline.constraints)
+                parse_line = json_parser if flags.input_type == "json" else parse_text_line
                 translate_lines(pipeline, source, parse_line, out, progress)
 
 
@@ -196,8 +198,9 @@ def build_pipeline(
     model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
 ) -> TranslationPipeline:
     from attent.decoding.glossary import Glossary
+    from attent.decoding.loading import resolve_target_lang
     from attent.decoding.pipeline import TranslationPipeline
-    from attent.decoding.translator import load_translator, resolve_target_lang
+    from attent.decoding.translator import load_translator
 
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
     translator = load_translator((model, *flags.ensemble), build_device_options(flags), progress.print_message)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from attent.decoding.glossary import Glossary
     from attent.decoding.options import Constraints, GenerationOptions, SamplingOptions, SearchOptions
     from attent.decoding.search import FinishedHypotheses, beam_search, greedy_search
-    from attent.decoding.translator import Candidate, Translation, Translator, translate_texts
+    from attent.decoding.translator import Translation, Translator, translate_texts
 
 _MODULES = {
     "engines.reference": ("SearchCancelled",),
@@ -20,12 +20,11 @@ _MODULES = {
     "glossary": ("Glossary",),
     "options": ("Constraints", "GenerationOptions", "SamplingOptions", "SearchOptions"),
     "search": ("FinishedHypotheses", "beam_search", "greedy_search"),
-    "translator": ("Candidate", "Translation", "Translator", "translate_texts"),
+    "translator": ("Translation", "Translator", "translate_texts"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Candidate",
     "Constraints",
     "FinishedHypotheses",
     "Generation",

@@ -91,6 +91,19 @@ class Alignment:
         return " ".join(f"{source}-{target}" for source, target in sorted(self.links))
 
 
+def concatenate_alignments(parts: Sequence[tuple[Alignment, int]]) -> Alignment:
+    """Join the alignments of consecutive sentences, each with the number of its source words."""
+    links: list[tuple[int, int]] = []
+    weights: list[tuple[float, ...]] = []
+    before, after = 0, sum(words for _, words in parts)
+    for part, words in parts:
+        after -= words
+        links += [(source + before, target + len(weights)) for source, target in part.links]
+        weights += [(*[0.0] * before, *row, *[0.0] * after) for row in part.weights]
+        before += words
+    return Alignment(links=tuple(links), weights=tuple(weights))
+
+
 def align_texts(
     model: Seq2Seq,
     tokenizer: Tokenizer,

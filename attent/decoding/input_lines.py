@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from attent.data.formats.streams import COMPRESSION_MAGIC
 from attent.data.formats.streams import read_blocks as file_blocks
 from attent.data.pairs import CorpusError
-from attent.decoding.options import InputError
+from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, Segment
 
 STDIN_NAME = "standard input"
 CHUNK_BYTES = 2**16  # the capacity of a pipe
@@ -30,30 +30,19 @@ MAX_LINE_BYTES = 2**24
 JSON_KEYS = ("text", "src", "prefix", "require", "ban")
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputLine:
-    """A line to translate, with constraints of its own."""
-
-    text: str
-    prefix: str | None = None  # None: that of all lines
-    required: tuple[str, ...] = ()
-    banned: tuple[str, ...] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        return self.prefix is None and not self.required and not self.banned
+Line = str | Segment  # a segment if it has constraints of its own
+L = TypeVar("L")
+LineParser = Callable[[bytes, str], L]  # (line, location for messages)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineBlock:
-    """Lines that are processed together."""
+class LineBlock(Generic[L]):
+    """Lines that are processed together; plain strings where possible, which are cheap to send to a worker."""
 
-    lines: list[InputLine]
+    source_name: str
+    lines: list[L]
     first_index: int
     byte_count: int
-
-
-LineParser = Callable[[bytes, str], InputLine]  # (line, location for messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +54,23 @@ class LineSource:
     has_more: Callable[[], bool]  # without waiting
     total_bytes: int | None = None  # None: unknown
 
-    def read_blocks(self, max_lines: int, parse_line: LineParser) -> Iterator[LineBlock]:
+    def read_blocks(self, max_lines: int, parse_line: LineParser[L]) -> Iterator[LineBlock[L]]:
         """Yield blocks of at most `max_lines`, fewer if no more are available right now."""
         first = 0
         for rows in group_lines(split_lines(self.chunks, self.name), max_lines, self.has_more):
             lines, error = self._parse_rows(rows, first, parse_line)
             if lines:
-                yield LineBlock(lines=lines, first_index=first, byte_count=sum(map(len, rows)) + len(rows))
+                size = sum(map(len, rows)) + len(rows)
+                yield LineBlock(source_name=self.name, lines=lines, first_index=first, byte_count=size)
             if error:
                 raise error
             first += len(rows)
 
     def _parse_rows(
-        self, rows: Sequence[bytes], first_index: int, parse_line: LineParser
-    ) -> tuple[list[InputLine], InputError | None]:
+        self, rows: Sequence[bytes], first_index: int, parse_line: LineParser[L]
+    ) -> tuple[list[L], InputError | None]:
         """Return the lines before the first invalid one, and its error."""
-        lines: list[InputLine] = []
+        lines: list[L] = []
         for number, row in enumerate(rows, first_index + 1):
             try:
                 row = row.removeprefix(codecs.BOM_UTF8) if number == 1 else row
@@ -186,8 +176,8 @@ def group_lines(rows: Iterable[list[bytes]], max_lines: int, has_more: Callable[
 # --- parsing -------------------------------------------------------------------------------------------------------
 
 
-def parse_text_line(row: bytes, location: str) -> InputLine:
-    return InputLine(text=decode_line(row.rstrip(b"\r"), location))
+def parse_text_line(row: bytes, location: str) -> str:
+    return decode_line(row.rstrip(b"\r"), location)
 
 
 def decode_line(row: bytes, location: str) -> str:
@@ -204,11 +194,11 @@ def decode_line(row: bytes, location: str) -> str:
         ) from error
 
 
-def parse_json_line(row: bytes, location: str) -> InputLine:
-    """Parse a JSON object; an empty line stays empty."""
+def parse_json_line(row: bytes, location: str, base: Constraints = NO_CONSTRAINTS) -> Line:
+    """Parse a JSON object, whose constraints are added to those of all lines; an empty line stays empty."""
     text = decode_line(row, location).strip()
     if not text:
-        return InputLine(text="")
+        return text
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -216,12 +206,13 @@ def parse_json_line(row: bytes, location: str) -> InputLine:
     if not isinstance(fields, dict):
         raise InputError(f'{location}: must be a JSON object such as {{"text": "A dog."}}, but is {text[:40]}')
     check_keys(fields, location)
-    return InputLine(
-        text=check_text(fields.get("text", fields.get("src")), "text", location),
+    text = check_text(fields.get("text", fields.get("src")), "text", location)
+    constraints = base.extend(
         prefix=None if fields.get("prefix") is None else check_text(fields["prefix"], "prefix", location),
         required=read_strings(fields.get("require"), "require", location),
         banned=read_strings(fields.get("ban"), "ban", location),
     )
+    return text if constraints is base else Segment(text, constraints)
 
 
 def check_keys(fields: dict[str, Any], location: str) -> None:

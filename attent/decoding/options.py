@@ -180,8 +180,31 @@ class Constraints:
         last = self.prefix[-1:]
         return not self.prefix_is_partial and (last.isspace() or last.isalnum())
 
+    def extend(
+        self, prefix: str | None = None, required: Sequence[str] = (), banned: Sequence[str] = ()
+    ) -> Constraints:
+        """Return these constraints with more phrases, and with another prefix unless it is None."""
+        if prefix is None and not required and not banned:
+            return self
+        return Constraints(
+            prefix=self.prefix if prefix is None else prefix,
+            prefix_is_partial=self.prefix_is_partial and prefix is None,
+            required=(*self.required, *required),
+            banned=(*self.banned, *banned),
+        )
+
 
 NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A text, or a sentence of one, to search a translation for."""
+
+    text: str
+    constraints: Constraints = NO_CONSTRAINTS
+    rng_key: int = field(default=0, compare=False)
+    gap: str = field(default="", compare=False)  # whitespace after it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +223,14 @@ class SearchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A target that a search has found."""
+    """A target that a search has found; the translator adds text and tokens."""
 
     token_ids: tuple[int, ...]  # without the end token
     log_prob: float  # sum over the tokens, including the end token
-    score: float  # with the length penalty
+    score: float  # with the length penalty, see `SearchOptions.score_formula`
     is_finished: bool  # False: truncated at max_length
+    text: str = ""
+    tokens: tuple[str, ...] = ()
 
 
 class SearchEngine(Protocol):

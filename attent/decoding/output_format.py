@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from attent.decoding.options import Hypothesis
+
 if TYPE_CHECKING:
-    from attent.decoding.translator import Candidate, Translation
+    from attent.decoding.translator import Translation
 
 OutputType = Literal["text", "json", "tsv"]
 AlignmentFormat = Literal["hard", "soft"]
@@ -61,15 +63,16 @@ class OutputFormat:
             case "json":
                 return [self._format_json(translation)]
             case "tsv":
-                return [self._format_tsv(translation, candidate) for candidate in self._select_candidates(translation)]
+                return [
+                    self._format_tsv(translation, hypothesis) for hypothesis in self._select_hypotheses(translation)
+                ]
             case "text" if self.n_best > 1:
-                return [format_moses(index, candidate) for candidate in self._select_candidates(translation)]
+                return [format_moses(index, hypothesis) for hypothesis in self._select_hypotheses(translation)]
             case "text":
                 return [self._format_text(translation)]
 
-    def _select_candidates(self, translation: Translation) -> Sequence[Candidate]:
-        """Return at least one candidate: an empty text is its own translation."""
-        return translation.n_best[: self.n_best] or [translation] if self.n_best > 1 else [translation]
+    def _select_hypotheses(self, translation: Translation) -> Sequence[Hypothesis]:
+        return translation.n_best[: self.n_best] if self.n_best > 1 else [translation]
 
     def _format_text(self, translation: Translation) -> str:
         score = f"{format_score(translation.score)}\t" if self.with_score else ""
@@ -79,10 +82,10 @@ class OutputFormat:
         links = f" {FIELD_SEPARATOR} {format_pharaoh(get_links(translation))}".rstrip(" ")
         return score + escape_separators(text) + links
 
-    def _format_tsv(self, translation: Translation, candidate: Candidate) -> str:
-        cells = [translation.source, candidate.text]
+    def _format_tsv(self, translation: Translation, hypothesis: Hypothesis) -> str:
+        cells = [translation.source, hypothesis.text]
         if self.with_score:
-            cells.append(format_score(candidate.score))
+            cells.append(format_score(hypothesis.score))
         if self.alignment:
             cells.append(format_pharaoh(get_links(translation)))
         return "\t".join(map(replace_line_breaks, cells))
@@ -95,7 +98,7 @@ class OutputFormat:
             weights = () if translation.alignment is None else translation.alignment.weights
             fields["weights"] = [[round(float(weight), 4) for weight in row] for row in weights]
         if self.n_best > 1:
-            fields["n_best"] = [_build_fields(candidate) for candidate in self._select_candidates(translation)]
+            fields["n_best"] = [_build_fields(hypothesis) for hypothesis in self._select_hypotheses(translation)]
         fields["formula"] = self.score_formula
         return format_json_line(fields)
 
@@ -104,9 +107,9 @@ def format_json_line(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False, allow_nan=False).translate(_JSON_ESCAPES)
 
 
-def format_moses(index: int, candidate: Candidate) -> str:
-    text = escape_separators(replace_line_breaks(candidate.text))
-    return f"{index} {FIELD_SEPARATOR} {text} {FIELD_SEPARATOR} {format_score(candidate.score)}"
+def format_moses(index: int, hypothesis: Hypothesis) -> str:
+    text = escape_separators(replace_line_breaks(hypothesis.text))
+    return f"{index} {FIELD_SEPARATOR} {text} {FIELD_SEPARATOR} {format_score(hypothesis.score)}"
 
 
 def get_links(translation: Translation) -> Sequence[tuple[int, int]]:
@@ -132,13 +135,13 @@ def format_score(score: float) -> str:
     return f"{round(score, 4) + 0.0:.4f}"  # + 0.0: never -0.0000
 
 
-def _build_fields(candidate: Candidate) -> dict[str, Any]:
+def _build_fields(hypothesis: Hypothesis) -> dict[str, Any]:
     return {
-        "hyp": candidate.text,
-        "score": _round_finite(candidate.score),
-        "log_prob": _round_finite(candidate.log_prob),
-        "tokens": list(candidate.tokens),
-        "finished": candidate.is_finished,
+        "hyp": hypothesis.text,
+        "score": _round_finite(hypothesis.score),
+        "log_prob": _round_finite(hypothesis.log_prob),
+        "tokens": list(hypothesis.tokens),
+        "finished": hypothesis.is_finished,
     }
 
 

@@ -24,8 +24,8 @@ from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
-from attent.decoding.input_lines import InputLine, LineBlock, LineParser, LineSource
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SearchOptions
+from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
+from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SearchOptions, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import ShouldStop, Translation, Translator
 from attent.formatting import escape_invisible
@@ -80,32 +80,20 @@ class TranslationPipeline:
     def max_pending_blocks(self) -> int:
         return 0 if self.translator.device.type == "cpu" else GPU_PENDING_BLOCKS
 
-    def build_line_constraints(self, line: InputLine) -> Constraints:
-        base = self.constraints
-        if line.is_plain:
-            return base
-        if line.prefix is not None:
-            base = replace(base, prefix=line.prefix, prefix_is_partial=False)
-        return replace(
-            base,
-            required=(*base.required, *line.required),
-            banned=(*base.banned, *line.banned),
-        )
-
     def translate(
-        self, lines: Sequence[InputLine], first_index: int = 0, should_stop: ShouldStop = None
+        self, lines: Sequence[Line], first_index: int = 0, should_stop: ShouldStop = None
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
-        with_alignment = self.output_format.alignment is not None
-        if with_alignment:
-            check_word_counts(lines)
+        texts = [line if isinstance(line, str) else line.text for line in lines]
+        if self.output_format.alignment is not None:
+            check_word_counts(texts)
         return self.translator.translate(
-            [line.text for line in lines],
+            texts,
             self.options,
             to=self.to,
-            constraints=[self.build_line_constraints(line) for line in lines],
+            constraints=[self.constraints if isinstance(line, str) else line.constraints for line in lines],
             glossary=self.glossary,
-            alignment=with_alignment,
+            alignment=self.output_format.alignment is not None,
             mbr_candidates=self.mbr_candidates,
             split_sentences=self.split_sentences,
             source_lang=self.source_lang,
@@ -114,7 +102,7 @@ class TranslationPipeline:
             should_stop=should_stop,
         )
 
-    def translate_n_best(self, lines: Sequence[InputLine], first_index: int) -> list[list[str]]:
+    def translate_n_best(self, lines: Sequence[Line], first_index: int) -> list[list[str]]:
         """Return the n-best texts of each line; none for a line whose constraints cannot be met."""
         try:
             translations = self.translate(lines, first_index)
@@ -122,38 +110,29 @@ class TranslationPipeline:
             if len(lines) == 1:
                 return [[]]
             return [self.translate_n_best([line], index)[0] for index, line in enumerate(lines, first_index)]
-        return [[candidate.text for candidate in translation.n_best] for translation in translations]
+        return [[hypothesis.text for hypothesis in translation.n_best] for translation in translations]
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class TranslatedBlock:
-    """The output of a block of lines."""
-
-    text: str
-    line_count: int  # translated source lines
-    split_lines: list[tuple[int, int]]  # (number, parts) of lines too long to translate whole
-    error: str | None  # of the line after these, if there is one
+BlockOutput = tuple[str, list[str], str | None]  # text, messages for the user, error of the line after the text
 
 
 def translate_lines(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser, out: TextIO, progress: LineProgress
+    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line], out: TextIO, progress: LineProgress
 ) -> None:
     """Translate a file line by line; each block is written as soon as it is done."""
     line_count, done_bytes = 0, 0
     with closing(iterate_translated_blocks(pipeline, source, parse_line)) as blocks:
-        for block, translated in blocks:
-            out.write(translated.text)
+        for block, (text, messages, error) in blocks:
+            out.write(text)
             out.flush()
-            line_count += translated.line_count
-            for number, parts in translated.split_lines:
-                progress.print_message(
-                    f"{source.name}, line {number:,}: too long to translate at once, translated in {parts:,} parts"
-                )
-            if translated.error is not None:
-                raise InputError(translated.error)
+            for message in messages:
+                progress.print_message(message)
+            if error is not None:
+                raise InputError(error)
+            line_count += len(block.lines)
             done_bytes += block.byte_count
             progress.update(line_count, done_bytes)
     if line_count == 0:
@@ -161,14 +140,14 @@ def translate_lines(
 
 
 def iterate_translated_blocks(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser
-) -> Generator[tuple[LineBlock, TranslatedBlock], None, None]:
+    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line]
+) -> Generator[tuple[LineBlock[Line], BlockOutput], None, None]:
     """Yield blocks with their output, in order. None is held back while the input has no more to read yet."""
     blocks = source.read_blocks(pipeline.block_lines, parse_line)
     if pipeline.max_pending_blocks == 0:
-        yield from ((block, translate_block(pipeline, block.lines, block.first_index, source.name)) for block in blocks)
+        yield from ((block, translate_block(pipeline, block)) for block in blocks)
         return
-    pending: deque[tuple[LineBlock, Future[TranslatedBlock]]] = deque()
+    pending: deque[tuple[LineBlock[Line], Future[BlockOutput]]] = deque()
     error, num_workers = None, choose_worker_count(pipeline)
     max_pending = max(pipeline.max_pending_blocks, num_workers)
     is_long = source.total_bytes is not None and source.total_bytes >= MIN_WORKER_BYTES
@@ -178,9 +157,8 @@ def iterate_translated_blocks(
     ):
         try:
             for block in blocks:
-                task = compact_block(block, source.name)
                 use_workers = is_long or block.first_index >= MIN_WORKER_LINES
-                pending.append((block, threads.submit(workers.run, task, cancelled.is_set, use_workers)))
+                pending.append((block, threads.submit(workers.run, block, cancelled.is_set, use_workers)))
                 while pending and (len(pending) > max_pending or pending[0][1].done() or not source.has_more()):
                     yield pending[0][0], pending.popleft()[1].result()
         except (InputError, CorpusError) as unreadable:  # raised after the lines before it are written
@@ -206,28 +184,26 @@ def start_threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Ev
 
 
 def translate_block(
-    pipeline: TranslationPipeline,
-    lines: Sequence[InputLine],
-    first_index: int,
-    name: str,
-    should_stop: ShouldStop = None,
-) -> TranslatedBlock:
-    output = pipeline.output_format
-    translations, error = translate_until_error(pipeline, lines, first_index, name, should_stop)
+    pipeline: TranslationPipeline, block: LineBlock[Line], should_stop: ShouldStop = None
+) -> BlockOutput:
+    output, first_index = pipeline.output_format, block.first_index
+    translations, error = translate_until_error(pipeline, block.lines, first_index, block.source_name, should_stop)
     rows = [
-        restore_whitespace(row, line.text) if output.is_plain else row
-        for index, (line, translation) in enumerate(zip(lines, translations, strict=False), first_index)
+        restore_whitespace(row, translation.source) if output.is_plain else row
+        for index, translation in enumerate(translations, first_index)
         for row in output.format_lines(translation, index)
     ]
-    counts = [] if pipeline.split_sentences else [translation.segment_count for translation in translations]
-    split_lines = [(number, count) for number, count in enumerate(counts, first_index + 1) if count > 1]
-    text = "".join(f"{row}\n" for row in rows)
-    return TranslatedBlock(text=text, line_count=len(translations), split_lines=split_lines, error=error)
+    messages = [
+        f"{block.source_name}, line {number:,}: too long to translate at once, translated in {count:,} parts"
+        for number, count in enumerate((each.segment_count for each in translations), first_index + 1)
+        if count > 1 and not pipeline.split_sentences
+    ]
+    return "".join(f"{row}\n" for row in rows), messages, error
 
 
 def translate_until_error(
     pipeline: TranslationPipeline,
-    lines: Sequence[InputLine],
+    lines: Sequence[Line],
     first_index: int,
     name: str,
     should_stop: ShouldStop = None,
@@ -253,8 +229,8 @@ def restore_whitespace(line: str, source: str) -> str:
     return f"{before}{line}{after}"
 
 
-def check_word_counts(lines: Sequence[InputLine]) -> None:
-    words = max((len(line.text.split()) for line in lines), default=0)
+def check_word_counts(texts: Sequence[str]) -> None:
+    words = max((len(text.split()) for text in texts), default=0)
     if words > MAX_ALIGNED_WORDS:
         raise InputError(
             f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or "
@@ -263,8 +239,6 @@ def check_word_counts(lines: Sequence[InputLine]) -> None:
 
 
 # --- worker processes ----------------------------------------------------------------------------------------------
-
-BlockTask = tuple[list[str | InputLine], int, str]  # lines (plain ones as str: cheap to pickle), first index, file name
 
 
 def choose_worker_count(pipeline: TranslationPipeline) -> int:
@@ -275,19 +249,9 @@ def choose_worker_count(pipeline: TranslationPipeline) -> int:
     return min(MAX_WORKERS, (os.cpu_count() or 1) // 2) if isinstance(translator.model, Seq2Seq) else 0
 
 
-def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[TranslatedBlock]:
-    run_in_main_process = partial(run_block_task, pipeline)
+def build_worker_pool(pipeline: TranslationPipeline, num_workers: int) -> TextWorkerPool[BlockOutput]:
+    run_in_main_process = partial(translate_block, pipeline)
     return TextWorkerPool(pipeline.translator, PipelineSetup(pipeline), run_in_main_process, num_workers)
-
-
-def compact_block(block: LineBlock, name: str) -> BlockTask:
-    return [line.text if line.is_plain else line for line in block.lines], block.first_index, name
-
-
-def run_block_task(pipeline: TranslationPipeline, task: BlockTask, should_stop: ShouldStop = None) -> TranslatedBlock:
-    lines, first_index, name = task
-    parsed = [InputLine(text=line) if isinstance(line, str) else line for line in lines]
-    return translate_block(pipeline, parsed, first_index, name, should_stop)
 
 
 class PipelineSetup:
@@ -298,13 +262,12 @@ class PipelineSetup:
         self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
         self.pipeline = replace(pipeline, translator=cast(Translator, None))
 
-    def build_handler(self, engine: RemoteEngine) -> Callable[[BlockTask], TranslatedBlock]:
+    def build_handler(self, engine: RemoteEngine) -> Callable[[LineBlock[Line]], BlockOutput]:
         with torch.device("meta"):  # only its config is used
             model = Seq2Seq(self.config).eval()
         translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)
         translator.remote_engine = engine
-        pipeline = replace(self.pipeline, translator=translator)
-        return partial(run_block_task, pipeline)
+        return partial(translate_block, replace(self.pipeline, translator=translator))
 
 
 class RemoteTranslator(Translator):
@@ -336,8 +299,8 @@ def pretranslate_document(
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
     translated: list[str] = []
     for first in range(0, len(texts), pipeline.block_lines):
-        lines = [InputLine(text=text) for text in texts[first : first + pipeline.block_lines]]
-        translated += [translation.text for translation in pipeline.translate(lines, first)]
+        block = texts[first : first + pipeline.block_lines]
+        translated += [translation.text for translation in pipeline.translate(block, first)]
         progress.update(len(translated), 0, total_lines=len(texts))
     return translated
 
@@ -350,7 +313,8 @@ def translate_with_required(
     if not options.sampling and not pipeline.mbr_candidates:
         options = replace(options, n_best=options.beam_size)
     n_best_pipeline = replace(pipeline, options=options)
-    lines = [InputLine(text=text, required=phrases) for text, phrases in zip(texts, required, strict=True)]
+    extend = pipeline.constraints.extend
+    lines = [Segment(text, extend(required=phrases)) for text, phrases in zip(texts, required, strict=True)]
     candidates: list[list[str]] = []
     for first in range(0, len(lines), pipeline.block_lines):
         candidates += n_best_pipeline.translate_n_best(lines[first : first + pipeline.block_lines], first)

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length
+from attent.decoding.loading import choose_placement, load_tokenizer
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
-from attent.decoding.translator import DTYPES, Translator, load_tokenizer
+from attent.decoding.translator import Translator
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.nn.devices import choose_device, get_device
+from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
@@ -115,11 +116,9 @@ class Predictor:
         notify: Callable[[str], None] | None = None,
     ) -> Predictor:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
-        if dtype is not None and dtype not in DTYPES:
-            raise PredictorError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         path = Path(folder).expanduser()
-        resolved = device if isinstance(device, torch.device) else choose_device(device)
-        model = load_model(path, dtype=DTYPES[dtype or "float32"], device=resolved)
+        placed, precision = choose_placement(device, dtype or "float32")
+        model = load_model(path, dtype=precision, device=placed)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)
 

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -21,7 +21,13 @@ import torch
 
 from attent import settings
 from attent.decoding import mbr
-from attent.decoding.alignment import Alignment, align_rows, get_default_selection, load_selection
+from attent.decoding.alignment import (
+    Alignment,
+    align_rows,
+    concatenate_alignments,
+    get_default_selection,
+    load_selection,
+)
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.engines.gpu.eligibility import release_model
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
@@ -29,6 +35,7 @@ from attent.decoding.engines.reference import SearchCancelled, SearchSession, To
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
+from attent.decoding.loading import DTYPES, check_model_exists, choose_placement, fit_rows, load_tokenizer
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     Constraints,
@@ -39,33 +46,29 @@ from attent.decoding.options import (
     SearchEngine,
     SearchOptions,
     SearchRequest,
+    Segment,
 )
 from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
-from attent.models.folder import read_extra_files
-from attent.nn.devices import choose_device, get_device
+from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
-from attent.storage.manifest import MANIFEST_FILE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
-from attent.text.sentence_splitter import SentencePart, join_parts, split_by_tokens, split_sentences
+from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary, add_end_and_tag
 
 if TYPE_CHECKING:
     from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
-# Rows per batch: more are no faster on a CPU; an accelerator takes what fits into half of its free memory.
-CPU_MAX_ROWS, MAX_ROWS = 128, 4_096
-CPU_MAX_BYTES, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 2**30, 0.5, 4 * 2**30
+CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `fit_rows`
 
 ShouldStop = Callable[[], bool] | None
 
@@ -75,33 +78,13 @@ class TranslationError(InputError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A hypothesis as text."""
-
-    text: str
-    score: float  # with the length penalty, see `SearchOptions.score_formula`
-    log_prob: float  # sum over the tokens, including the end token
-    tokens: tuple[str, ...]
-    is_finished: bool  # False: truncated at max_length
-
-
-@dataclass(frozen=True, kw_only=True)
-class Translation(Candidate):
-    """The best candidate for a source, with the n-best list."""
+class Translation(Hypothesis):
+    """The best hypothesis for a source, with the n-best list."""
 
     source: str
-    n_best: tuple[Candidate, ...]  # best first
+    n_best: tuple[Hypothesis, ...]  # best first
     alignment: Alignment | None = None
     segment_count: int = 1  # that a long text was split into
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A text, or a sentence of one, to search a translation for."""
-
-    text: str
-    constraints: Constraints
-    rng_key: int = field(default=0, compare=False)
 
 
 class TranslatorLocks:
@@ -175,17 +158,13 @@ class Translator:
         models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
-        placed = device if isinstance(device, torch.device) else choose_device(device)
-        dtype = dtype or choose_dtype(placed, engine)
-        if dtype not in DTYPES:
-            raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
+        placed, precision = choose_placement(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
-        model = model.to(device=placed, dtype=DTYPES[dtype]).eval()
-        folder = paths[0] if len(paths) == 1 else None
+        model = model.to(device=placed, dtype=precision or DTYPES[choose_dtype(placed, engine)]).eval()
         return cls(
             model,
             tokenizers[0],
-            folder=folder,
+            folder=paths[0] if len(paths) == 1 else None,
             engine=engine,
             threads=threads,
             batch_tokens=batch_tokens,
@@ -229,9 +208,9 @@ class Translator:
         overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
         options = replace(options or SearchOptions(), **overrides)  # type: ignore[arg-type]
         per_text = broadcast_constraints(constraints, len(texts))
-        parts, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang)
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
-        segments = build_segments(parts, per_text, terms, first_index)
+        groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, terms, first_index)
+        segments = [segment for group in groups for segment in group]
         for distinct in {id(segment.constraints): segment.constraints for segment in segments}.values():
             check_constraints(distinct, options)
         rows = self._encode_sources([segment.text for segment in segments], to, encoded)
@@ -239,13 +218,10 @@ class Translator:
             results = iter(
                 self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to)
             )
-            hypotheses = [[next(results) for _ in text_parts] for text_parts in parts]
+            hypotheses = [[next(results) for _ in group] for group in groups]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
-        candidates = self._detokenize(hypotheses)
-        return [
-            self._join_segments(text, text_parts, per_part, options, link)
-            for text, text_parts, per_part, link in zip(texts, parts, candidates, aligned, strict=True)
-        ]
+        per_group = zip(texts, groups, self._detokenize(hypotheses), aligned, strict=True)
+        return [join_segments(text, group, n_best, options, links) for text, group, n_best, links in per_group]
 
     def stream(
         self,
@@ -258,11 +234,11 @@ class Translator:
         """Yield the translation in pieces, as soon as all beams agree on them."""
         options = options or SearchOptions()
         check_constraints(constraints, options)
-        (parts,), _ = self._split_texts([text], [constraints], to, False, None)
-        for part in parts:
-            yield from self._stream_segment(Segment(part.text, constraints), options, to)
-            if part.gap:
-                yield part.gap
+        (segments,), _ = self._split_texts([text], [constraints], to)
+        for segment in segments:
+            yield from self._stream_segment(segment, options, to)
+            if segment.gap:
+                yield segment.gap
 
     def _stream_segment(self, segment: Segment, options: SearchOptions, to: str | None) -> Iterator[str]:
         source_ids = self.tokenizer.encode_source([segment.text], to)[0]
@@ -300,8 +276,8 @@ class Translator:
                 for token in self._get_next_tokens(request, count)
             ]
             results = dict(self.build_torch_engine(None).search(requests, options))
-        candidates = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
-        translations = [build_translation(best, text, 1) for (best,) in candidates]
+        best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
+        translations = [build_translation(n_best, text) for (n_best,) in best]
         allowed = [item for item in translations if not any(has_word(item.text, word) for word in constraints.banned)]
         return sorted(allowed, key=lambda item: -item.score)
 
@@ -337,36 +313,49 @@ class Translator:
         texts: Sequence[str],
         constraints: Sequence[Constraints],
         to: str | None,
-        split_sentences: bool,
-        source_lang: str | None,
-    ) -> tuple[list[list[SentencePart]], dict[str, list[int]]]:
-        """Return the parts of each text, whole or split into sentences, and the ids of texts encoded on the way."""
+        split_sentences: bool = False,
+        source_lang: str | None = None,
+        glossary: Glossary | None = None,
+        first_index: int = 0,
+    ) -> tuple[list[list[Segment]], dict[str, list[int]]]:
+        """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._trained_max_tokens)
         max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
         cleaned = [self.clean_text(text) for text in texts]
         uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
         encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
-        fits = [not split_sentences and len(encoded.get(text, ())) <= max_tokens for text in cleaned]
-        parts = [
-            ([SentencePart(text)] if text else [])
-            if fit
-            else self._split_text(text, constraint, max_tokens, source_lang)
-            for text, constraint, fit in zip(cleaned, constraints, fits, strict=True)
-        ]
-        return parts, encoded
+        groups: list[list[Segment]] = []
+        for index, (text, own) in enumerate(zip(cleaned, constraints, strict=True), first_index):
+            is_short = not split_sentences and len(encoded.get(text, ())) <= max_tokens
+            parts = [(text, "")] if is_short else self._split_text(text, own, max_tokens, source_lang)
+            groups.append(
+                [
+                    Segment(
+                        part,
+                        own.extend(required=glossary.find_translations(part)) if glossary else own,
+                        index * MAX_SEGMENTS + i,
+                        gap,
+                    )
+                    for i, (part, gap) in enumerate(parts if text else ())
+                ]
+            )
+        return groups, encoded
 
     def _split_text(
         self, text: str, constraints: Constraints, max_tokens: int, source_lang: str | None
-    ) -> list[SentencePart]:
-        if not text:
-            return []
-        parts = split_by_tokens(split_sentences(text, source_lang), self._count_tokens, max_tokens)
+    ) -> list[tuple[str, str]]:
+        """Return sentences, or parts of long ones, each with the whitespace after it."""
+
+        def count_tokens(texts: Sequence[str]) -> list[int]:
+            return [len(row) for row in self.tokenizer.source.encode(texts)]
+
+        parts = split_by_tokens(split_sentences(text, source_lang), count_tokens, max_tokens)
         if len(parts) > 1 and (constraints.prefix or constraints.required):
             raise TranslationError(
                 f"a text with a prefix or required phrases must be one sentence of at most {max_tokens} tokens, but "
                 f"has {len(parts)}: {text[:60]!r}; translate its sentences one by one"
             )
-        return parts
+        return [(part.text, part.gap) for part in parts]
 
     def clean_text(self, text: str) -> str:
         """Replace spaces that the model does not know, and remove unknown invisible characters."""
@@ -384,9 +373,6 @@ class Translator:
         unknown = [c for c, row in zip(chars, rows, strict=True) if has_unknown_chars(source, row) or row == ignored]
         table = {ord(char): " " if char in UNICODE_SPACES else None for char in unknown}
         return re.compile(f"[{''.join(unknown)}]" if unknown else "(?!)"), table
-
-    def _count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(row) for row in self.tokenizer.source.encode(texts)]
 
     def _encode_sources(self, texts: Sequence[str], to: str | None, encoded: dict[str, list[int]]) -> list[list[int]]:
         """Encode as `Tokenizer.encode_source` does, reusing `encoded`."""
@@ -601,46 +587,23 @@ class Translator:
         order = sorted(range(len(hypotheses)), key=lambda index: -float(expected[index]))
         return [hypotheses[index] for index in order[: options.n_best]]
 
-    def _join_segments(
-        self,
-        text: str,
-        parts: Sequence[SentencePart],
-        candidates: Sequence[list[Candidate]],
-        options: SearchOptions,
-        alignment: Alignment | None,
-    ) -> Translation:
-        """Join the best candidates of a text's parts."""
-        if len(candidates) == 1:
-            return build_translation(candidates[0], text, 1, alignment)
-        best = [n_best[0] for n_best in candidates]
-        log_prob = sum(candidate.log_prob for candidate in best)
-        length = sum(len(candidate.tokens) + candidate.is_finished for candidate in best)
-        joined = join_parts([SentencePart(item.text, part.gap) for item, part in zip(best, parts, strict=True)])
-        whole = Candidate(
-            text=joined.strip(),
-            score=log_prob / options.compute_length_penalty(length),
-            log_prob=log_prob,
-            tokens=tuple(token for candidate in best for token in candidate.tokens),
-            is_finished=all(candidate.is_finished for candidate in best),
-        )
-        return build_translation([whole], text, len(candidates), alignment)
-
-    def _detokenize(self, groups: Sequence[Sequence[Sequence[Hypothesis]]]) -> list[list[list[Candidate]]]:
-        """Return the hypotheses of each part of each text as text."""
+    def _detokenize(self, groups: Sequence[Sequence[Sequence[Hypothesis]]]) -> list[list[list[Hypothesis]]]:
+        """Return the hypotheses of each segment of each text with their text and tokens."""
         target = self.tokenizer.target
-        rows = [hypothesis.token_ids for parts in groups for n_best in parts for hypothesis in n_best]
+        rows = [hypothesis.token_ids for group in groups for n_best in group for hypothesis in n_best]
         texts = iter(target.decode_batch(rows))
 
-        def build_candidate(hypothesis: Hypothesis) -> Candidate:
-            return Candidate(
-                text=next(texts).strip(),
-                score=hypothesis.score,
+        def add_text(hypothesis: Hypothesis) -> Hypothesis:  # `replace` would take twice the time
+            return Hypothesis(
+                token_ids=hypothesis.token_ids,
                 log_prob=hypothesis.log_prob,
-                tokens=tuple(target.to_pieces(hypothesis.token_ids)),
+                score=hypothesis.score,
                 is_finished=hypothesis.is_finished,
+                text=next(texts).strip(),
+                tokens=tuple(target.to_pieces(hypothesis.token_ids)),
             )
 
-        return [[[build_candidate(item) for item in n_best] for n_best in parts] for parts in groups]
+        return [[[add_text(hypothesis) for hypothesis in n_best] for n_best in group] for group in groups]
 
     def _align_segments(
         self, segments: Sequence[Segment], rows: Sequence[Sequence[int]], groups: Sequence[Sequence[list[Hypothesis]]]
@@ -648,7 +611,7 @@ class Translator:
         """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self.model.members[0] if isinstance(self.model, Ensemble) else self.model
         selection = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
-        best = [n_best[0].token_ids for parts in groups for n_best in parts]
+        best = [n_best[0].token_ids for group in groups for n_best in group]
         pairs = [
             EncodedPair(source=list(row), target=[*token_ids, self.end], truncated=False)
             for row, token_ids in zip(rows, best, strict=True)
@@ -658,7 +621,7 @@ class Translator:
         with self._locks.device_lock:
             alignments = iter(align_rows(model, self.tokenizer, sources, targets, pairs, selection))
         words = iter(len(source.split()) for source in sources)
-        return [concatenate_alignments([(next(alignments), next(words)) for _ in parts]) for parts in groups]
+        return [concatenate_alignments([(next(alignments), next(words)) for _ in group]) for group in groups]
 
     # --- step by step --------------------------------------------------------------------------------------------
 
@@ -726,30 +689,7 @@ def load_translator(
         check_model_exists(folder)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return Translator.load(
-        *folders,
-        device=options.device,
-        dtype=options.dtype,
-        engine=options.engine,
-        threads=options.threads,
-        batch_tokens=options.batch_tokens,
-        notify=notify,
-    )
-
-
-def check_model_exists(folder: Path) -> None:
-    path = folder.expanduser()
-    if (path / "run.toml").exists() and not (path / "config.json").exists():
-        raise InputError(
-            f"{folder}: must hold a model, but its run has not saved one yet (the first validation does); "
-            f"resume it with: attent train --out {folder}"
-        )
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer, verified by the manifest if the folder has one."""
-    files = read_extra_files(folder) if (folder / MANIFEST_FILE).exists() else {}
-    return Tokenizer.from_files(files, f"{folder}/") if files else Tokenizer.load(folder)
+    return Translator.load(*folders, **vars(options), notify=notify)
 
 
 def check_tokenizer(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
@@ -774,26 +714,6 @@ def choose_dtype(device: torch.device, engine: str | None = None) -> str:
     return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
 
 
-def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
-    """Return the language tag of each source, or None. "" means none, for a model fine-tuned without tags."""
-    names = ", ".join(known)
-    if to is None and known:
-        raise InputError(f"{model}: has several target languages; choose one with --to: {names}")
-    if to and not known:
-        raise InputError(f"{model}: has one target language, so --to must be left out, but is `{to}`")
-    if to and to not in known:
-        raise InputError(f"{model}: --to must be one of its target languages ({names}), but is `{to}`")
-    return to or None
-
-
-def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
-    """Return how many rows of a batch fit into memory."""
-    if device.type == "cpu":
-        return min(cpu_limit, CPU_MAX_BYTES // row_bytes)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else DEFAULT_FREE_BYTES
-    return min(limit, int(FREE_MEMORY_FRACTION * free / row_bytes))
-
-
 # --- texts and options ---------------------------------------------------------------------------------------------
 
 
@@ -809,25 +729,6 @@ def broadcast_constraints(constraints: Constraints | Sequence[Constraints], coun
     if len(per_text) != count:
         raise TranslationError(f"`constraints` must be one for all or {count}, one per text, but are {len(per_text)}")
     return [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
-
-
-def build_segments(
-    parts: Sequence[Sequence[SentencePart]],
-    constraints: Sequence[Constraints],
-    glossary: Glossary | None,
-    first_index: int,
-) -> list[Segment]:
-    """Return the segments of all texts, each with its constraints."""
-    return [
-        Segment(part.text, add_glossary_terms(constraint, part.text, glossary), index * MAX_SEGMENTS + i)
-        for index, (text_parts, constraint) in enumerate(zip(parts, constraints, strict=True), first_index)
-        for i, part in enumerate(text_parts)
-    ]
-
-
-def add_glossary_terms(constraints: Constraints, text: str, glossary: Glossary | None) -> Constraints:
-    terms = () if glossary is None else glossary.find_translations(text)
-    return replace(constraints, required=(*constraints.required, *terms)) if terms else constraints
 
 
 def bound_token_count(text: str) -> int:
@@ -882,29 +783,38 @@ def count_special_tokens(to: str | None) -> int:
 
 # --- results -------------------------------------------------------------------------------------------------------
 
-EMPTY_CANDIDATE = Candidate(text="", score=0.0, log_prob=0.0, tokens=(), is_finished=True)
-
 
 def build_translation(
-    candidates: Sequence[Candidate], source: str, segment_count: int, alignment: Alignment | None = None
+    n_best: Sequence[Hypothesis], source: str, alignment: Alignment | None = None, segment_count: int = 1
 ) -> Translation:
-    best = candidates[0] if candidates else EMPTY_CANDIDATE
     return Translation(
-        **vars(best), source=source, n_best=tuple(candidates), alignment=alignment, segment_count=segment_count
+        **vars(n_best[0]), source=source, n_best=tuple(n_best), alignment=alignment, segment_count=segment_count
     )
 
 
-def concatenate_alignments(parts: Sequence[tuple[Alignment, int]]) -> Alignment:
-    """Join the alignments of consecutive sentences, each with the number of its source words."""
-    links: list[tuple[int, int]] = []
-    weights: list[tuple[float, ...]] = []
-    before, after = 0, sum(words for _, words in parts)
-    for part, words in parts:
-        after -= words
-        links += [(source + before, target + len(weights)) for source, target in part.links]
-        weights += [(*[0.0] * before, *row, *[0.0] * after) for row in part.weights]
-        before += words
-    return Alignment(links=tuple(links), weights=tuple(weights))
+def join_segments(
+    text: str,
+    segments: Sequence[Segment],
+    n_best: Sequence[list[Hypothesis]],
+    options: SearchOptions,
+    alignment: Alignment | None,
+) -> Translation:
+    """Return the translation of a text from the hypotheses of its segments."""
+    if len(segments) == 1:
+        return build_translation(n_best[0], text, alignment)
+    best = [hypotheses[0] for hypotheses in n_best]
+    log_prob = sum(hypothesis.log_prob for hypothesis in best)
+    length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
+    joined = "".join(item.text + segment.gap for item, segment in zip(best, segments, strict=True))
+    whole = Hypothesis(
+        token_ids=tuple(token for hypothesis in best for token in hypothesis.token_ids),
+        log_prob=log_prob,
+        score=log_prob / options.compute_length_penalty(length),
+        is_finished=all(hypothesis.is_finished for hypothesis in best),
+        text=joined.strip(),
+        tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
+    )
+    return build_translation([whole], text, alignment, len(segments))
 
 
 def get_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -13,8 +13,9 @@ from attent.data.corpus import Corpus, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.forced_decoding import TargetScores, score_targets
+from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, InputError, SamplingOptions, SearchOptions
-from attent.decoding.translator import Translator, load_translator, resolve_target_lang
+from attent.decoding.translator import Translator, load_translator
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attent.cli.convert import Quantization, TargetFormat, convert
-from attent.decoding.translator import load_tokenizer
+from attent.decoding.loading import load_tokenizer
 from attent.interop import load
 from attent.interop.export import ConvertError
 from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights

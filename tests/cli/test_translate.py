@@ -23,7 +23,7 @@ from attent.cli.interactive import COMMANDS, run_session
 from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
 from attent.decoding import Translator, input_lines
-from attent.decoding.input_lines import InputLine, LineSource, parse_text_line
+from attent.decoding.input_lines import LineSource, parse_text_line
 from attent.decoding.options import SCORE_FORMULAS, SearchOptions
 from attent.decoding.pipeline import TranslationPipeline, translate_lines
 from attent.decoding.translator import translate_texts
@@ -551,7 +551,7 @@ def run_typed(pipeline: TranslationPipeline, *typed: str) -> list[str]:
 
 
 def test_session_translates_and_lists_n_best_and_alignment(pipeline: TranslationPipeline) -> None:
-    expected = pipeline.translate([InputLine(text=DOG)])[0].text
+    expected = pipeline.translate([DOG])[0].text
     output = run_typed(pipeline, DOG, "", ":n 3", ":align")
     assert output[0] == expected
     best = [line.split(maxsplit=1)[1] for line in output[1:4]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from attent.decoding import input_lines
-from attent.decoding.input_lines import InputLine, LineSource, build_line_source
+from attent.decoding.input_lines import LineSource, build_line_source
 from attent.decoding.options import InputError
 
 
@@ -18,9 +18,7 @@ def build_source(chunks: list[bytes], ready: Iterator[bool] | None = None) -> Li
 
 def read_texts(chunks: list[bytes], most: int = 100) -> list[str]:
     return [
-        line.text
-        for block in build_source(chunks).read_blocks(most, input_lines.parse_text_line)
-        for line in block.lines
+        line for block in build_source(chunks).read_blocks(most, input_lines.parse_text_line) for line in block.lines
     ]
 
 
@@ -37,12 +35,12 @@ def test_available_lines_of_a_pipe_are_yielded_at_once() -> None:
     with open(reader, "rb") as stream, open(writer, "wb", buffering=0) as pipe:
         pipe.write(b"a dog\na cat\nand a ha")
         blocks = build_line_source(stream, None).read_blocks(100, input_lines.parse_text_line)
-        assert [line.text for line in next(blocks).lines] == ["a dog", "a cat"]  # and the pipe is still open
+        assert next(blocks).lines == ["a dog", "a cat"]  # and the pipe is still open
         pipe.write(b"lf line\n")
-        assert next(blocks).lines == [InputLine(text="and a half line")]
+        assert next(blocks).lines == ["and a half line"]
         pipe.write(b"no end")
         pipe.close()
-        assert [block.lines for block in blocks] == [[InputLine(text="no end")]]
+        assert [block.lines for block in blocks] == [["no end"]]
 
 
 def test_lines_do_not_depend_on_the_chunks() -> None:
@@ -52,7 +50,7 @@ def test_lines_do_not_depend_on_the_chunks() -> None:
         chunks = [text[i : i + size] for i in range(0, len(text), size)]
         assert read_texts(chunks) == read_texts(chunks, most=2) == expected
         blocks = build_source(chunks, ready=iter([False] * 100)).read_blocks(2, input_lines.parse_text_line)
-        assert [line.text for block in blocks for line in block.lines] == expected
+        assert [line for block in blocks for line in block.lines] == expected
 
 
 def test_a_slow_pipe_is_read_line_by_line() -> None:
@@ -75,7 +73,7 @@ def test_blocks_of_long_lines_are_small(monkeypatch: pytest.MonkeyPatch) -> None
 def test_lines_before_an_invalid_one_are_yielded_first() -> None:
     for bad in (b"\xff", b"a\0b"):
         blocks = build_source([b"one\ntwo\n" + bad + b"\nfour\n"]).read_blocks(100, input_lines.parse_text_line)
-        assert [line.text for line in next(blocks).lines] == ["one", "two"]
+        assert next(blocks).lines == ["one", "two"]
         with pytest.raises(InputError, match="text, line 3: must be"):
             next(blocks)
 
@@ -95,7 +93,7 @@ def test_lines_before_an_invalid_one_are_yielded_first() -> None:
 )
 def test_invalid_json_lines_are_reported(row: bytes, message: str) -> None:
     blocks = build_source([b'{"text": "a"}\n' + row + b"\n"]).read_blocks(100, input_lines.parse_json_line)
-    assert next(blocks).lines == [InputLine(text="a")]
+    assert next(blocks).lines == ["a"]
     with pytest.raises(InputError, match="text, line 2") as error:
         next(blocks)
     assert message in str(error.value)

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from attent.decoding.alignment import Alignment
+from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.output_format import OutputFormat, format_moses, format_pharaoh
-from attent.decoding.translator import Candidate, Translation, build_translation
+from attent.decoding.translator import Translation, join_segments
 
 BREAKS = "a\tb\nc\r\nd\u2028e\x85f"
 
 
-BEST = Candidate(
+BEST = Hypothesis(
+    token_ids=(5, 6, 7, 8),
     text="Ein Hund läuft.",
     score=-0.12345,
     log_prob=-0.5,
@@ -44,7 +46,7 @@ def test_the_score_precedes_the_text_and_the_alignment_follows() -> None:
 
 
 def test_an_empty_line_stays_empty() -> None:
-    empty = build_translation([], "", 1)
+    empty = join_segments("", [], [], SearchOptions(), None)
     assert format_lines(empty) == [""]
     assert format_lines(empty, alignment="hard") == [" |||"]
     assert format_lines(empty, type="tsv") == ["\t"]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
-from attent.decoding.input_lines import InputLine
-from attent.decoding.options import Constraints, SearchOptions
-from attent.decoding.pipeline import TranslationPipeline
+from attent.decoding.input_lines import parse_json_line
+from attent.decoding.options import Constraints, Segment
 
 
 def test_lines_add_to_the_constraints_of_the_file() -> None:
-    no_translator: Any = None
     base = Constraints(prefix="Ein h", prefix_is_partial=True, banned=("Katze",))
-    pipeline = TranslationPipeline(translator=no_translator, options=SearchOptions(), constraints=base)
-    assert pipeline.build_line_constraints(InputLine(text="a dog")) == base
-    assert pipeline.build_line_constraints(
-        InputLine(text="a dog", required=("Hund",), banned=("Maus",))
-    ) == Constraints(prefix="Ein h", prefix_is_partial=True, required=("Hund",), banned=("Katze", "Maus"))
-    own_prefix = pipeline.build_line_constraints(InputLine(text="a dog", prefix="Der"))
-    assert own_prefix == Constraints(prefix="Der", banned=("Katze",))
+
+    def parse(**fields: object) -> object:
+        return parse_json_line(json.dumps({"text": "a dog", **fields}).encode(), "line 1", base)
+
+    assert parse() == "a dog"
+    assert parse(require="Hund", ban=["Maus"]) == Segment(
+        "a dog", Constraints(prefix="Ein h", prefix_is_partial=True, required=("Hund",), banned=("Katze", "Maus"))
+    )
+    assert parse(prefix="Der") == Segment("a dog", Constraints(prefix="Der", banned=("Katze",)))
+    assert parse(prefix="") == Segment("a dog", Constraints(banned=("Katze",)))

@@ -35,12 +35,13 @@ from attent.decoding.generation.loop import (
     StepOptions,
     compute_cache_columns,
 )
+from attent.decoding.loading import choose_placement, fit_rows, load_tokenizer
 from attent.decoding.options import GenerationOptions, Hypothesis, SearchRequest
-from attent.decoding.translator import DTYPES, check_list_of_strings, fit_rows, load_tokenizer
+from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
 from attent.nn import RotaryConfig
-from attent.nn.devices import choose_device, get_device
+from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 
@@ -122,11 +123,9 @@ class Generator:
         notify: Callable[[str], None] | None = None,
     ) -> Generator:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
-        if dtype is not None and dtype not in DTYPES:
-            raise GenerationError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
         path = Path(folder).expanduser()
-        placed = device if isinstance(device, torch.device) else choose_device(device)
-        model = load_as(path, CausalLM, dtype=None if dtype is None else DTYPES[dtype], device=placed)
+        placed, precision = choose_placement(device, dtype)
+        model = load_as(path, CausalLM, dtype=precision, device=placed)
         return cls(model, load_tokenizer(path), batch_size=batch_size, notify=notify)
 
     def generate(

@@ -12,16 +12,15 @@ from attent.decoding import SearchOptions, Translator
 from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
-from attent.decoding.input_lines import InputLine, LineBlock
-from attent.decoding.options import SearchRequest
+from attent.decoding.input_lines import Line, LineBlock
+from attent.decoding.options import Constraints, SearchRequest, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import (
     MAX_WORKERS,
-    TranslatedBlock,
+    BlockOutput,
     TranslationPipeline,
     build_worker_pool,
     choose_worker_count,
-    compact_block,
     translate_block,
 )
 from tests.decoding.toy_models import make_hypothesis_batch
@@ -30,15 +29,13 @@ from tests.text.corpus import tokenizer
 from tests.training.toys import model
 
 WAIT = 60  # seconds for a process to start
-PLAIN = [
-    *(InputLine(text=text) for text in corpus_lines()[0][:4]),
-    InputLine(text=""),
-    InputLine(text="  a dog "),
-    InputLine(text="a dog"),
+PLAIN: list[Line] = [*corpus_lines()[0][:4], "", "  a dog ", "a dog"]
+CONSTRAINED: list[Line] = [
+    Segment("a dog", Constraints(prefix="ein", required=("Hund",))),
+    Segment("a man", Constraints(banned=("Mann",))),
 ]
-CONSTRAINED = [InputLine(text="a dog", prefix="ein", required=("Hund",)), InputLine(text="a man", banned=("Mann",))]
-LONG = [InputLine(text="a dog sees a man. " * 60)]
-WRONG = [InputLine(text="a dog"), InputLine(text="a man", required=("",)), InputLine(text="a dog")]
+LONG: list[Line] = ["a dog sees a man. " * 60]
+WRONG: list[Line] = ["a dog", Segment("a man", Constraints(required=("",))), "a dog"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def pipeline() -> TranslationPipeline:
 
 
 @pytest.fixture(scope="module")
-def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[TranslatedBlock]]:
+def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[BlockOutput]]:
     """A pool with one worker that has started."""
     pool = build_worker_pool(pipeline, 1)
     try:
@@ -62,13 +59,17 @@ def pool(pipeline: TranslationPipeline) -> Iterator[TextWorkerPool[TranslatedBlo
         assert not any(worker.process.is_alive() for worker in pool.workers)
 
 
-def run_in_worker(pool: TextWorkerPool[TranslatedBlock], lines: list[InputLine]) -> TranslatedBlock:
-    return pool.run(compact_block(LineBlock(lines=lines, first_index=10, byte_count=1), "text"), lambda: False)
+def make_block(lines: list[Line]) -> LineBlock:
+    return LineBlock(source_name="text", lines=lines, first_index=10, byte_count=1)
+
+
+def run_in_worker(pool: TextWorkerPool[BlockOutput], lines: list[Line]) -> BlockOutput:
+    return pool.run(make_block(lines), lambda: False)
 
 
 @pytest.mark.parametrize("lines", [PLAIN, CONSTRAINED, LONG, WRONG], ids=["plain", "constrained", "long", "wrong"])
 def test_a_worker_gives_what_the_main_process_gives(
-    lines: list[InputLine], pipeline: TranslationPipeline, pool: TextWorkerPool[TranslatedBlock]
+    lines: list[Line], pipeline: TranslationPipeline, pool: TextWorkerPool[BlockOutput]
 ) -> None:
     searched = []
     search = pipeline.translator.search
@@ -77,10 +78,11 @@ def test_a_worker_gives_what_the_main_process_gives(
         result = run_in_worker(pool, lines)
     finally:
         pipeline.translator.search = search  # type: ignore[method-assign]
-    assert result == translate_block(pipeline, lines, 10, "text")
+    assert result == translate_block(pipeline, make_block(lines))
     assert searched, "no worker has sent a search"
-    assert lines is not WRONG or "text, line 12: " in result.error  # type: ignore[attr-defined]
-    assert lines is not LONG or result.split_lines[0][0] == 11  # type: ignore[attr-defined]
+    _, messages, error = result
+    assert ("text, line 12: " in (error or "")) == (lines is WRONG)
+    assert messages == (["text, line 11: too long to translate at once, translated in 4 parts"] * (lines is LONG))
 
 
 def test_a_worker_sends_request_batches_where_supported(pipeline: TranslationPipeline) -> None:
@@ -117,14 +119,14 @@ def test_a_worker_sends_request_batches_where_supported(pipeline: TranslationPip
         run_in_worker(pool, PLAIN)
         assert pool.starting_workers[0].connection.poll(WAIT)
         batches.clear()
-        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
         assert [len(batch) for batch in batches] == [5]  # each distinct text once, and none for empty ones
-        assert run_in_worker(pool, CONSTRAINED) == translate_block(pipeline, CONSTRAINED, 10, "text")
+        assert run_in_worker(pool, CONSTRAINED) == translate_block(pipeline, make_block(CONSTRAINED))
         assert len(batches) == 1
         refusals += [Unavailable.OUT_OF_MEMORY, Unavailable.UNSUPPORTED]
-        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
         assert [len(batch) for batch in batches[1:]] == [5, 2]  # then it learns that batches are unsupported
-        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
         assert len(batches) == 3
     finally:
         del pipeline.translator.search_batch
@@ -140,8 +142,8 @@ def test_tasks_of_dead_workers_run_here(is_ready: bool, pipeline: TranslationPip
         assert not is_ready or worker.connection.poll(WAIT)
         worker.process.kill()
         worker.process.join(WAIT)
-        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
-        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
+        assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
         assert not pool.idle_workers
     finally:
         pool.close()
@@ -153,14 +155,14 @@ def test_tasks_run_here_if_no_process_can_start(pipeline: TranslationPipeline, m
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", raise_os_error)
     pool = build_worker_pool(pipeline, 2)
-    assert run_in_worker(pool, PLAIN) == translate_block(pipeline, PLAIN, 10, "text")
+    assert run_in_worker(pool, PLAIN) == translate_block(pipeline, make_block(PLAIN))
     assert pool.workers == []
     pool.close()
 
 
 def test_workers_start_on_request(pipeline: TranslationPipeline) -> None:
     pool = build_worker_pool(pipeline, 1)
-    pool.run(compact_block(LineBlock(lines=PLAIN, first_index=10, byte_count=1), "text"), lambda: False, False)
+    pool.run(make_block(PLAIN), lambda: False, False)
     assert not pool.workers
 
 

@@ -1,0 +1,60 @@
+"""Load model folders for inference: device, dtype, tokenizer, batch size. The same for every kind of model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from attent.decoding.options import InputError
+from attent.models.folder import read_extra_files
+from attent.nn.devices import choose_device
+from attent.storage.manifest import MANIFEST_FILE
+from attent.text.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# A CPU gains nothing from more rows; an accelerator takes what fits into half of its free memory.
+CPU_MAX_BYTES, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 2**30, 0.5, 4 * 2**30
+
+
+def check_model_exists(folder: Path) -> None:
+    path = folder.expanduser()
+    if (path / "run.toml").exists() and not (path / "config.json").exists():
+        raise InputError(
+            f"{folder}: must hold a model, but its run has not saved one yet (the first validation does); "
+            f"resume it with: attent train --out {folder}"
+        )
+
+
+def choose_placement(device: str | torch.device | None, dtype: str | None) -> tuple[torch.device, torch.dtype | None]:
+    """Return the named device, by default the fastest, and the named dtype."""
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
+    placed = device if isinstance(device, torch.device) else choose_device(device)
+    return placed, None if dtype is None else DTYPES[dtype]
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer, verified by the manifest if the folder has one."""
+    files = read_extra_files(folder) if (folder / MANIFEST_FILE).exists() else {}
+    return Tokenizer.from_files(files, f"{folder}/") if files else Tokenizer.load(folder)
+
+
+def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
+    """Return the language tag of each source, or None. "" means none, for a model fine-tuned without tags."""
+    names = ", ".join(known)
+    if to is None and known:
+        raise InputError(f"{model}: has several target languages; choose one with --to: {names}")
+    if to and not known:
+        raise InputError(f"{model}: has one target language, so --to must be left out, but is `{to}`")
+    if to and to not in known:
+        raise InputError(f"{model}: --to must be one of its target languages ({names}), but is `{to}`")
+    return to or None
+
+
+def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
+    """Return how many rows of a batch fit into memory."""
+    if device.type == "cpu":
+        return min(cpu_limit, CPU_MAX_BYTES // row_bytes)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else DEFAULT_FREE_BYTES
+    return min(limit, int(FREE_MEMORY_FRACTION * free / row_bytes))
