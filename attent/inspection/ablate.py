@@ -21,8 +21,8 @@ from torch import nn
 from attent import settings
 from attent.decoding.alignment import compute_fingerprint
 from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pairs, score_token_ids
-from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.loading import resolve_target_lang
+from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection.head_masking import ModelPart, find_part, list_parts, mask_parts
 from attent.interop.ctranslate2 import ConversionError, check_expressible, find_suppressed_tokens, import_ctranslate2

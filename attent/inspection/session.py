@@ -17,8 +17,8 @@ import torch
 
 from attent import settings
 from attent.data.pairs import LanguagePair
-from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.loading import DTYPES, load_tokenizer
+from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate, head_stats
 from attent.inspection.attention_trace import AttentionKind
