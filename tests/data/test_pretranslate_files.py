@@ -14,8 +14,8 @@ from translate.storage import tmx as toolkit_tmx
 from translate.storage import xliff as toolkit_xliff
 from translate.storage import xliff2 as toolkit_xliff2
 
-from attent.data.pairs import CorpusError
 from attent.data.formats.registry import detect_document_format
+from attent.data.pairs import CorpusError
 from attent.data.pretranslate import pretranslate_file
 from tests.data import pretranslate_cases
 from tests.data.pretranslate_cases import fail_if_called, pretranslate, translate_in_parentheses

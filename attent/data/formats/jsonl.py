@@ -6,6 +6,7 @@ which is the source in the whole file.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from attent.data.pairs import ANY_LANGUAGES, BadLine, LanguagePair, Pair, ReadOp
 
 ROLE_KEYS = (("src", "tgt"), ("source", "target"))
 NOT_JSON = "not a JSON object"
+_LONE_SURROGATE = re.compile("[\\ud800-\\udfff]")  # JSON can express it, but UTF-8 cannot
 _MAX_REPORTED_KEYS = 100  # for the error: a hostile file has a new key in every line
 
 
@@ -87,15 +89,6 @@ def _extract_texts(record: dict[str, Any], keys: tuple[str, str], line: str) -> 
     source, target = record[keys[0]], record[keys[1]]
     if not isinstance(source, str) or not isinstance(target, str):
         return "not a string"
-    if "\\u" in line and not (_is_encodable(source) and _is_encodable(target)):
+    if "\\u" in line and _LONE_SURROGATE.search(source + target):
         return streams.NOT_UTF8
     return source, target
-
-
-def _is_encodable(text: str) -> bool:
-    """False for a lone surrogate, which JSON can express but UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from attent.data import pairs
@@ -117,8 +118,11 @@ def _parse_entries(lines: Iterable[tuple[int, str | BadLine]]) -> Iterator[_PoEn
             yield _finish_entry(entry)
             entry = _PoEntry()
         start = offset + len(units.encode_text(line[: line.find(body)]))
-        if body.startswith("#"):
-            _add_comment(entry, body, start)
+        if body.startswith(("#,", "#=")):
+            entry.flags.append((start + 2, body[2:]))
+        elif body.startswith("#"):
+            if body.startswith("#|") and entry.previous_id_offset is None:
+                entry.previous_id_offset = start
         elif body and not body.startswith(("|", "domain")):  # `#~|` is the previous id of an obsolete entry
             entry.obsolete |= obsolete and not entry.error
             _add_line(entry, body, start, number)
@@ -144,13 +148,6 @@ def _finish_entry(entry: _PoEntry) -> _PoEntry:
     elif not entry.ends_with_form:
         entry.set_error("no msgstr", 0, "")
     return entry
-
-
-def _add_comment(entry: _PoEntry, body: str, start: int) -> None:
-    if body.startswith(("#,", "#=")):
-        entry.flags.append((start + 2, body[2:]))
-    elif body.startswith("#|") and entry.previous_id_offset is None:
-        entry.previous_id_offset = start
 
 
 def _add_line(entry: _PoEntry, body: str, start: int, line_number: int) -> None:
@@ -199,11 +196,9 @@ def _find_charset(head: bytes, name: str) -> str:
     charset = match[1].decode("ascii", "replace").lower() if match else "utf-8"
     if charset in ("utf-8", "utf8", "us-ascii", "ascii", "charset"):  # templates have the word CHARSET
         return "utf-8"
-    try:
-        if _LEGACY_CHARSETS.fullmatch(charset):
+    if _LEGACY_CHARSETS.fullmatch(charset):
+        with suppress(LookupError):
             return codecs.lookup(charset).name
-    except LookupError:
-        pass
     raise CorpusError(f"{name} is in charset {charset[:40]}, which attent does not know: convert it to UTF-8")
 
 
@@ -230,7 +225,9 @@ def read_pairs(
         if entry.is_header:
             is_reversed = _check_direction(entry, name, requested)
             continue
-        reason = entry.error or _find_exclusion(entry, options)
+        is_obsolete = entry.obsolete and not options.obsolete
+        is_fuzzy = "fuzzy" in entry.flag_names and not options.fuzzy
+        reason = entry.error or ("obsolete" if is_obsolete else "fuzzy" if is_fuzzy else "")
         translations = [] if reason else _extract_translations(entry)
         for source, target in translations:
             yield Pair(*((target, source) if is_reversed else (source, target)), name, entry.line)
@@ -244,12 +241,6 @@ def _read_entries(content: Iterable[bytes], name: str) -> Iterator[_PoEntry]:
     charset = _find_charset(head, name)
     blocks = content if charset == "utf-8" else streams.transcode_to_utf8(content, charset)
     return _parse_entries((0, line) for line in streams.read_lines(blocks, name))
-
-
-def _find_exclusion(entry: _PoEntry, options: ReadOptions) -> str:
-    if entry.obsolete and not options.obsolete:
-        return "obsolete"
-    return "fuzzy" if "fuzzy" in entry.flag_names and not options.fuzzy else ""
 
 
 def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:

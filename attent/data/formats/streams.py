@@ -12,9 +12,10 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,11 @@ HEAD_SIZE = 2**16  # bytes, enough to detect a format behind leading comments
 MAX_LINE_BYTES = 2**20  # also the limit in characters of one XML or PO text
 EXCERPT_CHARS = 80
 COMPRESSION_MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}  # none is valid UTF-8
+_DECOMPRESSORS: dict[str, Callable[[io.BufferedReader], gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile]] = {
+    ".gz": lambda source: gzip.GzipFile(fileobj=source, mode="rb"),
+    ".xz": partial(lzma.LZMAFile, format=lzma.FORMAT_XZ),
+    ".zst": zstd.ZstdFile,
+}
 TOO_LONG = "longer than 1 MiB"
 NOT_UTF8 = "not UTF-8"
 UNTRANSLATED = "no translation"
@@ -144,11 +150,7 @@ def strip_compression_suffix(name: str) -> str:
 
 def _read_compressed(source: io.BufferedReader, suffix: str, name: str) -> Iterator[bytes]:
     """Yield blocks by `read1`: at damaged data `read` would lose what it has already decompressed."""
-    file: gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile
-    if suffix == ".gz":
-        file = gzip.GzipFile(fileobj=source, mode="rb")  # noqa: SIM115 - closed with its source
-    else:
-        file = lzma.LZMAFile(source, format=lzma.FORMAT_XZ) if suffix == ".xz" else zstd.ZstdFile(source)
+    file = _DECOMPRESSORS[suffix](source)
     while True:
         try:
             block = file.read1(BLOCK_SIZE)

@@ -15,7 +15,7 @@ from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 LINE_BREAK_TYPES = ("lb", "pb")
@@ -155,11 +155,8 @@ class _TmxScanner:
         sources = [variant for variant in variants if _is_source(_get_language(variant), self.source, self.target)]
         chosen = choose_tag(self.source, [_get_language(variant) for variant in sources])
         source = next((variant for variant in sources if _get_language(variant) == chosen), None)
-        targets = [
-            variant
-            for variant in variants
-            if variant not in sources and is_tag_match(self.target, _get_language(variant))
-        ]
+        others = (variant for variant in variants if variant not in sources)
+        targets = [variant for variant in others if is_tag_match(self.target, _get_language(variant))]
         if any(_get_variant_text(variant).strip() for variant in targets):
             self.result.existing_count += 1
         elif source is None:
@@ -228,7 +225,10 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
         get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else ""
     )
     if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
-        raise _make_mismatch_error(text.name, requested, list(languages))
+        if requested.is_open or len(languages) > 1:
+            raise requested.make_mismatch_error(text.name, languages)
+        problem = f"does not contain {requested.source}: it has {next(iter(languages))}"
+        raise pairs.LanguageMismatchError(f"{text.name} {problem}; change --src")
     return source, target, choose_tag(target, others) or target
 
 
@@ -245,10 +245,3 @@ def _is_source(tag: str, source: str, target: str | None) -> bool:
     """`pt-BR` is not the source if it is the target, though it is a variant of the source `pt`."""
     is_exact = normalize_tag(tag) == normalize_tag(source)
     return is_exact or (is_tag_match(source, tag) and (target is None or not is_tag_match(target, tag)))
-
-
-def _make_mismatch_error(name: str, requested: LanguagePair, languages: Sequence[str]) -> CorpusError:
-    if requested.is_open or len(languages) > 1:
-        return requested.make_mismatch_error(name, languages)
-    listed = ", ".join(languages[:MAX_LISTED])
-    return pairs.LanguageMismatchError(f"{name} does not contain {requested.source}: it has {listed}; change --src")

@@ -142,14 +142,9 @@ def _is_header(names: Sequence[str], next_row: Sequence[str]) -> bool:
 def _is_language_tag(name: str) -> bool:
     """True for `en` and `EN`; but `No` begins a sentence, and `src` is a language of Sardinia that no header means."""
     language = re.split("[-_]", name)[0]
-    is_tag_case = language.islower() or language.isupper()
-    is_role = language.lower() in SOURCE_NAMES + TARGET_NAMES
-    return (
-        bool(LANGUAGE_TAG.fullmatch(name))
-        and is_tag_case
-        and not is_role
-        and is_known_language(get_primary_subtag(name))
-    )
+    if not LANGUAGE_TAG.fullmatch(name) or not (language.islower() or language.isupper()):
+        return False
+    return language.lower() not in SOURCE_NAMES + TARGET_NAMES and is_known_language(get_primary_subtag(name))
 
 
 # ---- broken cells ----------------------------------------------------------------------------------------------------

@@ -199,7 +199,8 @@ class _XliffScanner:
         return True
 
     def _find_skip_reason(self, unit: XmlElement, target: XmlElement | None) -> str:
-        if _is_locked(unit):
+        settings = (element.attributes.get("translate") for element in (unit, *unit.get_ancestors()))
+        if next(filter(None, settings), "yes") == "no":  # the nearest one, of the unit or its groups, decides
             return 'the file says translate="no"'
         state = unit.attributes.get("state", "") or (target.attributes.get("state", "") if target else "")
         if unit.attributes.get("approved") == "yes" or state in FINAL_STATES:
@@ -221,34 +222,18 @@ class _XliffScanner:
         self, unit: XmlElement, source: XmlElement, target: XmlElement | None, content: InlineContent
     ) -> list[Edit]:
         inner_xml = xml.serialize_content(self.text, unit, content)
-        if unit.tag != "segment":
-            return [self._make_target(unit, source, target, inner_xml, REVIEW_ATTRIBUTES_1)]
-        tag = xml.get_slice(self.text, unit.start, unit.content_start)
-        return [
-            self._make_target(unit, source, target, inner_xml, {}),
-            Edit(unit.start, unit.content_start, xml.set_attributes(tag, REVIEW_ATTRIBUTES_2)),
-        ]
-
-    def _make_target(
-        self,
-        unit: XmlElement,
-        source: XmlElement,
-        target: XmlElement | None,
-        inner_xml: str,
-        attributes: dict[str, str],
-    ) -> Edit:
+        attributes = {} if unit.tag == "segment" else REVIEW_ATTRIBUTES_1
         if target is not None:
-            return xml.replace_content(self.text, target, inner_xml, attributes)
-        name = xml.make_qualified_name(self.text, source, "target")
-        offset = (unit.find_child("seg-source") or source).end
-        tag = xml.set_attributes(f"<{name}>", attributes)
-        return Edit(offset, offset, f"{xml.get_indent(self.text, source)}{tag}{inner_xml}</{name}>")
-
-
-def _is_locked(unit: XmlElement) -> bool:
-    """True if the nearest `translate` attribute, of the unit or its groups, is "no"."""
-    settings = (element.attributes.get("translate") for element in (unit, *unit.get_ancestors()))
-    return next(filter(None, settings), "yes") == "no"
+            edit = xml.replace_content(self.text, target, inner_xml, attributes)
+        else:
+            name = xml.make_qualified_name(self.text, source, "target")
+            offset = (unit.find_child("seg-source") or source).end
+            start_tag = xml.get_indent(self.text, source) + xml.set_attributes(f"<{name}>", attributes)
+            edit = Edit(offset, offset, f"{start_tag}{inner_xml}</{name}>")
+        if unit.tag != "segment":
+            return [edit]
+        tag = xml.get_slice(self.text, unit.start, unit.content_start)
+        return [edit, Edit(unit.start, unit.content_start, xml.set_attributes(tag, REVIEW_ATTRIBUTES_2))]
 
 
 def _is_empty(target: XmlElement) -> bool:

@@ -283,10 +283,9 @@ def set_attributes(tag: str, values: Mapping[str, str]) -> str:
         if match:
             tag = f'{tag[: match.start(2)]}"{value}"{tag[match.end(2) :]}'
         else:
-            close = "/>" if tag.endswith("/>") else ">"
-            body = tag.removesuffix(close)
-            stripped = body.rstrip()
-            tag = f'{stripped} {name}="{value}"{body[len(stripped) :]}{close}'
+            close = re.search(r"\s*/?>\Z", tag)
+            assert close is not None, "it is a tag"
+            tag = f'{tag[: close.start()]} {name}="{value}"{close[0]}'
     return tag
 
 
