@@ -449,7 +449,7 @@ FAULTS = """
 # data: too long pairs cut instead of dropped
 @ data/batch_plan.py::build_batch_plan: data/test_loader.py
 - if config.too_long == "drop":
-+ if config.too_long == "cut":
++ if config.too_long == "truncate":
 
 # data: sentences of a row share one index
 @ data/loader.py::RowLayout.sentence_in_row: data/test_loader.py

@@ -22,6 +22,14 @@ def index_in_group(counts: Array) -> Array:
     return concatenate_ranges(np.zeros(len(counts), np.int64), counts)
 
 
+def search_sorted(sorted_values: Array, values: Array) -> tuple[Array, Array]:
+    """Return for each value its index in an array of sorted values, and True where it is one of them."""
+    if not len(sorted_values):
+        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+    indices = np.minimum(np.searchsorted(sorted_values, values), len(sorted_values) - 1)
+    return indices, sorted_values[indices] == values
+
+
 def stable_argsort(values: Array) -> Array:
     """Return the stable order of integers from 0 to 2**32. Faster than `np.argsort`."""
     keys = values.astype(np.uint64)

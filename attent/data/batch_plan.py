@@ -43,16 +43,16 @@ class BatchConfig:
     layout        packed: rows of several sentences; every batch has the same shape
                   flat: the same in a single long row
                   bucketed: one sentence per row, with others of similar length; shapes differ
-    too_long      longer sentences: drop the pair, or cut the sentence (without end token)
+    too_long      longer sentences: drop the pair, or truncate the sentence (without end token)
     """
 
     batch_tokens: int = 4096
     max_tokens: int = 256
     layout: Layout = "packed"
-    too_long: Literal["drop", "cut"] = "drop"
+    too_long: Literal["drop", "truncate"] = "drop"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("layout", self.layout, LAYOUTS), ("too_long", self.too_long, ("drop", "cut"))):
+        for name, value, known in (("layout", self.layout, LAYOUTS), ("too_long", self.too_long, ("drop", "truncate"))):
             if value not in known:
                 raise ValueError(f"`{name}` must be {' or '.join(known)}, but is {value!r}")
         if self.max_tokens < 1:
@@ -81,7 +81,7 @@ class BatchPlan:
     pair_ids: Array
     row_offsets: Array
     batch_offsets: Array
-    too_long_pairs: Array  # dropped or cut
+    too_long_pairs: Array  # dropped or truncated
 
     def __len__(self) -> int:
         return len(self.batch_offsets) - 1

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attent.data.arrays import concatenate_ranges, index_in_group, search_sorted
 from attent.data.filters import combine_keys
 from attent.data.pairs import BadLine, Pair
 from attent.text import scripts
@@ -194,17 +195,6 @@ def unique_words(folded: FoldedTexts, ranks: IntArray) -> tuple[IntArray, IntArr
     return keys >> _LINE_SHIFT, keys & ((1 << _LINE_SHIFT) - 1)
 
 
-def positions_in_line(sizes: IntArray, lines: IntArray) -> IntArray:
-    """Return the position of each sorted word within its line."""
-    return np.arange(len(lines)) - (np.cumsum(sizes) - sizes)[lines]
-
-
-def expand_counts(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Return for `counts[i]` entries of each i: the i of every entry, and its index among those of the same i."""
-    origins = np.repeat(np.arange(len(counts)), counts)
-    return origins, positions_in_line(counts, origins)
-
-
 def iter_slices(counts: IntArray, max_total: int) -> Iterator[slice]:
     """Yield slices whose counts add up to `max_total` at most; a single larger count is a slice of its own."""
     ends, start = np.cumsum(counts), 0
@@ -240,12 +230,15 @@ class NearDuplicateIndex:
         """Store for each word the texts that have it among their rarest, and all (text, word) memberships."""
         self._sizes = np.bincount(texts, minlength=len(self.best_overlaps))
         self._memberships = texts * len(self._hashes) + ranks
-        positions = positions_in_line(self._sizes, texts)
+        positions = index_in_group(self._sizes)
         is_prefix = (self._sizes[texts] >= MIN_NEAR_WORDS) & (positions < prefix_length(self._sizes)[texts])
-        order = np.argsort(ranks[is_prefix], kind="stable")
-        self._posting_ranks = ranks[is_prefix][order]
-        self._posting_texts = texts[is_prefix][order]
-        self._posting_positions = positions[is_prefix][order]
+        self._posting_ranks, self._posting_texts, self._posting_positions = ranks, texts, positions
+        self._select_postings(np.flatnonzero(is_prefix)[np.argsort(ranks[is_prefix], kind="stable")])
+
+    def _select_postings(self, selection: IntArray | BoolArray) -> None:
+        self._posting_ranks = self._posting_ranks[selection]
+        self._posting_texts = self._posting_texts[selection]
+        self._posting_positions = self._posting_positions[selection]
         self._posting_starts = np.searchsorted(self._posting_ranks, np.arange(len(self._hashes) + 1))
 
     def update(self, train: Sequence[Pair], folded: FoldedTexts) -> None:
@@ -280,25 +273,25 @@ class NearDuplicateIndex:
         return self._posting_starts[ranks + 1] - self._posting_starts[ranks]
 
     def _rank_words(self, folded: FoldedTexts) -> _ChunkWords:
-        lines, ranks = unique_words(folded, self._look_up_ranks(folded.word_hashes))
+        """Return the words of a chunk by rank; words that are not in the test set are distinguished by their hash."""
+        word_ranks = folded.word_hashes & (_UNKNOWN_WORD - 1) | _UNKNOWN_WORD
+        indices, is_known = search_sorted(self._hashes, folded.word_hashes)
+        word_ranks[is_known] = self._hash_order[indices[is_known]]
+        lines, ranks = unique_words(folded, word_ranks)
         sizes = np.bincount(lines, minlength=len(folded.keys))
         known_counts = np.bincount(lines[ranks < _UNKNOWN_WORD], minlength=len(folded.keys))
-        positions = positions_in_line(sizes, lines) + (sizes - known_counts)[lines]
+        positions = index_in_group(sizes) + (sizes - known_counts)[lines]
         return _ChunkWords(lines, ranks, sizes, known_counts, positions)
 
-    def _look_up_ranks(self, hashes: IntArray) -> IntArray:
-        """Return the rank of each word; words that are not in the test set are distinguished by their hash."""
-        unknown = hashes & (_UNKNOWN_WORD - 1) | _UNKNOWN_WORD
-        if not len(self._hashes):
-            return unknown
-        indices = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-        return np.where(self._hashes[indices] == hashes, self._hash_order[indices], unknown)
+    def matched_sentences(self) -> IntArray:
+        return np.flatnonzero(self.best_overlaps[self.text_ids])
 
     def _find_candidates(self, probes: _ChunkWords, selection: slice) -> tuple[IntArray, IntArray]:
         """Return (line, text) that share a rare word and could share enough, by size and position."""
         ranks, lines, positions = probes.ranks[selection], probes.lines[selection], probes.positions[selection]
-        origins, offsets = expand_counts(self._count_postings(ranks))
-        postings = self._posting_starts[ranks][origins] + offsets
+        counts = self._count_postings(ranks)
+        origins = np.repeat(np.arange(len(counts)), counts)
+        postings = concatenate_ranges(self._posting_starts[ranks], counts)
         texts, lines = self._posting_texts[postings], lines[origins]
         # The first shared word bounds what they can share: itself and all words after it on either side. Later shared
         # words give lower bounds, so that a single word above the threshold is enough.
@@ -312,18 +305,17 @@ class NearDuplicateIndex:
         """Return the candidates that share enough words."""
         slices = iter_slices(words.known_counts[lines], COMPARISONS_PER_SLICE)
         counts = [self._count_shared(words, lines[part], texts[part]) for part in slices]
-        shared = np.concatenate(counts) if counts else np.zeros(0, np.int64)
+        shared = np.concatenate([np.zeros(0, np.int64), *counts])
         overlaps = shared / np.maximum(words.sizes[lines] + self._sizes[texts] - shared, 1)
         is_near = overlaps >= NEAR_THRESHOLD
         return NearMatches(lines[is_near], texts[is_near], overlaps[is_near])
 
     def _count_shared(self, words: _ChunkWords, lines: IntArray, texts: IntArray) -> IntArray:
         """Return the number of words that each candidate line shares with its text."""
-        origins, offsets = expand_counts(words.known_counts[lines])
-        ranks = words.ranks[(np.cumsum(words.sizes) - words.sizes)[lines][origins] + offsets]
-        keys = texts[origins] * len(self._hashes) + ranks
-        indices = np.minimum(np.searchsorted(self._memberships, keys), len(self._memberships) - 1)
-        is_member = self._memberships[indices] == keys
+        counts = words.known_counts[lines]
+        origins = np.repeat(np.arange(len(lines)), counts)
+        ranks = words.ranks[concatenate_ranges((np.cumsum(words.sizes) - words.sizes)[lines], counts)]
+        is_member = search_sorted(self._memberships, texts[origins] * len(self._hashes) + ranks)[1]
         return np.bincount(origins, weights=is_member, minlength=len(lines)).astype(np.int64)
 
     def _retire_matched(self, near: NearMatches) -> None:
@@ -332,11 +324,7 @@ class NearDuplicateIndex:
         np.add.at(self._match_counts, near.texts, 1)
         self._match_counts[near.texts[near.overlaps == 1]] = MAX_NEAR_MATCHES
         if ((self._match_counts >= MAX_NEAR_MATCHES) & ~was_retired).any():
-            mask = self._match_counts[self._posting_texts] < MAX_NEAR_MATCHES
-            self._posting_ranks = self._posting_ranks[mask]
-            self._posting_texts = self._posting_texts[mask]
-            self._posting_positions = self._posting_positions[mask]
-            self._posting_starts = np.searchsorted(self._posting_ranks, np.arange(len(self._posting_starts)))
+            self._select_postings(self._match_counts[self._posting_texts] < MAX_NEAR_MATCHES)
 
 
 # ---- exact matches ---------------------------------------------------------------------------------------------------
@@ -351,18 +339,16 @@ class ExactIndex:
         self._first_lines: dict[int, Pair] = {}  # where a key occurred first, for examples
 
     def update(self, train: Sequence[Pair], keys: IntArray) -> None:
-        indices = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        is_match = (self._keys[indices] == keys) & (keys != 0)
-        matched, lines = np.unique(np.where(is_match, indices, -1), return_index=True)
+        indices, is_match = search_sorted(self._keys, keys)
+        matched, lines = np.unique(np.where(is_match & (keys != 0), indices, -1), return_index=True)
         is_new = (matched >= 0) & ~self._matched[matched]
         self._matched[matched[is_new]] = True
         for i, line in zip(matched[is_new].tolist(), lines[is_new].tolist(), strict=True):
             if len(self._first_lines) < MAX_NEAR_SENTENCES:
                 self._first_lines[i] = train[line]
 
-    def matched_mask(self) -> BoolArray:
-        """Return for each test sentence whether it occurred."""
-        return self._matched[self._key_ids]
+    def matched_sentences(self) -> IntArray:
+        return np.flatnonzero(self._matched[self._key_ids])
 
     def first_line(self, sentence: int) -> Pair | None:
         return self._first_lines.get(int(self._key_ids[sentence]))
@@ -408,30 +394,21 @@ class ContaminationChecker:
         columns = [_SentenceColumns.from_pairs([]), *self._read_chunks(test)]
         self._sentences = _SentenceColumns(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         source_keys, target_keys = self._sentences.source_keys, self._sentences.target_keys
-        self._exact = {
-            "pair": ExactIndex(combine_pair_keys(source_keys, target_keys)),
-            "source": ExactIndex(source_keys),
-            "target": ExactIndex(target_keys),
-        }
-        source, target = fold_pairs(self.pairs)
-        self._near = {"near source": NearDuplicateIndex(source), "near target": NearDuplicateIndex(target)}
+        keys = combine_pair_keys(source_keys, target_keys), source_keys, target_keys
+        indices = (*map(ExactIndex, keys), *map(NearDuplicateIndex, fold_pairs(self.pairs)))
+        self._indices: dict[str, ExactIndex | NearDuplicateIndex] = dict(zip(MATCH_KINDS, indices, strict=True))
 
     def _read_chunks(self, test: Iterable[Pair | BadLine]) -> Iterator[_SentenceColumns]:
-        pairs, index = self._iter_pairs(test), 0
-        while chunk := list(islice(pairs, CHUNK_SENTENCES)):
+        entries, index = iter(test), 0
+        while batch := list(islice(entries, CHUNK_SENTENCES)):
+            chunk = [entry for entry in batch if isinstance(entry, Pair)]
+            self.bad_lines += len(batch) - len(chunk)
             self.pairs += chunk[: MAX_NEAR_SENTENCES - len(self.pairs)]
             for i, pair in enumerate(chunk, start=index):
                 if not self._file_starts or self._file_starts[-1][1] != pair.file:
                     self._file_starts.append((i, pair.file))
             index += len(chunk)
             yield _SentenceColumns.from_pairs(chunk)
-
-    def _iter_pairs(self, test: Iterable[Pair | BadLine]) -> Iterator[Pair]:
-        for entry in test:
-            if isinstance(entry, Pair):
-                yield entry
-            else:
-                self.bad_lines += 1
 
     def __len__(self) -> int:
         return len(self._sentences.lines)
@@ -441,15 +418,15 @@ class ContaminationChecker:
         if not train or not len(self):
             return
         source, target = folded or fold_pairs(train)
-        self._exact["pair"].update(train, combine_pair_keys(source.keys, target.keys))
-        self._exact["source"].update(train, source.keys)
-        self._exact["target"].update(train, target.keys)
-        self._near["near source"].update(train, source)
-        self._near["near target"].update(train, target)
+        texts = combine_pair_keys(source.keys, target.keys), source.keys, target.keys, source, target
+        for index, side in zip(self._indices.values(), texts, strict=True):
+            index.update(train, side)  # type: ignore[arg-type]
 
     def compute(self, examples: int = 2) -> Contamination:
         """Return the counts so far, with some examples of each kind."""
-        kinds, is_short = self._closest_kinds(), self._sentences.is_short
+        kinds, is_short = np.full(len(self), len(MATCH_KINDS)), self._sentences.is_short
+        for i, kind in reversed(list(enumerate(MATCH_KINDS))):  # the closest kind of each sentence
+            kinds[self._indices[kind].matched_sentences()] = i
         counts = {kind: int((kinds[~is_short] == i).sum()) for i, kind in enumerate(MATCH_KINDS)}
         return Contamination(
             sentences=len(self),
@@ -459,31 +436,20 @@ class ContaminationChecker:
             same_target=counts["target"],
             near_duplicates=counts["near source"] + counts["near target"],
             short_matches=int((kinds[is_short] < len(MATCH_KINDS)).sum()),
-            uncompared_lines=max(index.uncompared_lines for index in self._near.values()),
+            uncompared_lines=max(
+                index.uncompared_lines for index in self._indices.values() if isinstance(index, NearDuplicateIndex)
+            ),
             matches=tuple(match for kind in MATCH_KINDS for match in islice(self._iter_matches(kind, kinds), examples)),
         )
-
-    def _closest_kinds(self) -> IntArray:
-        """Return for each test sentence the index of its closest kind in MATCH_KINDS, or their number if none."""
-        kinds = np.full(len(self), len(MATCH_KINDS))
-        for i, kind in reversed(list(enumerate(MATCH_KINDS))):
-            kinds[self._matched_sentences(kind)] = i
-        return kinds
-
-    def _matched_sentences(self, kind: str) -> IntArray:
-        if kind in self._exact:
-            return np.flatnonzero(self._exact[kind].matched_mask())
-        index = self._near[kind]
-        return np.flatnonzero(index.best_overlaps[index.text_ids])
 
     def _iter_matches(self, kind: str, kinds: IntArray) -> Iterator[ContaminationMatch]:
         """Yield examples of a kind, the closest first."""
         sentences = np.flatnonzero((kinds == MATCH_KINDS.index(kind)) & ~self._sentences.is_short)
-        if kind in self._exact:
-            lines = ((i, self._exact[kind].first_line(i)) for i in sentences.tolist())
+        index = self._indices[kind]
+        if isinstance(index, ExactIndex):
+            lines = ((i, index.first_line(i)) for i in sentences.tolist())
             yield from (ContaminationMatch(kind, self._get_sentence(i, line), line, 1.0) for i, line in lines if line)
             return
-        index = self._near[kind]
         closest_first = np.argsort(-index.best_overlaps[index.text_ids[sentences]], kind="stable")
         for i in sentences[closest_first].tolist():
             text = int(index.text_ids[i])

@@ -15,6 +15,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from attent.data.arrays import search_sorted
 from attent.data.pairs import LanguagePair, Pair
 from attent.text import scripts as script_table
 from attent.text.scripts import Scripts
@@ -154,13 +155,14 @@ class PairFilter:
         source_check, target_check = self._script_checks
         if source_check.is_plain(source) and target_check.is_plain(target):
             return self._check_length(len(source), len(target)) or self._check_identical(source, target)
-        if config.control and _is_damaged(source, target):
+        if config.control and any(find_damage(text) is not None for text in (source, target)):
             return "control"
-        return (
-            self._check_length(weighted_length(source), weighted_length(target))
-            or self._check_identical(source, target)
-            or ("script" if config.script and self._is_foreign(source, target) else None)
-        )
+        if reason := self._check_length(weighted_length(source), weighted_length(target)):
+            return reason
+        if source == target:  # of equal sides, only names and codes remain, which may be in any script
+            return self._check_identical(source, target)
+        is_foreign = config.script and any(map(_ScriptCheck.is_foreign, self._script_checks, (source, target)))
+        return "script" if is_foreign else None
 
     def _check_length(self, source: int, target: int) -> str | None:
         config = self.config
@@ -174,15 +176,6 @@ class PairFilter:
     def _check_identical(self, source: str, target: str) -> str | None:
         is_copy = self.config.identical and source == target and is_untranslated(source)
         return "identical" if is_copy else None
-
-    def _is_foreign(self, source: str, target: str) -> bool:
-        if source == target:  # a name or code: others were dropped as "identical"
-            return False
-        return any(map(_ScriptCheck.is_foreign, self._script_checks, (source, target)))
-
-
-def _is_damaged(source: str, target: str) -> bool:
-    return any(CONTROL_CHARS.search(text) is not None or is_mojibake(text) for text in (source, target))
 
 
 def infer_scripts(languages: LanguagePair, sample: Sequence[Pair]) -> tuple[Scripts | None, Scripts | None]:
@@ -234,18 +227,13 @@ class KeySet:
         unique, first = np.unique(np.asarray(keys, dtype=np.uint64), return_index=True)
         is_unseen = np.ones(len(unique), dtype=bool)
         for run in self._runs:
-            indices = np.minimum(np.searchsorted(run, unique), len(run) - 1)
-            is_unseen &= run[indices] != unique
+            is_unseen &= ~search_sorted(run, unique)[1]
         is_new = np.zeros(len(keys), dtype=bool)
         is_new[first[is_unseen]] = True
-        self._add_run(unique[is_unseen])
-        return is_new
-
-    def _add_run(self, run: KeyArray) -> None:
-        if not len(run):
-            return
-        self._runs.append(run)
+        if is_unseen.any():
+            self._runs.append(unique[is_unseen])
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]) <= self.MAX_MERGED_RUN:
             merged = np.concatenate([self._runs.pop(-2), self._runs.pop()])
             merged.sort(kind="stable")  # linear for two sorted halves
             self._runs.append(merged)
+        return is_new

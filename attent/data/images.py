@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -96,25 +97,19 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class IdxSplit:
+    name: str
     images: Path
     labels: Path
-
-    @property
-    def name(self) -> str:
-        return str(self.images)
 
 
 @dataclass(frozen=True)
 class FolderSplit:
     """A folder with a subfolder per class."""
 
+    name: str
     folder: Path
     classes: tuple[str, ...]
     files: tuple[tuple[Path, int], ...] = field(repr=False)  # each with its class index
-
-    @property
-    def name(self) -> str:
-        return str(self.folder)
 
 
 ImageSplit = IdxSplit | FolderSplit
@@ -160,7 +155,9 @@ def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
         raise ImageError(f"{data_path}: must be a folder of images, but does not exist; check the path")
     if splits := find_idx_splits(root):
         return splits if len(splits) > 1 else {"train": next(iter(splits.values()))}
-    check_images_present(root)
+    if labels := next((path for path in sorted(root.iterdir()) if is_idx_file(path, "labels")), None):
+        images = labels.name.replace("labels", "images").replace("idx1", "idx3")
+        raise ImageError(f"{labels}: must have its images in the same folder, as {images}, but has none; add them")
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     split_folders = {split: folders[name] for split, names in SPLIT_NAMES.items() for name in names if name in folders}
     if "train" in split_folders and is_split_folder(split_folders["train"]):
@@ -170,9 +167,11 @@ def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
 
 def is_split_folder(folder: Path) -> bool:
     """True if it contains classes or idx files; a folder `train` may also be a class, next to cars and buses."""
-    return any(
-        (path.is_dir() and not path.name.startswith(".")) or is_idx_file(path, "images") for path in folder.iterdir()
-    )
+    return bool(list_class_folders(folder)) or any(is_idx_file(path, "images") for path in folder.iterdir())
+
+
+def list_class_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
@@ -181,7 +180,8 @@ def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
     for path in sorted(root.iterdir()):
         if not is_idx_file(path, "images"):
             continue
-        split = get_split_name(path)
+        words = re.split(r"[^a-z0-9]+", path.name.lower())
+        split = next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "train")
         other = images.setdefault(split, path)
         if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
             raise ImageError(
@@ -189,13 +189,6 @@ def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
                 f"for `{split}`; put each dataset into a folder of its own"
             )
     return {split: open_idx_split(path) for split, path in images.items()}
-
-
-def check_images_present(root: Path) -> None:
-    labels = next((path for path in sorted(root.iterdir()) if is_idx_file(path, "labels")), None)
-    if labels is not None:
-        images = labels.name.replace("labels", "images").replace("idx1", "idx3")
-        raise ImageError(f"{labels}: must have its images in the same folder, as {images}, but has none; add them")
 
 
 def open_split(path: Path) -> ImageSplit:
@@ -211,11 +204,6 @@ def is_idx_file(path: Path, kind: str) -> bool:
     return path.is_file() and kind in name and name.endswith(("ubyte", ".idx", ".idx1", ".idx3"))
 
 
-def get_split_name(path: Path) -> str:
-    words = re.split(r"[^a-z0-9]+", path.name.lower())
-    return next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "train")
-
-
 def open_idx_split(images: Path) -> IdxSplit:
     """Find the labels of images: they have the same name."""
     if not is_idx_file(images, "images"):
@@ -223,14 +211,14 @@ def open_idx_split(images: Path) -> IdxSplit:
     labels = images.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1")
     for name in (f"{labels}.gz", labels):
         if (images.parent / name).is_file():
-            return IdxSplit(images, images.parent / name)
+            return IdxSplit(str(images), images, images.parent / name)
     raise ImageError(
         f"{images}: must have its labels in the same folder, as {labels} or {labels}.gz, but has none; add them"
     )
 
 
 def open_folder_split(folder: Path) -> FolderSplit:
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = list_class_folders(folder)
     if not classes:
         raise ImageError(
             f"{folder}: must have a folder of images for each class, such as {folder.name}/cat and {folder.name}/dog, "
@@ -238,13 +226,13 @@ def open_folder_split(folder: Path) -> FolderSplit:
         )
     files: list[tuple[Path, int]] = []
     for index, class_folder in enumerate(classes):
-        paths = [path for path in sorted(class_folder.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES]
+        paths = sorted(path for path in class_folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
         paths = [path for path in paths if path.is_file()]
         if not paths:
             suffixes = ", ".join(sorted(IMAGE_SUFFIXES)[:6])
             raise ImageError(f"{class_folder}: must have images, but has none ({suffixes} ...); add some, or remove it")
         files += [(path, index) for path in paths]
-    return FolderSplit(folder, tuple(path.name for path in classes), tuple(files))
+    return FolderSplit(str(folder), folder, tuple(path.name for path in classes), tuple(files))
 
 
 # ---- size ------------------------------------------------------------------------------------------------------------
@@ -255,7 +243,7 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     if isinstance(split, IdxSplit):
         with open_idx(split.images) as file:
             _, rows, columns = read_idx_sizes(file, split.images, 3)
-        return ImageShape(config.image_size or round_up_to_four(max(rows, columns)), config.channels or 1)
+        return ImageShape(config.image_size or math.ceil(max(rows, columns) / 4) * 4, config.channels or 1)
     sides, is_grey = sample_sizes(split)
     if not sides:
         raise ImageError(f"{split.folder}: must have images, but none of the first {SIZE_SAMPLE} can be read")
@@ -263,12 +251,8 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     if side >= PHOTO_SIZE * 3 // 4:
         size = PHOTO_SIZE
     else:
-        size = round_up_to_four(side) if min(sides) == max(sides) else max(8, side // 4 * 4)
+        size = math.ceil(side / 4) * 4 if min(sides) == max(sides) else max(8, side // 4 * 4)
     return ImageShape(config.image_size or size, config.channels or (1 if is_grey else 3))
-
-
-def round_up_to_four(side: int) -> int:
-    return -(-side // 4) * 4
 
 
 def sample_sizes(split: FolderSplit) -> tuple[list[int], bool]:
@@ -308,7 +292,7 @@ def read_pixels(path: Path, shape: ImageShape) -> Array:
             return convert_to_pixels(image, shape)
         except ImageError as error:
             raise ImageError(f"{path}: {error}") from error
-        except (MemoryError, KeyboardInterrupt):
+        except MemoryError:
             raise
         except Exception as error:  # decoders of damaged files raise anything
             problem = f"must be a whole image, but is damaged ({_format_reason(error)}); get it again"
@@ -496,7 +480,7 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
 # ---- the store -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ImageStoreMeta:
     """The content of images.json, which is written last and marks a complete folder."""
 
@@ -525,20 +509,20 @@ def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> Im
 
 
 def _write_store(split: ImageSplit, shape: ImageShape, staging: Path) -> None:
-    writer = write_idx_pixels if isinstance(split, IdxSplit) else write_folder_pixels
-    names, labels, skipped = writer(split, shape, staging / PIXELS_FILE)  # type: ignore[arg-type]
+    skipped: list[str] = []
+    with open(staging / PIXELS_FILE, "wb") as file:
+        if isinstance(split, IdxSplit):
+            labels = read_idx_labels(split)
+            names = read_class_names(split, labels)
+            file.writelines(pad_or_resize(images, shape).tobytes() for images in read_idx_rows(split.images, 3))
+        else:
+            names = split.classes
+            labels = write_folder_pixels(split, shape, file, skipped)
     if not len(labels):
         example = f"of its {len(skipped):,} files none can be read, such as {skipped[0]}"
         raise ImageError(f"{split.name}: must have images, but {example}")
     (staging / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
-    meta = ImageStoreMeta(
-        format=STORE_VERSION,
-        count=len(labels),
-        size=shape.size,
-        channels=shape.channels,
-        class_names=list(names),
-        skipped=skipped,
-    )
+    meta = ImageStoreMeta(STORE_VERSION, len(labels), shape.size, shape.channels, list(names), skipped)
     (staging / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
 
 
@@ -558,40 +542,24 @@ def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def write_idx_pixels(split: IdxSplit, shape: ImageShape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
-    labels = read_idx_labels(split)
-    with open(path, "wb") as file:
-        for images in read_idx_rows(split.images, 3):
-            file.write(pad_or_resize(images, shape).tobytes())
-    return read_class_names(split, labels), labels, []
-
-
-def write_folder_pixels(split: FolderSplit, shape: ImageShape, path: Path) -> tuple[Sequence[str], Array, list[str]]:
-    """Write the pixels of all images. Bad ones are skipped, but each class must have one."""
-    labels, skipped = [], []
+def write_folder_pixels(split: FolderSplit, shape: ImageShape, file: IO[bytes], skipped: list[str]) -> Array:
+    """Write the pixels of all images and return their labels. Bad ones are `skipped`, but each class must have one."""
+    labels = []
     import_pillow()
-    with open(path, "wb") as file, suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for start in range(0, len(split.files), DECODE_BATCH):
             batch = split.files[start : start + DECODE_BATCH]
-            results = pool.map(lambda entry: try_read_pixels(entry[0], shape), batch)
-            for (_, label), pixels in zip(batch, results, strict=True):
-                if isinstance(pixels, str):
-                    skipped.append(pixels)
-                else:
-                    file.write(pixels.tobytes())
+            decoding = [pool.submit(read_pixels, path, shape) for path, _ in batch]
+            for (_, label), pixels in zip(batch, decoding, strict=True):
+                try:
+                    file.write(pixels.result().tobytes())
                     labels.append(label)
+                except ImageError as error:
+                    skipped.append(str(error))
     missing = sorted(set(range(len(split.classes))) - set(labels))
     if labels and missing:
         raise ImageError(f"{split.folder / split.classes[missing[0]]}: must have images, but none can be read")
-    return split.classes, np.array(labels, "<i4"), skipped
-
-
-def try_read_pixels(path: Path, shape: ImageShape) -> Array | str:
-    """Return the pixels of an image, or the error message."""
-    try:
-        return read_pixels(path, shape)
-    except ImageError as error:
-        return str(error)
+    return np.array(labels, "<i4")
 
 
 def read_image_store(folder: Path, name: str) -> ImageDataset:

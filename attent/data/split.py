@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attent.data.arrays import search_sorted
 from attent.data.contamination import fold_texts
 from attent.data.corpus import Corpus, CorpusSplit
 from attent.data.filters import KeyArray, combine_keys, hash_texts
@@ -139,7 +140,7 @@ class _ScannedCorpus:
 
     def select_part(self, selection: _HeldOutKeys, *, held_out: bool) -> Corpus:
         """Return the held-out or the training part of the corpus; bad lines belong to the latter."""
-        pair_mask = selection.held_out_mask(self.keys) if held_out else ~selection.excluded_mask(self.keys)
+        pair_mask = selection.select_pairs(self.keys, held_out=held_out)
         membership = np.zeros(len(self.is_pair), bool) if held_out else ~self.is_pair
         membership[self.is_pair] = pair_mask
         split = CorpusSplit(
@@ -171,20 +172,17 @@ class _HeldOutKeys:
         texts = np.union1d(sources, keys.target[_is_in_sorted(keys.source, sources)])
         return cls(sources, texts[texts != EMPTY_KEY], exclude_targets)
 
-    def held_out_mask(self, keys: _PairKeys) -> BoolArray:
-        return _is_in_sorted(keys.source, self.sources) & keys.nonempty_mask
-
-    def excluded_mask(self, keys: _PairKeys) -> BoolArray:
-        """Return True for held-out pairs and those that share a text with one."""
-        mask = _is_in_sorted(keys.source, self.excluded_texts)
-        return mask | _is_in_sorted(keys.target, self.excluded_texts) if self.exclude_targets else mask
+    def select_pairs(self, keys: _PairKeys, *, held_out: bool) -> BoolArray:
+        """Return True for held-out pairs, or else for training pairs, which share no text with one."""
+        if held_out:
+            return _is_in_sorted(keys.source, self.sources) & keys.nonempty_mask
+        is_excluded = _is_in_sorted(keys.source, self.excluded_texts)
+        return ~(is_excluded | _is_in_sorted(keys.target, self.excluded_texts) if self.exclude_targets else is_excluded)
 
 
 def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
     """Return which keys are in `sorted_keys`. np.isin would sort the keys, which are many."""
-    if not len(sorted_keys):
-        return np.zeros(len(keys), bool)
-    return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
+    return search_sorted(sorted_keys, keys)[1]
 
 
 def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys | None:
@@ -193,7 +191,12 @@ def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys
     Targets may be shared with training only if too little could be held out otherwise.
     """
     nonempty = keys.select(keys.nonempty_mask)
-    candidates = _shuffle_sources(np.unique(nonempty.source), seed)
+    candidates = np.unique(nonempty.source)
+    salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
+    # Two rounds of splitmix64: an order that is the same everywhere, and for two sources whatever the others are.
+    mixed = (candidates ^ salt) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    candidates = candidates[np.argsort(mixed ^ (mixed >> np.uint64(31)))]
     if len(candidates) < 2:
         return None
     candidates = candidates[: max(CANDIDATES_PER_PAIR * num_pairs, MIN_CANDIDATES)]
@@ -212,20 +215,12 @@ def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys
     return _HeldOutKeys.from_sources(cheapest, keys, exclude_targets=is_strict)
 
 
-def _shuffle_sources(sources: KeyArray, seed: int) -> KeyArray:
-    """Return the sources in a random order that is the same everywhere and for each pair of sources."""
-    salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
-    mixed = (sources ^ salt) * np.uint64(0xBF58476D1CE4E5B9)  # two rounds of splitmix64
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return sources[np.argsort(mixed ^ (mixed >> np.uint64(31)))]
-
-
 def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
     """Return how often each of the unique keys occurs among the keys."""
     order = np.argsort(unique_keys)
-    indices = np.searchsorted(unique_keys[order], keys[_is_in_sorted(keys, unique_keys[order])])
+    indices, is_found = search_sorted(unique_keys[order], keys)
     counts = np.empty(len(unique_keys), np.int64)
-    counts[order] = np.bincount(indices, minlength=len(unique_keys))
+    counts[order] = np.bincount(indices[is_found], minlength=len(unique_keys))
     return counts
 
 

@@ -43,11 +43,11 @@ class DataConfig:
     ] = None
     subword_sampling: Annotated[float, "rate of BPE-dropout or unigram sampling; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
-    too_long: Annotated[Literal["drop", "cut"], "drop or truncate longer sentences"] = "drop"
+    too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[Layout | None, "packed rows (GPU), or bucketed by length (CPU)"] = None
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
-    reading: ReadOptions = field(default_factory=ReadOptions)
+    read_options: ReadOptions = field(default_factory=ReadOptions)
     images: ImageDataConfig | None = None  # for --task images
 
     def __post_init__(self) -> None:

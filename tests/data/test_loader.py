@@ -91,7 +91,7 @@ configs = st.builds(
     st.sampled_from(LAYOUTS),
     st.integers(8, 120),
     st.integers(4, 32),
-    st.sampled_from(["drop", "cut"]),
+    st.sampled_from(["drop", "truncate"]),
 )
 
 
@@ -176,9 +176,9 @@ def test_number_of_workers_does_not_change_batches(layout: Layout) -> None:
 
 
 @without_deadline
-@given(lengths, st.integers(4, 32), st.sampled_from(["drop", "cut"]))
+@given(lengths, st.integers(4, 32), st.sampled_from(["drop", "truncate"]))
 def test_packed_and_bucketed_have_the_same_sentences(
-    lengths: list[tuple[int, int]], max_tokens: int, too_long: Literal["drop", "cut"]
+    lengths: list[tuple[int, int]], max_tokens: int, too_long: Literal["drop", "truncate"]
 ) -> None:
     store, sentence_counts = make_store(lengths), []
     for layout in LAYOUTS:
@@ -240,8 +240,8 @@ def test_row_capacity_follows_the_longer_side() -> None:
     assert len(batches.get_epoch(0).plan.too_long_pairs) == 0
 
 
-@pytest.mark.parametrize(("too_long", "action"), [("drop", "dropped"), ("cut", "truncated")])
-def test_too_long_pairs_are_described_with_location(too_long: Literal["drop", "cut"], action: str) -> None:
+@pytest.mark.parametrize(("too_long", "action"), [("drop", "dropped"), ("truncate", "truncated")])
+def test_too_long_pairs_are_described_with_location(too_long: Literal["drop", "truncate"], action: str) -> None:
     store = make_store([(5, 5), (40, 5), (5, 41), (6, 6)])
     batches = PairLoader(store, BatchConfig(batch_tokens=64, max_tokens=32, too_long=too_long))
     description = batches.describe_too_long()

@@ -165,7 +165,7 @@ def test_the_file_written_by_a_run_can_be_used_again(tmp_path: Path) -> None:
     [
         ("mlm", "data.tgt=de"),
         ("lm", "decode.beam_size=2"),
-        ("spans", "data.reading.fuzzy=true"),
+        ("spans", "data.read_options.fuzzy=true"),
         ("classify", "train.valid_sentences=10"),
         ("images", "data.max_tokens=64"),
         ("images", "data.tokenizer.vocab=500"),

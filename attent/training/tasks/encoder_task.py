@@ -60,14 +60,14 @@ class EncoderTask(TextTask):
             batch_tokens=run.train.batch_tokens,
             max_tokens=min(self.max_tokens, run.train.batch_tokens),
             layout=run.data.layout,
-            too_long="cut",
+            too_long="truncate",
         )
         labels = self.make_labels(self.splits.train)
         return TextLoader(self.encoded_texts, config, labels, pad=self.vocabulary.pad, seed=run.train.seed)
 
     def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
         tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
-        config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="cut")
+        config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="truncate")
         labels = self.make_labels(texts)
         return TextLoader(self.encode_with_special_tokens(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
 

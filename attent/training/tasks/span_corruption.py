@@ -100,7 +100,7 @@ class SpanCorruptionTask(text_task.TextTask):
             batch_tokens=run.train.batch_tokens,
             max_tokens=min(self.max_tokens + 1, run.train.batch_tokens),
             layout=run.data.layout,
-            too_long="cut",
+            too_long="truncate",
         )
         corruption = self.build_corruption(self.encoded_texts, run.train.seed, self.splits.train.name)
         return PairLoader(corruption(0), config, seed=run.train.seed, store_for_epoch=corruption)

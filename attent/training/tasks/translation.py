@@ -40,7 +40,7 @@ class TranslationTask(base.Task):
     settings = frozenset(
         {
             "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
-            "data.reading", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "train.rdrop",
+            "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "train.rdrop",
             "train.valid_sentences", "decode",
         }
     )  # fmt: skip

@@ -86,11 +86,11 @@ def prepare_data(run: Run, tokenizer: Tokenizer | None, context: base.RunContext
 def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
-    train = open_corpora(base.spool_stdin(config.train, context.data_dir), languages, config.reading)
+    train = open_corpora(base.spool_stdin(config.train, context.data_dir), languages, config.read_options)
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (
-        open_corpora(names, languages, config.reading) if names else list(_find_siblings(train, split))
+        open_corpora(names, languages, config.read_options) if names else list(_find_siblings(train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _is_scorable(corpus, bool(config.test), context)]
