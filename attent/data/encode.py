@@ -7,7 +7,6 @@ of processes. `token_store` writes the arrays to disk.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ import numpy as np
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.corpus import Corpus
 from attent.data.filters import FilterConfig, PairFilter, hash_pairs, infer_scripts, strip_text
-from attent.data.pairs import BadLine, CorpusError, Pair
+from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
 from attent.text.tokenizer import SubwordSampling, Tokenizer
@@ -29,7 +28,6 @@ BLOCK_PAIRS = 4096  # subword sampling is seeded per block
 BLOCK_TEXTS = 4096
 SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
 SCRIPT_SAMPLE_SIZE = 1000  # pairs from which the script of a side is inferred if its language is unknown
-MAX_EXAMPLES = 3  # locations per reason for dropping a pair
 LINE_BITS = 40  # a location is one integer: the file's index above these bits, the line in them
 CHUNK_CHARS = 2**16  # a document is encoded in chunks of about this size
 TEXT_DTYPE = "<u4"
@@ -51,38 +49,14 @@ class EncodingConfig:
         return "<u2" if max(self.tokenizer.source.size, self.tokenizer.target.size) <= 2**16 else "<u4"
 
 
-@dataclass
-class DropTally:
-    """Counts of dropped pairs by reason, with a few locations."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, reason: str, location: str) -> None:
-        self.counts[reason] += 1
-        examples = self.examples.setdefault(reason, [])
-        if len(examples) < MAX_EXAMPLES:
-            examples.append(location)
-
-
-class FileTable:
-    """The files of a corpus, indexed as they occur, so that a location is one integer."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-        self._indices: dict[str, int] = {}
+class FileTable(dict[str, int]):
+    """The files of a corpus, numbered as they occur, so that a location is one integer."""
 
     def encode_location(self, pair: Pair) -> int:
-        index = self._indices.setdefault(pair.file, len(self.files))
-        if index == len(self.files):
-            self.files.append(pair.file)
-        return index << LINE_BITS | pair.line
-
-    def format_location(self, location: int) -> str:
-        return format_location(location, self.files)
+        return self.setdefault(pair.file, len(self)) << LINE_BITS | pair.line
 
 
-def format_location(location: int, files: list[str]) -> str:
+def format_location(location: int, files: Sequence[str]) -> str:
     """Return a location as `corpus.tsv:1234`."""
     file, line = divmod(location, 1 << LINE_BITS)
     return f"{files[file]}:{line}"
@@ -161,7 +135,7 @@ def learn_tokenizer(
 
 
 def encode_corpus(
-    corpus: Corpus, config: EncodingConfig, file_table: FileTable, tally: DropTally, workers: int
+    corpus: Corpus, config: EncodingConfig, file_table: FileTable, tally: ReasonTally[str], workers: int
 ) -> Iterator[EncodedBlock]:
     """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers."""
     pairs = _iter_pairs(corpus, tally)
@@ -177,7 +151,7 @@ def encode_corpus(
         yield from map_in_order(encoder, chain([first], blocks), workers)
 
 
-def _iter_pairs(corpus: Corpus, tally: DropTally) -> Iterator[Pair]:
+def _iter_pairs(corpus: Corpus, tally: ReasonTally[str]) -> Iterator[Pair]:
     for entry in corpus:
         if isinstance(entry, BadLine):
             tally.add(entry.reason, f"{entry.file}:{entry.line}")
@@ -189,8 +163,7 @@ def _iter_blocks(pairs: Iterable[Pair], file_table: FileTable) -> Iterator[tuple
     """Yield index, sources, targets and locations of each block."""
     pairs = iter(pairs)
     for index in count():
-        block = list(islice(pairs, BLOCK_PAIRS))
-        if not block:
+        if not (block := list(islice(pairs, BLOCK_PAIRS))):
             return
         locations = list(map(file_table.encode_location, block))
         yield index, [pair.source for pair in block], [pair.target for pair in block], locations
@@ -208,15 +181,9 @@ def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentenc
     """Encode short texts without special tokens."""
     encoder = BulkEncoder(vocabulary, TEXT_DTYPE)
     blocks = [encoder.encode(texts[start : start + BLOCK_TEXTS]) for start in range(0, len(texts), BLOCK_TEXTS)]
-    parts = [_strip_eos(block) for block in blocks]
-    return EncodedSentences(np.concatenate([p.ids for p in parts]), np.concatenate([p.lengths for p in parts]))
-
-
-def _strip_eos(sentences: EncodedSentences) -> EncodedSentences:
-    """Remove the end token that `BulkEncoder` appends to each sentence."""
-    mask = np.ones(len(sentences.ids), bool)
-    mask[sentences.lengths.cumsum() - 1] = False
-    return EncodedSentences(sentences.ids[mask], sentences.lengths - 1)
+    ids, lengths = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("ids", "lengths"))
+    end_indices = lengths.cumsum() - 1  # of the end token that `BulkEncoder` appends to each sentence
+    return EncodedSentences(np.delete(ids, end_indices), lengths - 1)
 
 
 def encode_documents(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
@@ -227,15 +194,11 @@ def encode_documents(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSen
 def iter_document_ids(text: str, vocabulary: Vocabulary) -> Iterator[int]:
     """Yield the token ids of a text, encoded in chunks with the same result as in one piece."""
     # Imported vocabularies may merge across a newline, so that a text must be encoded in one piece.
-    chunks = _iter_chunks(text) if _is_native(vocabulary) else [text]
-    encoded = (vocabulary.encode([chunk])[0] for chunk in chunks)
+    is_native = isinstance(vocabulary, SentencePieceVocabulary) and (
+        vocabulary.processor.piece_to_id(ESCAPE) != vocabulary.unknown
+    )
+    encoded = (vocabulary.encode([chunk])[0] for chunk in (_iter_chunks(text) if is_native else [text]))
     return chain.from_iterable(ids[1:] if index else ids for index, ids in enumerate(encoded))
-
-
-def _is_native(vocabulary: Vocabulary) -> bool:
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return False
-    return vocabulary.processor.piece_to_id(ESCAPE) != vocabulary.unknown
 
 
 def _iter_chunks(text: str) -> Iterator[str]:

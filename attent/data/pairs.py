@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from attent.storage.errors import StorageError
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 MAX_LISTED = 20  # languages listed in an error, and therefore remembered by readers
+MAX_EXAMPLES = 3  # per reason for dropping a pair
 
 
 class CorpusError(StorageError):
@@ -37,6 +39,23 @@ class BadLine(NamedTuple):
     file: str
     line: int
     excerpt: str
+
+
+Example = TypeVar("Example")
+
+
+@dataclass
+class ReasonTally(Generic[Example]):
+    """Counts of lines or pairs by reason, with the first few of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Example]] = field(default_factory=dict)
+
+    def add(self, reason: str, example: Example) -> None:
+        self.counts[reason] += 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(example)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +19,15 @@ from attent.data.contamination import Contamination, ContaminationChecker, fold_
 from attent.data.corpus import Corpus
 from attent.data.estimate import CorpusEstimate
 from attent.data.filters import FILTER_ORDER, FilterConfig, KeyArray, KeySet, PairFilter
-from attent.data.pairs import BadLine, CorpusError, Pair
-from attent.text import scripts
+from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
+from attent.text import scripts as script_table
 from attent.text.scripts import Scripts
 
 CountArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 CHUNK_PAIRS = 8_192  # processed together
 SCRIPT_SAMPLE_SIZE = 1_000  # pairs from which the script of a side is inferred if its language is unknown
 ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
-MAX_EXAMPLES = 3  # lines per finding
 EXCERPT_CHARS = 200
 RARE_BELOW = 3  # a character with fewer occurrences is rare
 MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
@@ -137,24 +134,6 @@ class CorpusReport:
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
-class _FindingTally:
-    """Counts by name with a few examples each."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.examples: dict[str, list[LineExample]] = {}
-
-    def add(self, name: str, example: LineExample) -> None:
-        self.counts[name] += 1
-        examples = self.examples.setdefault(name, [])
-        if len(examples) < MAX_EXAMPLES:
-            examples.append(example)
-
-    def to_findings(self) -> tuple[Finding, ...]:
-        ranked = self.counts.most_common()
-        return tuple(Finding(name, count, tuple(self.examples[name])) for name, count in ranked)
-
-
 class _SideCounter:
     """Character and length counts of one side."""
 
@@ -175,7 +154,7 @@ class _SideCounter:
         self.character_lengths += _histogram(np.fromiter(map(len, texts), np.int64, len(texts)))
 
     def to_stats(self, languages: Iterable[str | None]) -> SideStats:
-        by_words = all(scripts.has_word_spaces(expected) for expected in self.scripts)
+        by_words = all(script_table.has_word_spaces(expected) for expected in self.scripts)
         lengths = ("words", self.word_lengths) if by_words else ("characters", self.character_lengths)
         codes = np.flatnonzero(self.characters)
         rare = [chr(code) for code in codes if self.characters[code] < RARE_BELOW and chr(code) != " "]
@@ -252,7 +231,7 @@ class CorpusSurvey:
         self.sample = _PairSample(ESTIMATE_SAMPLE_SIZE)
         self.pairs_read = 0
         self._corpora: list[CorpusSummary] = []
-        self._bad_lines, self._dropped = _FindingTally(), _FindingTally()
+        self._bad_lines, self._dropped = ReasonTally[LineExample](), ReasonTally[LineExample]()
         self._source, self._target = _SideCounter(), _SideCounter()
         self._pairs_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language; None: all
         self._sources_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language
@@ -263,23 +242,32 @@ class CorpusSurvey:
         pairs_before, bad_before = self.pairs_read, self._bad_lines.counts.total()
         pair_filter: PairFilter | None = None
         try:
-            for chunk in _iter_chunks(corpus, self._add_bad_line):
-                if chunk:
-                    pair_filter = pair_filter or self._make_filter(corpus, chunk)
+            for entries in _iter_chunks(corpus):
+                for bad in entries:
+                    if isinstance(bad, BadLine):
+                        example = LineExample(bad.file, bad.line, _make_excerpt(bad.excerpt), "")
+                        self._bad_lines.add(bad.reason, example)
+                if chunk := [entry for entry in entries if isinstance(entry, Pair)]:
+                    if pair_filter is None:
+                        scripts = filters.infer_scripts(corpus.languages, chunk[:SCRIPT_SAMPLE_SIZE])
+                        self._source.scripts.add(scripts[0])
+                        self._target.scripts.add(scripts[1])
+                        pair_filter = PairFilter(FilterConfig(), scripts)
                     self._process_chunk(chunk, pair_filter, corpus.languages.target)
                 progress(self.pairs_read)
         finally:
-            pairs, bad_lines = self.pairs_read - pairs_before, self._bad_lines.counts.total() - bad_before
-            self._corpora.append(_summarize_corpus(corpus, pairs, bad_lines))
-
-    def _add_bad_line(self, bad: BadLine) -> None:
-        self._bad_lines.add(bad.reason, LineExample(bad.file, bad.line, _make_excerpt(bad.excerpt), ""))
-
-    def _make_filter(self, corpus: Corpus, chunk: Sequence[Pair]) -> PairFilter:
-        expected = filters.infer_scripts(corpus.languages, chunk[:SCRIPT_SAMPLE_SIZE])
-        self._source.scripts.add(expected[0])
-        self._target.scripts.add(expected[1])
-        return PairFilter(FilterConfig(), expected)
+            self._corpora.append(
+                CorpusSummary(
+                    name=corpus.name,
+                    files=corpus.file_names,
+                    source=corpus.languages.source,
+                    target=corpus.languages.target,
+                    weight=corpus.weight,
+                    pairs=self.pairs_read - pairs_before,
+                    bad_lines=self._bad_lines.counts.total() - bad_before,
+                    ignored_files=corpus.ignored_files,
+                )
+            )
 
     def _process_chunk(self, chunk: Sequence[Pair], pair_filter: PairFilter, target_language: str | None) -> None:
         self.pairs_read += len(chunk)
@@ -296,10 +284,18 @@ class CorpusSurvey:
         is_good = np.array([reason is None for reason in reasons], dtype=bool)
         source_keys, target_keys = filters.hash_texts(sources), filters.hash_texts(targets)
         keys = filters.combine_keys(source_keys, target_keys)
-        is_new = self._find_new(chunk, keys, is_good, target_language)
+        is_new = np.zeros(len(chunk), dtype=bool)
+        is_new[is_good] = self._pairs_seen[target_language if self.per_target else None].add(keys[is_good])
+        for i in np.flatnonzero(is_good & ~is_new).tolist():
+            self._count_dropped("duplicates", chunk[i])
         self._identical_pairs += int((source_keys[is_new] == target_keys[is_new]).sum())
         self._retranslated_pairs += int((~self._sources_seen[target_language].add(source_keys[is_new])).sum())
-        self._add_to_sample(keys, is_new, sources, targets)
+        if self.keep_all:  # duplicates are sampled one by one, by their index
+            indices = np.arange(self.pairs_read - len(keys), self.pairs_read, dtype=np.uint64)
+            self.sample.add(filters.combine_keys(keys, indices), sources, targets)
+        else:
+            selected = np.flatnonzero(is_new).tolist()
+            self.sample.add(keys[selected], [sources[i] for i in selected], [targets[i] for i in selected])
 
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
@@ -307,33 +303,14 @@ class CorpusSurvey:
         if reason == "control":
             self._mojibake_pairs += filters.is_mojibake(pair.source) or filters.is_mojibake(pair.target)
 
-    def _find_new(
-        self, chunk: Sequence[Pair], keys: KeyArray, is_good: BoolArray, target_language: str | None
-    ) -> BoolArray:
-        """Return which of the good pairs are no duplicates."""
-        is_new = np.zeros(len(chunk), dtype=bool)
-        is_new[is_good] = self._pairs_seen[target_language if self.per_target else None].add(keys[is_good])
-        for i in np.flatnonzero(is_good & ~is_new).tolist():
-            self._count_dropped("duplicates", chunk[i])
-        return is_new
-
-    def _add_to_sample(self, keys: KeyArray, is_new: BoolArray, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Sample the pairs that training would see. Duplicates that are kept are sampled one by one, by their index."""
-        if self.keep_all:
-            indices = np.arange(self.pairs_read - len(keys), self.pairs_read, dtype=np.uint64)
-            self.sample.add(filters.combine_keys(keys, indices), sources, targets)
-            return
-        selected = np.flatnonzero(is_new).tolist()
-        self.sample.add(keys[selected], [sources[i] for i in selected], [targets[i] for i in selected])
-
     def build_report(
         self, estimate: CorpusEstimate | None = None, error: str | None = None, unread_corpora: Sequence[str] = ()
     ) -> CorpusReport:
-        by_name = {finding.name: finding for finding in self._dropped.to_findings()}
+        by_name = {finding.name: finding for finding in _to_findings(self._dropped)}
         return CorpusReport(
             corpora=tuple(self._corpora),
             pairs=self.pairs_read,
-            bad_lines=self._bad_lines.to_findings(),
+            bad_lines=_to_findings(self._bad_lines),
             source=self._source.to_stats(corpus.source for corpus in self._corpora),
             target=self._target.to_stats(corpus.target for corpus in self._corpora),
             dropped=tuple(by_name.get(name, Finding(name, 0)) for name in FILTER_ORDER),
@@ -377,36 +354,24 @@ class CorpusSurvey:
         )
 
 
-def _summarize_corpus(corpus: Corpus, pairs: int, bad_lines: int) -> CorpusSummary:
-    return CorpusSummary(
-        name=corpus.name,
-        files=corpus.file_names,
-        source=corpus.languages.source,
-        target=corpus.languages.target,
-        weight=corpus.weight,
-        pairs=pairs,
-        bad_lines=bad_lines,
-        ignored_files=corpus.ignored_files,
-    )
-
-
-def _iter_chunks(corpus: Iterable[Pair | BadLine], add_bad_line: Callable[[BadLine], None]) -> Iterator[list[Pair]]:
-    """Yield chunks of pairs; on an error, first the pairs before it."""
-    entries, is_done = iter(corpus), False
-    while not is_done:
-        chunk: list[Pair] = []
-        is_done = True
-        try:
-            for entry in islice(entries, CHUNK_PAIRS):
-                is_done = False
-                if isinstance(entry, Pair):
-                    chunk.append(entry)
-                else:
-                    add_bad_line(entry)
-        except (CorpusError, OSError):
-            yield chunk
-            raise
+def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
+    """Yield the entries in chunks; on an error, first those before it."""
+    chunk: list[Pair | BadLine] = []
+    try:
+        for entry in entries:
+            chunk.append(entry)
+            if len(chunk) == CHUNK_PAIRS:
+                yield chunk
+                chunk = []
+    except (CorpusError, OSError):
         yield chunk
+        raise
+    yield chunk
+
+
+def _to_findings(tally: ReasonTally[LineExample]) -> tuple[Finding, ...]:
+    ranked = tally.counts.most_common()
+    return tuple(Finding(name, count, tuple(tally.examples[name])) for name, count in ranked)
 
 
 def _make_excerpt(text: str) -> str:
@@ -446,25 +411,19 @@ def survey_corpora(
 
 def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[HeldOutSet]:
     """Return the test sets to check: those that were named, and those in the folders of the corpora."""
-    named = [*_iter_requested(test_corpora), *_iter_siblings(corpora)]
-    return [HeldOutSet(name, test.file_names, ContaminationChecker(test)) for name, test in named]
+    test_sets = []
 
+    def add(test: Corpus, split: str, with_languages: bool) -> None:
+        tags = f" ({test.languages.source}-{test.languages.target})" if with_languages else ""
+        name = f"{Path(test.name).name or test.name}{split}{tags}"
+        test_sets.append(HeldOutSet(name, test.file_names, ContaminationChecker(test)))
 
-def _iter_requested(test_corpora: Sequence[Corpus]) -> Iterator[tuple[str, Corpus]]:
-    """Yield the test set of a folder that has one, else the whole corpus."""
     several = len({corpus.languages for corpus in test_corpora}) > 1
-    for corpus in test_corpora:
+    for corpus in test_corpora:  # the test set of a folder that has one, else the whole corpus
         test = corpus.get_sibling_split("test")
-        yield _name_test_set(corpus, " test" if test else "", several), test or corpus
-
-
-def _iter_siblings(corpora: Sequence[Corpus]) -> Iterator[tuple[str, Corpus]]:
+        add(test or corpus, " test" if test else "", several)
     for corpus in corpora:
         for split in ("test", "valid"):
             if test := corpus.get_sibling_split(split):
-                yield _name_test_set(corpus, f" {split}", len(corpora) > 1), test
-
-
-def _name_test_set(corpus: Corpus, split: str, with_languages: bool) -> str:
-    tags = f" ({corpus.languages.source}-{corpus.languages.target})" if with_languages else ""
-    return f"{Path(corpus.name).name or corpus.name}{split}{tags}"
+                add(test, f" {split}", len(corpora) > 1)
+    return test_sets

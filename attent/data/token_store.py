@@ -24,7 +24,6 @@ from attent.data.arrays import Array, concatenate_ranges
 from attent.data.corpus import Corpus
 from attent.data.encode import (
     BLOCK_PAIRS,
-    DropTally,
     EncodedBlock,
     EncodingConfig,
     FileTable,
@@ -35,7 +34,7 @@ from attent.data.encode import (
 )
 from attent.data.file_hashes import hash_file
 from attent.data.filters import KeySet
-from attent.data.pairs import CorpusError
+from attent.data.pairs import CorpusError, ReasonTally
 from attent.storage.cache import build_folder, remove_abandoned
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.vocabulary import Vocabulary
@@ -216,7 +215,10 @@ def prepare_store(
 
     def build(staging: Path) -> None:
         try:
-            _write_store(staging, corpora, config, workers or min(MAX_WORKERS, os.cpu_count() or 1), progress)
+            with _StoreWriter(staging, config) as writer:
+                for corpus in corpora:
+                    writer.add(corpus, workers or min(MAX_WORKERS, os.cpu_count() or 1), progress)
+            writer.write_meta()
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -282,19 +284,6 @@ class ResampledStores:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _write_store(
-    folder: Path,
-    corpora: Sequence[Corpus],
-    config: EncodingConfig,
-    workers: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    with _StoreWriter(folder, config) as writer:
-        for corpus in corpora:
-            writer.add(corpus, workers, progress)
-    writer.write_meta()
-
-
 class _StoreWriter(ExitStack):
     """The open files of a store; the caller syncs them to disk."""
 
@@ -311,7 +300,7 @@ class _StoreWriter(ExitStack):
         self.parts: list[CorpusPart] = []
 
     def add(self, corpus: Corpus, workers: int, progress: Callable[[int], None] | None) -> None:
-        before, tally = self.pairs, DropTally()
+        before, tally = self.pairs, ReasonTally[str]()
         for block in encode_corpus(corpus, self.config, self.file_table, tally, workers):
             self.pairs_done += len(block.keys) + len(block.dropped)
             self._write(self._drop_duplicates(block, tally))
@@ -321,15 +310,16 @@ class _StoreWriter(ExitStack):
         part = CorpusPart(name=corpus.name, pairs=self.pairs - before, dropped=dropped, examples=tally.examples)
         self.parts.append(part)
 
-    def _drop_duplicates(self, block: EncodedBlock, tally: DropTally) -> EncodedBlock:
+    def _drop_duplicates(self, block: EncodedBlock, tally: ReasonTally[str]) -> EncodedBlock:
         """Count the pairs that the filters dropped, and drop duplicates."""
+        files = list(self.file_table)
         for reason, location in block.dropped:
-            tally.add(reason, self.file_table.format_location(location))
+            tally.add(reason, format_location(location, files))
         if not self.config.filters.duplicates:
             return block
         is_new = self.seen_pairs.add(block.keys)
         for location in block.locations[~is_new]:
-            tally.add("duplicates", self.file_table.format_location(int(location)))
+            tally.add("duplicates", format_location(int(location), files))
         return block if is_new.all() else block.select(is_new)
 
     def _write(self, block: EncodedBlock) -> None:
@@ -349,7 +339,7 @@ class _StoreWriter(ExitStack):
             dtype=self.config.dtype,
             token_counts=self.token_counts,
             pad_ids={"source": self.config.tokenizer.source.pad, "target": self.config.tokenizer.target.pad},
-            files=self.file_table.files,
+            files=list(self.file_table),
             parts=self.parts,
         )
         (self.folder / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
