@@ -19,7 +19,6 @@ from attent.data.corpus import ReadOptions, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair
 
 EXIT_FAILED = 1
-MIN_SECONDS = 0.001  # a coarse clock may not have moved yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +92,8 @@ def show_progress() -> Iterator[Callable[[int], None]]:
     """Show the pairs read so far on stderr, if it is a terminal."""
     start = time.monotonic()
     with _show_status("reading ...") as update:
-        yield lambda read: update(
-            f"{read:,} pairs, {read / max(time.monotonic() - start, MIN_SECONDS):,.0f} per second"
-        )
+        # A coarse clock may not have moved yet.
+        yield lambda read: update(f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} per second")
 
 
 @contextmanager

@@ -73,10 +73,12 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
 
 def _diagnose_ignored(report: CorpusReport) -> Iterator[Diagnostic]:
     """Report unread files. Those in a known format and both files of a pair may have been meant for training."""
-    names = list_ignored_files(report.corpora)
-    stems = Counter(_file_stem(name) for name in names)
-    readable = [name for name in names if registry.detect_format(_file_name(name)) or stems[_file_stem(name)] > 1]
-    others = [name for name in names if name not in readable]
+    entries = list_ignored_files(report.corpora)
+    files = {entry: entry.partition(" (")[0] for entry in entries}  # of an entry such as `more.tsv (the reason)`
+    stems = {entry: streams.strip_compression_suffix(file).rpartition(".")[0] for entry, file in files.items()}
+    counts = Counter(stems.values())
+    readable = [entry for entry in entries if registry.detect_format(files[entry]) or counts[stems[entry]] > 1]
+    others = [entry for entry in entries if entry not in readable]
     if readable:
         yield Diagnostic(2, f"Not read: {format_names(readable)}. Name a file as a corpus to train on it too.")
     if others:
@@ -87,16 +89,7 @@ def list_ignored_files(corpora: Sequence[CorpusSummary]) -> list[str]:
     """Return the files that no corpus read; a folder may be read once per language pair."""
     read = {(corpus.name, Path(file).name) for corpus in corpora for file in corpus.files}
     names = [(corpus.name, name) for corpus in corpora for name in corpus.ignored_files]
-    return list(dict.fromkeys(name for folder, name in names if (folder, _file_name(name)) not in read))
-
-
-def _file_name(entry: str) -> str:
-    """Return the file of an entry such as `more.tsv (the reason)`."""
-    return entry.partition(" (")[0]
-
-
-def _file_stem(entry: str) -> str:
-    return streams.strip_compression_suffix(_file_name(entry)).rpartition(".")[0]
+    return list(dict.fromkeys(name for folder, name in names if (folder, name.partition(" (")[0]) not in read))
 
 
 def format_names(names: Sequence[str], max_names: int = 3) -> str:
@@ -136,22 +129,18 @@ def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
     )
     summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
     if not summary:
-        return _diagnose_clean(test_set)
+        text = f"No sentence of {test_set.name} is in this corpus, exactly or nearly"
+        if overlap.short_matches:
+            text += f", except {overlap.short_matches:,} of three words or less"
+        if limits := describe_limits(overlap):
+            text += f"; {limits}"
+        severity = 1 if overlap.short_matches > MAX_SHORT_CONTAMINATION * overlap.sentences else 0
+        return Diagnostic(severity, f"{text}.")
     summary = f"{test_set.name}: of {format_count(overlap.sentences, 'sentence')}, {summary}"
     if same > MAX_CONTAMINATION * overlap.sentences:
         return Diagnostic(2, f"{summary}: scores on it would be inflated.")
     is_low = overlap.exact_matches + overlap.near_duplicates < 0.1 * overlap.sentences
     return Diagnostic(1, f"{summary}: {'so few are normal' if is_low else 'check the examples below'}.")
-
-
-def _diagnose_clean(test_set: ContaminationReport) -> Diagnostic:
-    overlap = test_set.contamination
-    text = f"No sentence of {test_set.name} is in this corpus, exactly or nearly"
-    if overlap.short_matches:
-        text += f", except {overlap.short_matches:,} of three words or less"
-    if limits := describe_limits(overlap):
-        text += f"; {limits}"
-    return Diagnostic(1 if overlap.short_matches > MAX_SHORT_CONTAMINATION * overlap.sentences else 0, f"{text}.")
 
 
 def describe_limits(contamination: Contamination) -> str:

@@ -65,8 +65,8 @@ def estimate_tokens(texts: TextPairs, num_pairs: int, num_characters: int) -> To
     """Tokenize a sample of a corpus, and extrapolate to its size; None if the sample is too small."""
     if len(texts) < MIN_PAIRS:
         return None
-    tokenizer = _train_tokenizer(texts, num_characters)
     sources, targets = ([pair[side] for pair in texts] for side in (0, 1))
+    tokenizer = _train_tokenizer(sources, targets, num_characters)
     rows = tokenizer.encode_source(sources), tokenizer.encode_target(targets)
     counts = [sum(map(len, side)) for side in rows]
     words = [max(sum(len(text.split()) for text in side), 1) for side in (sources, targets)]
@@ -82,21 +82,13 @@ def estimate_tokens(texts: TextPairs, num_pairs: int, num_characters: int) -> To
     return TokenizedSample(tokenizer, rows, estimate)
 
 
-def _train_tokenizer(texts: TextPairs, num_characters: int) -> Tokenizer:
+def _train_tokenizer(sources: list[str], targets: list[str], num_characters: int) -> Tokenizer:
     """Train on the sample, with the vocabulary size of the whole corpus where the sample is large enough for it."""
-    from attent.text.tokenizer import TokenizerError
-    from attent.text.tokenizer_training import (
-        CorpusSample,
-        TokenizerConfig,
-        choose_vocab_size,
-        count_characters,
-        train_tokenizer,
-    )
+    from attent.text import tokenizer_training as training
 
-    sources, targets = [source for source, _ in texts], [target for _, target in texts]
-    sample = CorpusSample([*sources, *targets], num_characters)
-    vocab = choose_vocab_size(sample, count_characters(sample))
+    sample = training.CorpusSample([*sources, *targets], num_characters)
+    vocab = training.choose_vocab_size(sample, training.count_characters(sample))
     try:
-        return train_tokenizer(sources, targets, TokenizerConfig(vocab=vocab))
-    except TokenizerError:
-        return train_tokenizer(sources, targets)
+        return training.train_tokenizer(sources, targets, training.TokenizerConfig(vocab=vocab))
+    except training.TokenizerError:
+        return training.train_tokenizer(sources, targets)

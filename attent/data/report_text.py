@@ -16,7 +16,7 @@ from attent.data.diagnostics import describe_limits, diagnose
 from attent.data.estimate import CorpusEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, Finding, LengthStats, LineExample, SideStats
+from attent.data.report import ContaminationReport, CorpusReport, LineExample, SideStats
 from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
@@ -55,7 +55,11 @@ def render_report(report: CorpusReport) -> str:
 
 def _iter_sections(report: CorpusReport, width: int) -> Iterator[RenderableType]:
     """Yield the diagnostics first, then the figures."""
-    yield _render_diagnostics(report)
+    diagnostics = Table.grid(padding=(0, 2))
+    for diagnostic in diagnose(report):
+        label, style = SEVERITY_LABELS[diagnostic.severity]
+        diagnostics.add_row(Text(label, style), Text(diagnostic.text))
+    yield diagnostics
     yield _render_corpora(report)
     if not report.pairs:
         return
@@ -71,14 +75,6 @@ def _render_heading(title: str, note: str = "") -> Text:
     return Text.assemble("\n", (title, "bold"), (f"  {note}" if note else "", "dim"))
 
 
-def _render_diagnostics(report: CorpusReport) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    for diagnostic in diagnose(report):
-        label, style = SEVERITY_LABELS[diagnostic.severity]
-        table.add_row(Text(label, style), Text(diagnostic.text))
-    return table
-
-
 def _render_corpora(report: CorpusReport) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
@@ -90,7 +86,10 @@ def _render_corpora(report: CorpusReport) -> RenderableType:
         table.add_row(_format_files(corpus.files), f"{format_count(corpus.pairs, 'pair')}{tags}{weight}")
     rows: list[RenderableType] = [_render_heading("Files"), table]
     if report.bad_lines:
-        rows += [_render_heading("Lines that are not pairs"), *map(_render_bad_lines, report.bad_lines)]
+        rows.append(_render_heading("Lines that are not pairs"))
+    for finding in report.bad_lines:
+        rows.append(Text(f"{finding.count:>11,}  {finding.name}"))
+        rows += [_render_line(_format_location(example), example.source) for example in finding.examples]
     return Group(*rows)
 
 
@@ -103,12 +102,6 @@ def _format_files(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def _render_bad_lines(finding: Finding) -> RenderableType:
-    rows = [Text(f"{finding.count:>11,}  {finding.name}")]
-    rows += [_render_line(_format_location(example), example.source) for example in finding.examples]
-    return Group(*rows)
-
-
 # ---- sizes and lengths -----------------------------------------------------------------------------------------------
 
 
@@ -119,8 +112,9 @@ def _render_sides(report: CorpusReport) -> RenderableType:
     for name, side in sides:
         title = f"{name} ({', '.join(side.languages)})" if side.languages else name
         table.add_column(title, justify="right", header_style="dim")
-    for row in _build_side_rows(report.source, report.target):
-        table.add_row(*row)
+    for label, values in _iter_side_rows(report.source, report.target):
+        if any(values):
+            table.add_row(label, *values)
     rows: list[RenderableType] = [_render_heading(format_count(report.pairs, "pair")), table]
     for name, side in sides:
         if side.rare_characters:
@@ -131,23 +125,16 @@ def _render_sides(report: CorpusReport) -> RenderableType:
     return Group(*rows)
 
 
-def _build_side_rows(*sides: SideStats) -> list[tuple[str, ...]]:
-    def format_lengths(values: Iterator[int]) -> list[str]:
-        return [
-            format_count(value, side.lengths.unit.removesuffix("s")) for value, side in zip(values, sides, strict=True)
-        ]
-
-    lengths: list[LengthStats] = [side.lengths for side in sides]
-    rows = [
-        ("words", [f"{side.words:,}" if side.lengths.unit == "words" else "" for side in sides]),
-        ("characters", [f"{side.characters:,}" for side in sides]),
-        ("distinct characters", [f"{side.distinct_characters:,}" for side in sides]),
-        ("mean length", [f"{side.lengths.mean:.1f} {side.lengths.unit}" for side in sides]),
-        ("median length", format_lengths(stats.median for stats in lengths)),
-        ("95th percentile", format_lengths(stats.percentile_95 for stats in lengths)),
-        ("maximum length", format_lengths(stats.max_length for stats in lengths)),
-    ]
-    return [(label, *values) for label, values in rows if any(values)]
+def _iter_side_rows(*sides: SideStats) -> Iterator[tuple[str, list[str]]]:
+    lengths = [side.lengths for side in sides]
+    yield "words", [f"{side.words:,}" if side.lengths.unit == "words" else "" for side in sides]
+    yield "characters", [f"{side.characters:,}" for side in sides]
+    yield "distinct characters", [f"{side.distinct_characters:,}" for side in sides]
+    yield "mean length", [f"{stats.mean:.1f} {stats.unit}" for stats in lengths]
+    for label, name in (
+        ("median length", "median"), ("95th percentile", "percentile_95"), ("maximum length", "max_length")
+    ):  # fmt: skip
+        yield label, [format_count(getattr(stats, name), stats.unit.removesuffix("s")) for stats in lengths]
 
 
 def _format_characters(text: str, max_characters: int = 30) -> str:
@@ -162,29 +149,23 @@ def _format_characters(text: str, max_characters: int = 30) -> str:
 def _render_histogram(report: CorpusReport, width: int) -> RenderableType:
     """Draw the length distributions of both sides next to each other."""
     sides = report.source, report.target
-    bin_width = _choose_bin_width(max(side.lengths.percentile_95 for side in sides))
+    max_length = 1.2 * max(side.lengths.percentile_95 for side in sides)
+    sizes = (size * 10**power for power in range(6) for size in (1, 2, 3, 5))
+    bin_width = next(size for size in sizes if size * NUM_BINS >= max_length)  # a round width
     table = Table.grid(padding=(0, 1))
     for justify in ("right", "left", "right", "left", "right"):
         table.add_column(justify=justify, no_wrap=True)
     bar_width = min(MAX_BAR_WIDTH, (width - 26) // 2)
-    table.add_row("", *(cell for side in sides for cell in (Text(_format_unit(side), "dim"), "")))
+    units = [side.lengths.unit + (f" of {side.languages[0]}" if side.languages else "") for side in sides]
+    table.add_row("", *(cell for unit in units for cell in (Text(unit, "dim"), "")))
     rows = [bin_lengths(side.lengths.counts, bin_width) for side in sides]
     peak = max(max(max(row) for row in rows), 1e-9)
     for i in range(1 + max(i for i in range(NUM_BINS + 1) if any(row[i] for row in rows))):
         if any(row[i] for row in rows) or i < NUM_BINS:
             cells = (cell for row in rows for cell in (draw_bar(row[i] / peak, bar_width), _format_share(row[i])))
-            table.add_row(_format_bin(i, bin_width), *cells)
+            label = f"{bin_width * i + 1:,}-{bin_width * (i + 1):,}" if bin_width > 1 else f"{i + 1}"
+            table.add_row(f"over {bin_width * NUM_BINS:,}" if i == NUM_BINS else label, *cells)
     return Group(_render_heading("Line lengths"), table)
-
-
-def _format_unit(side: SideStats) -> str:
-    return f"{side.lengths.unit} of {side.languages[0]}" if side.languages else side.lengths.unit
-
-
-def _choose_bin_width(max_length: int) -> int:
-    """Return a round width such that NUM_BINS bins hold most lines."""
-    sizes = (size * 10**power for power in range(6) for size in (1, 2, 3, 5))
-    return next(size for size in sizes if size * NUM_BINS >= max_length * 1.2)
 
 
 def bin_lengths(counts: Sequence[int], bin_width: int) -> list[float]:
@@ -202,12 +183,6 @@ def draw_bar(share: float, width: int) -> str:
     return (bar or ("▏" if share > 0 else "")).ljust(width)
 
 
-def _format_bin(i: int, bin_width: int) -> str:
-    if i == NUM_BINS:
-        return f"over {bin_width * NUM_BINS:,}"
-    return f"{bin_width * i + 1:,}-{bin_width * (i + 1):,}" if bin_width > 1 else f"{i + 1}"
-
-
 def _format_share(share: float) -> str:
     if not share:
         return ""
@@ -222,7 +197,10 @@ def _render_filters(report: CorpusReport) -> RenderableType:
     rows: list[RenderableType] = [_render_heading("Dropped by the filters", note)]
     for finding in report.dropped:
         rows.append(_render_count(FILTER_LABELS[finding.name], finding.count, report, "" if finding.count else "dim"))
-        rows += [line for example in finding.examples for line in _render_example(example)]
+        for example in finding.examples:  # each text ends its line, so that right-to-left text moves nothing else
+            location = _format_location(example)
+            rows.append(_render_line(location, example.source))
+            rows.append(_render_line(" " * cell_len(location), example.target))
     rows.append(_render_count("pairs to train on", report.kept_pairs, report, "bold"))
     if report.identical_pairs:
         rows.append(_render_count("of them with equal sides (names, codes ...)", report.identical_pairs, report))
@@ -234,12 +212,6 @@ def _render_filters(report: CorpusReport) -> RenderableType:
 
 def _render_count(label: str, count: int, report: CorpusReport, style: str = "") -> Text:
     return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
-
-
-def _render_example(example: LineExample) -> list[Text]:
-    """Render a pair on two lines; each text ends its line, so that right-to-left text moves nothing else."""
-    location = _format_location(example)
-    return [_render_line(location, example.source), _render_line(" " * cell_len(location), example.target)]
 
 
 def _format_location(example: LineExample | Pair) -> str:
@@ -255,6 +227,8 @@ def _render_line(location: str, text: str) -> Text:
 
 def _render_test_set(test_set: ContaminationReport) -> RenderableType:
     overlap = test_set.contamination
+    sides = zip(("source", "target"), test_set.unseen_characters, strict=True)
+    unseen = "; ".join(f"{side} {_format_characters(characters, 20)}" for side, characters in sides if characters)
     rows: list[RenderableType] = [
         _render_heading(f"Overlap with {test_set.name}", format_count(overlap.sentences, "sentence")),
         Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
@@ -265,7 +239,7 @@ def _render_test_set(test_set: ContaminationReport) -> RenderableType:
         (overlap.same_target, "with the translation of another line of the corpus"),
         (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
         (overlap.short_matches, "of three words or less that recur, as such sentences do"),
-        (test_set.unseen_sentences, f"with characters not in the corpus: {_format_unseen(test_set)}"),
+        (test_set.unseen_sentences, f"with characters not in the corpus: {unseen}"),
         (test_set.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
@@ -277,12 +251,6 @@ def _render_test_set(test_set: ContaminationReport) -> RenderableType:
         rows.append(Text(limits, "yellow"))
     rows += [line for match in overlap.matches for line in _render_match(match)]
     return Group(*rows)
-
-
-def _format_unseen(test_set: ContaminationReport) -> str:
-    """List unseen characters by side, since a character that one side lacks may be in the other."""
-    sides = zip(("source", "target"), test_set.unseen_characters, strict=True)
-    return "; ".join(f"{side} {_format_characters(unseen, 20)}" for side, unseen in sides if unseen)
 
 
 def _render_match(match: ContaminationMatch) -> list[Text]:
@@ -306,17 +274,17 @@ def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> Renderab
     is_complete = tokens.sampled_pairs >= report.kept_pairs
     sample = "all pairs" if is_complete else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
     source, target = format_rounded(tokens.source_tokens), format_rounded(tokens.target_tokens)
+    fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
+    in_words = report.source.lengths.unit == report.target.lengths.unit == "words"
     rows: list[tuple[str, str | Text]] = [
         ("vocabulary", f"{tokens.vocab_size:,} subwords, shared by both languages"),
         ("tokens", f"about {source} source and {target} target"),
+        *([("tokens per word", fertility)] if in_words else []),
         ("model", f"{training.size}, {format_rounded(training.parameters)} parameters"),
         ("speed", f"{format_rounded(training.tokens_per_second)} tokens per second ({training.device})"),
         ("training", Text(format_duration_range(*training.seconds), "bold")),
         ("", f"for {training.epochs} epochs, which are often enough for this amount of data"),
     ]
-    if report.source.lengths.unit == report.target.lengths.unit == "words":
-        fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
-        rows.insert(2, ("tokens per word", fertility))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     for row in rows:
