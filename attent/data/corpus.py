@@ -87,19 +87,16 @@ class Corpus:
 
     def fingerprint(self) -> list[tuple[str, int, int]]:
         """Return absolute path, size and modification time (ns) of each file."""
-        return [_get_file_stamp(file) for file in self.input_files]
+        for file in self.input_files:
+            if file.path is None or not file.is_regular:
+                raise _make_read_once_error(file)
+        status = [(file.path, file.path.stat()) for file in self.input_files if file.path]
+        return [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in status]
 
     def get_sibling_split(self, split: str) -> Corpus | None:
         """Return the `valid` or `test` files of the same folder, or None."""
         files = tuple(file for name, file in self.sibling_files if name == split)
         return replace(self, parallel_files=files, sibling_files=(), ignored_files=(), split=None) if files else None
-
-
-def _get_file_stamp(file: InputFile) -> tuple[str, int, int]:
-    if file.path is None or not file.is_regular:
-        raise _make_read_once_error(file)
-    status = file.path.stat()
-    return str(file.path.absolute()), status.st_size, status.st_mtime_ns
 
 
 def _make_read_once_error(file: InputFile) -> CorpusError:
@@ -112,8 +109,11 @@ def open_corpora(
     """Return the named corpora in order; for `en` to `de,fr` each name gives one corpus per language pair."""
     if isinstance(names, str):
         names = [names]
-    pairs = _expand_language_pairs(languages)
-    groups = [[_open_corpus(name, pair, options) for pair in pairs] for name in names]
+    combinations = product(_parse_tags(languages.source), _parse_tags(languages.target))
+    pairs = [LanguagePair(s, t) for s, t in combinations if not (s and t) or normalize_tag(s) != normalize_tag(t)]
+    if not pairs:
+        raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
+    groups = [[_open_corpus(name, pair, options) for pair in dict.fromkeys(pairs)] for name in names]
     for corpora in groups:
         _check_languages_declared(corpora)
     return [corpus for corpora in groups for corpus in corpora]
@@ -135,15 +135,6 @@ def _check_languages_declared(corpora: Sequence[Corpus]) -> None:
                 f"{file.name} does not declare its languages and would be read as both {first} and {second}: "
                 f"{advice}, or give only one --src and one --tgt"
             )
-
-
-def _expand_language_pairs(languages: LanguagePair) -> list[LanguagePair]:
-    """Combine every source with every target, but no language with itself."""
-    combinations = product(_parse_tags(languages.source), _parse_tags(languages.target))
-    pairs = [LanguagePair(s, t) for s, t in combinations if not (s and t) or normalize_tag(s) != normalize_tag(t)]
-    if not pairs:
-        raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
-    return list(dict.fromkeys(pairs))
 
 
 def _parse_tags(requested: str | None) -> list[str] | list[None]:
@@ -179,7 +170,10 @@ def _locate_files(corpus: Corpus, path: Path) -> Corpus:
 
     if corpus.name in builtin.BUILTIN_CORPORA:
         return _open_folder(corpus, builtin.get_corpus_folder(corpus.name, corpus.languages))
-    raise _make_not_found_error(corpus.name, path, list(builtin.BUILTIN_CORPORA))
+    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, [*siblings, *builtin.BUILTIN_CORPORA], n=1, cutoff=0.75)
+    guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"
+    raise CorpusError(f"{corpus.name}: there is no such file or folder; {guess}")
 
 
 def _fill_declared_languages(corpus: Corpus) -> Corpus:
@@ -214,13 +208,6 @@ def _parse_weight(typed: str) -> tuple[str, float]:
     if weight <= 0:
         raise CorpusError(f"{typed}: a weight must be greater than 0, but is {tail}; leave the corpus out instead")
     return name, weight
-
-
-def _make_not_found_error(name: str, path: Path, builtin_names: Sequence[str]) -> CorpusError:
-    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, [*siblings, *builtin_names], n=1, cutoff=0.75)
-    guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"
-    return CorpusError(f"{name}: there is no such file or folder; {guess}")
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -260,7 +247,10 @@ def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
     folder_files = _list_files(folder)
     parallel_files = _find_parallel_files(folder_files, corpus.languages)
     if not parallel_files:
-        raise _make_unreadable_error(corpus, folder_files)
+        if tags := {file.language_tag for file in folder_files if file.language_tag}:
+            raise corpus.languages.make_mismatch_error(corpus.name, tags)
+        problem = f"no file in this folder is parallel text: attent reads {registry.SUPPORTED_FORMATS}"
+        raise CorpusError(f"{corpus.name}: {problem}")
     _check_sides_known(folder_files, folder, corpus.languages)
     splits: dict[str | None, list[ParallelFile]] = {}
     for stem, file in parallel_files:
@@ -301,15 +291,6 @@ def _find_unpaired(folder_files: Sequence[_FolderFile], requested: LanguagePair)
     ]
 
 
-def _make_unreadable_error(corpus: Corpus, folder_files: Sequence[_FolderFile]) -> CorpusError:
-    tags = {file.language_tag for file in folder_files if file.language_tag}
-    if tags:
-        return corpus.languages.make_mismatch_error(corpus.name, tags)
-    return CorpusError(
-        f"{corpus.name}: no file in this folder is parallel text: attent reads {registry.SUPPORTED_FORMATS}"
-    )
-
-
 def _find_parallel_files(
     folder_files: Sequence[_FolderFile], languages: LanguagePair
 ) -> list[tuple[str, ParallelFile]]:
@@ -347,15 +328,13 @@ def _open_file(corpus: Corpus, path: Path) -> Corpus:
     file = _FolderFile(path)
     key = registry.detect_format(path.name)
     if key is None and file.language_tag:
-        others = [other for other in _list_files(path.parent) if other.stem == file.stem]
-        return _open_moses_pair(
-            corpus, path, [file, *(other for other in others if other.language_tag != file.language_tag)]
-        )
+        siblings = [other for other in _list_files(path.parent) if other.stem == file.stem]
+        others = [other for other in siblings if other.language_tag != file.language_tag]
+        return _open_moses_pair(corpus, path, [file, *others])
     if key is None:
         _check_sniffed_format(path)
     parallel_file = ParallelFile(key, (InputFile(path),))
-    siblings = _find_sibling_splits(path, parallel_file, file.stem, corpus.languages)
-    return replace(corpus, parallel_files=(parallel_file,), sibling_files=siblings)
+    return _add_sibling_splits(corpus, path, parallel_file, file.stem, corpus.languages)
 
 
 def _check_sniffed_format(path: Path) -> None:
@@ -381,8 +360,7 @@ def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -
         raise _make_no_pair_error(path, typed, members, requested)
     parallel_file = ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))
     languages = requested if sides in registry.MOSES_ROLES else LanguagePair(*sides)
-    siblings = _find_sibling_splits(path, parallel_file, group[0].stem, languages)
-    return replace(corpus, parallel_files=(parallel_file,), sibling_files=siblings)
+    return _add_sibling_splits(corpus, path, parallel_file, group[0].stem, languages)
 
 
 def _make_no_pair_error(
@@ -401,15 +379,11 @@ def _make_no_pair_error(
     return CorpusError(f"{path} and its translations ({others}) are not {pair}: change --src and --tgt")
 
 
-def _find_sibling_splits(
-    path: Path, parallel_file: ParallelFile, stem: str, languages: LanguagePair
-) -> tuple[tuple[str, ParallelFile], ...]:
-    """Return the validation and test files of the same format in the folder of a train file."""
-    if detect_split(stem) != "train":
-        return ()
-    candidates = [
-        (detect_split(other_stem), other)
-        for other_stem, other in _find_parallel_files(_list_files(path.parent), languages)
-        if other.format == parallel_file.format
-    ]
-    return tuple((split, file) for split, file in candidates if split in ("valid", "test"))
+def _add_sibling_splits(
+    corpus: Corpus, path: Path, parallel_file: ParallelFile, stem: str, languages: LanguagePair
+) -> Corpus:
+    """Return the corpus with its file and, if that is a train file, the valid and test files of the same format."""
+    siblings = _find_parallel_files(_list_files(path.parent), languages) if detect_split(stem) == "train" else []
+    splits = ((detect_split(other_stem), other) for other_stem, other in siblings)
+    chosen = ((s, other) for s, other in splits if s in ("valid", "test") and other.format == parallel_file.format)
+    return replace(corpus, parallel_files=(parallel_file,), sibling_files=tuple(chosen))

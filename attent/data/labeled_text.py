@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,10 @@ def read_labeled_texts(paths: Sequence[Path]) -> TextCorpus:
 def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Return the distinct labels in order: numbers by value."""
     distinct = set(labels)
-    if all(map(_is_finite_number, distinct)):
-        return tuple(sorted(distinct, key=lambda label: (float(label), label)))
+    with suppress(ValueError):
+        if all(math.isfinite(float(label)) for label in distinct):
+            return tuple(sorted(distinct, key=lambda label: (float(label), label)))
     return tuple(sorted(distinct))
-
-
-def _is_finite_number(label: str) -> bool:
-    try:
-        return math.isfinite(float(label))
-    except ValueError:
-        return False
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -142,9 +137,8 @@ def _find_named_columns(header: Sequence[str], location: str) -> tuple[int, int]
 def _is_header(rows: Sequence[Sequence[str]], label: int) -> bool:
     """True if the first line has two unknown words, and its label occurs only there though all others repeat."""
     header, labels = rows[0], Counter(row[label] for row in rows[1:] if len(row) == len(rows[0]))
-    is_words = len(header) == 2 and all(map(_WORD.fullmatch, header))
-    is_long = len(rows) > MIN_LINES_FOR_HEADER
-    return is_words and is_long and header[label] not in labels and min(labels.values(), default=0) > 1
+    is_words = len(header) == 2 and all(map(_WORD.fullmatch, header)) and len(rows) > MIN_LINES_FOR_HEADER
+    return is_words and header[label] not in labels and min(labels.values(), default=0) > 1
 
 
 def _get_column_count(rows: Sequence[Sequence[str]]) -> int:

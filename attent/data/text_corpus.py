@@ -102,7 +102,8 @@ def _resolve_path(name: str) -> Path:
 
 
 def _group_by_split(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _has_suffix(path, suffixes))
+    names = {path: strip_compression_suffix(path.name).lower() for path in folder.iterdir() if path.is_file()}
+    files = sorted(p for p, name in names.items() if name.endswith(tuple(suffixes)) and not name.startswith("."))
     if not files:
         known = ", ".join(suffixes)
         raise CorpusError(f"{folder}: no file in this folder can be read: they must end in {known} (.gz, .xz, .zst)")
@@ -111,11 +112,6 @@ def _group_by_split(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Pat
         splits.setdefault(detect_split(path.name) or "", []).append(path)
     others = splits.pop("", [])
     return splits if splits.get("train") else {**splits, "train": others} if others else {"train": files}
-
-
-def _has_suffix(path: Path, suffixes: Sequence[str]) -> bool:
-    name = strip_compression_suffix(path.name).lower()
-    return name.endswith(tuple(suffixes)) and not name.startswith(".")
 
 
 def _find_sibling_splits(path: Path) -> Iterator[tuple[str, Path]]:
@@ -232,7 +228,10 @@ def _draw_held_out(corpus: TextCorpus, size: int, seed: int, *, by_length: bool)
     labels = corpus.labels or [""] * len(corpus.texts)
     lengths = [len(text) if by_length else 1 for text in corpus.texts]
     budget = min(sum(lengths) // 10, MAX_HELD_OUT_CHARS) if by_length else size
-    remaining, quotas = Counter(labels), _compute_label_quotas(labels, lengths, budget)
+    remaining, sums = Counter(labels), Counter[str]()
+    for label, length in zip(labels, lengths, strict=True):
+        sums[label] += length
+    quotas = Counter({label: math.ceil(budget * length / sum(lengths)) for label, length in sums.items()})
     held_out: list[int] = []
     copies = list(groups.values())
     for indices in (copies[int(i)] for i in draw_permutation(len(copies), (seed, HELD_OUT_SEED))):
@@ -246,15 +245,6 @@ def _draw_held_out(corpus: TextCorpus, size: int, seed: int, *, by_length: bool)
         if not budget:
             break
     return held_out or _find_smallest_group(corpus, copies, labels)
-
-
-def _compute_label_quotas(labels: Sequence[str], lengths: Sequence[int], budget: int) -> Counter[str]:
-    """Return how much of each label may be held out."""
-    sums: Counter[str] = Counter()
-    for label, length in zip(labels, lengths, strict=True):
-        sums[label] += length
-    total = sum(lengths)
-    return Counter({label: math.ceil(budget * length / total) for label, length in sums.items()})
 
 
 def _find_smallest_group(corpus: TextCorpus, groups: Sequence[list[int]], labels: Sequence[str]) -> list[int]:
