@@ -101,7 +101,8 @@ class BatchPlan:
 def compute_batch_shape(source_lengths: Array, target_lengths: Array, config: BatchConfig) -> BatchShape:
     limits = _side_widths(source_lengths, target_lengths, config.max_tokens)
     widths = limits if config.layout == "packed" else _side_widths(source_lengths, target_lengths, config.batch_tokens)
-    mean_length = max(1.0, min(_mean_length(source_lengths), _mean_length(target_lengths)))
+    sides = [lengths for lengths in (source_lengths, target_lengths) if len(lengths)]
+    mean_length = max(1.0, min((float(lengths.mean()) for lengths in sides), default=1.0))
     max_sentences = _round_up(MAX_SENTENCES_FACTOR * max(widths) / mean_length)
     rows = {"packed": config.batch_tokens // config.max_tokens, "flat": 1, "bucketed": 0}[config.layout]
     return BatchShape(rows, RowCapacity(*widths, max_sentences), *limits)
@@ -118,10 +119,6 @@ def _side_widths(source_lengths: Array, target_lengths: Array, max_width: int) -
     widths = [max(max_width * total / max(totals), minimum) for total, minimum in zip(totals, minima, strict=True)]
     source_width, target_width = (min(max_width, _round_up(width)) for width in widths)
     return source_width, target_width
-
-
-def _mean_length(lengths: Array) -> float:
-    return float(lengths.mean()) if len(lengths) else 1.0
 
 
 def _round_up(number: float) -> int:
@@ -246,14 +243,10 @@ def load_or_build_plan(folder: Path, key: object, build: Callable[[], BatchPlan]
         return BatchPlan(*(arrays[field.name] for field in fields(BatchPlan)))
     plan = build()
     with suppress(OSError):  # read-only folder or full disk: it is built again next time
-        _save_plan(plan, path)
+        folder.mkdir(exist_ok=True)
+        with atomic_path(path) as temporary:
+            np.savez(temporary, **{field.name: getattr(plan, field.name) for field in fields(plan)})
+        newest_first = sorted(folder.glob("*.npz"), key=lambda cached: cached.stat().st_mtime, reverse=True)
+        for old in newest_first[MAX_CACHED_PLANS:]:
+            old.unlink(missing_ok=True)
     return plan
-
-
-def _save_plan(plan: BatchPlan, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with atomic_path(path) as temporary:
-        np.savez(temporary, **{field.name: getattr(plan, field.name) for field in fields(plan)})
-    newest_first = sorted(path.parent.glob("*.npz"), key=lambda cached: cached.stat().st_mtime, reverse=True)
-    for old in newest_first[MAX_CACHED_PLANS:]:
-        old.unlink(missing_ok=True)

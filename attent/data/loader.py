@@ -19,14 +19,8 @@ from torch import Tensor
 
 from attent import settings
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
-from attent.data.batch_plan import (
-    BatchConfig,
-    BatchPlan,
-    build_batch_plan,
-    compute_batch_shape,
-    draw_epoch_order,
-    load_or_build_plan,
-)
+from attent.data import batch_plan
+from attent.data.batch_plan import BatchConfig, BatchPlan
 from attent.data.pairs import CorpusError
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.nn import Packing
@@ -154,15 +148,10 @@ class PairBatch(FlatBatch):
         if (start, stop) == (0, len(self)):
             return self
         source, target = self.source.slice_rows(start, stop), self.target.slice_rows(start, stop)
-        ends = np.concatenate([[0], self._count_sentences().cumsum()])
+        if self.target.packing is None:  # one sentence per row
+            return PairBatch(source, target, self.example_ids[start:stop])
+        ends = [0, *(self.target.packing.segments.amax(1) + 1).cumsum(0).tolist()]
         return PairBatch(source, target, self.example_ids[ends[start] : ends[stop]])
-
-    def _count_sentences(self) -> Array:
-        """Return the number of sentences in each row."""
-        if self.target.packing is None:
-            return np.full(len(self), 1 if len(self.example_ids) else 0, np.int64)
-        counts: Array = (self.target.packing.segments.amax(1) + 1).numpy()
-        return counts
 
     def tensors(self) -> list[Tensor]:
         return [*self.source.tensors(), *self.target.tensors()]
@@ -260,25 +249,19 @@ class EpochCache(Generic[T]):
 
     def __call__(self, epoch: int) -> T:
         with self._lock:
-            entry = self._entries.get(epoch)
-            if entry is not None:
-                is_new = False
-            else:
-                is_new, entry = True, Future()
-                self._entries[epoch] = entry
-                while len(self._entries) > MAX_CACHED_EPOCHS:
-                    self._entries.popitem(last=False)
+            if is_new := epoch not in self._entries:
+                self._entries[epoch] = Future()
+            entry = self._entries[epoch]
+            while len(self._entries) > MAX_CACHED_EPOCHS:
+                self._entries.popitem(last=False)
         if is_new:
-            self._fill(epoch, entry)
+            try:
+                entry.set_result(self._build(epoch))
+            except BaseException as error:  # noqa: BLE001 - raised by `result` in every waiting thread
+                with self._lock:
+                    self._entries.pop(epoch, None)  # the next call tries again
+                entry.set_exception(error)
         return entry.result()
-
-    def _fill(self, epoch: int, entry: Future[T]) -> None:
-        try:
-            entry.set_result(self._build(epoch))
-        except BaseException as error:  # noqa: BLE001 - raised by `result` in every waiting thread
-            with self._lock:
-                self._entries.pop(epoch, None)  # the next call tries again
-            entry.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -311,23 +294,30 @@ class PairLoader(PrefetchLoader[PairBatch]):
         if not 0 <= rank < world_size:
             raise ValueError(f"`rank` must be from 0 to {world_size - 1} (`world_size`={world_size}), but is {rank}")
         self.store, self.config, self.seed, self.rank, self.world_size = store, config, seed, rank, world_size
-        self.weights = _check_weights(weights, len(store.meta.parts))
+        num_parts = len(store.meta.parts)
+        self.weights = [1.0] * num_parts if weights is None else [float(weight) for weight in weights]
+        if len(self.weights) != num_parts or not all(0 < weight < MAX_WEIGHT for weight in self.weights):
+            raise ValueError(
+                f"`weights` must be {num_parts} numbers over 0 and under {MAX_WEIGHT}, one per corpus, but are "
+                f"{self.weights}"
+            )
         self.store_for_epoch = store_for_epoch
-        self.shape = compute_batch_shape(store.source.lengths, store.target.lengths, config)
+        self.shape = batch_plan.compute_batch_shape(store.source.lengths, store.target.lengths, config)
         self.get_epoch = EpochCache(self._build_epoch)
 
     def _build_epoch(self, epoch: int) -> EpochData:
         store = self.store if self.store_for_epoch is None else self.store_for_epoch(epoch)
 
         def build() -> BatchPlan:
-            order = draw_epoch_order([part.pairs for part in store.meta.parts], self.weights, self.seed, epoch)
+            sizes = [part.pairs for part in store.meta.parts]
+            order = batch_plan.draw_epoch_order(sizes, self.weights, self.seed, epoch)
             lengths = store.source.lengths, store.target.lengths
-            return build_batch_plan(*lengths, order, self.config, (self.seed, epoch), self.shape)
+            return batch_plan.build_batch_plan(*lengths, order, self.config, (self.seed, epoch), self.shape)
 
         if len(store) < PLAN_CACHE_MIN_PAIRS:
             return EpochData(store, build())
         key = (settings.to_dict(self.config), self.shape, self.weights, self.seed, epoch)
-        return EpochData(store, load_or_build_plan(store.folder / "plans", key, build))
+        return EpochData(store, batch_plan.load_or_build_plan(store.folder / "plans", key, build))
 
     def num_steps(self, epoch: int) -> int:
         return -(-len(self.get_epoch(epoch).plan) // self.world_size)
@@ -351,36 +341,18 @@ class PairLoader(PrefetchLoader[PairBatch]):
             raise IndexError(f"epoch {epoch} has {self.num_steps(epoch)} steps, so there is no step {step}")
         data, shape, capacity = self.get_epoch(epoch), self.shape, self.shape.row_capacity
         pairs, rows = data.plan.get_batch(step * self.world_size + self.rank)
-        num_rows, pad_ids = shape.rows or max(1, len(pairs)), data.store.meta.pad_ids
-        source = RowLayout.from_sequences(
-            data.store.source,
-            pairs,
-            rows,
-            (num_rows, capacity.source if shape.rows else None),
-            pad_id=pad_ids["source"],
-            max_length=shape.max_source_length,
-        )
-        target = RowLayout.from_sequences(
-            data.store.target,
-            pairs,
-            rows,
-            (num_rows, capacity.target if shape.rows else None),
-            pad_id=pad_ids["target"],
-            max_length=shape.max_target_length,
-        )
-        max_sentences = capacity.max_sentences if shape.rows else None
-        return PairBatch(source.to_batch(max_sentences), target.to_batch(max_sentences), pairs)
 
+        def build_side(sequences: TokenSequences, width: int, pad_id: int, max_length: int) -> TokenBatch:
+            batch_shape = (shape.rows, width) if shape.rows else (max(1, len(pairs)), None)
+            layout = RowLayout.from_sequences(
+                sequences, pairs, rows, batch_shape, pad_id=pad_id, max_length=max_length
+            )
+            return layout.to_batch(capacity.max_sentences if shape.rows else None)
 
-def _check_weights(weights: Sequence[float] | None, num_parts: int) -> list[float]:
-    if weights is None:
-        return [1.0] * num_parts
-    if len(weights) != num_parts or not all(0 < weight < MAX_WEIGHT for weight in weights):
-        raise ValueError(
-            f"`weights` must be {num_parts} numbers over 0 and under {MAX_WEIGHT}, one per corpus, but are "
-            f"{list(weights)}"
-        )
-    return [float(weight) for weight in weights]
+        store, pad_ids = data.store, data.store.meta.pad_ids
+        source = build_side(store.source, capacity.source, pad_ids["source"], shape.max_source_length)
+        target = build_side(store.target, capacity.target, pad_ids["target"], shape.max_target_length)
+        return PairBatch(source, target, pairs)
 
 
 # ---- from the store to tensors ---------------------------------------------------------------------------------------
@@ -422,15 +394,11 @@ class RowLayout:
 
     def to_batch(self, max_sentences: int | None) -> TokenBatch:
         """Return packed rows with up to `max_sentences` each, or padded rows with one sentence each (None)."""
-        return self._to_padded() if max_sentences is None else self._to_packed(max_sentences)
-
-    def _to_padded(self) -> TokenBatch:
-        lengths = np.zeros(len(self.ids), np.int64)
-        lengths[self.rows] = self.lengths
-        return TokenBatch(torch.from_numpy(self.ids), torch.from_numpy(lengths), None, len(self.token_slots))
-
-    def _to_packed(self, max_sentences: int) -> TokenBatch:
-        """`max_length` is that of the corpus, not of the batch, so that one compiled graph serves all batches."""
+        ids = torch.from_numpy(self.ids)
+        if max_sentences is None:
+            lengths = np.zeros(len(self.ids), np.int64)
+            lengths[self.rows] = self.lengths
+            return TokenBatch(ids, torch.from_numpy(lengths), None, len(self.token_slots))
         segment = self.sentence_in_row()
         segments = np.full(self.ids.size, -1, np.int64)
         positions = np.zeros(self.ids.size, np.int64)
@@ -440,8 +408,9 @@ class RowLayout:
         ends[self.rows, segment] = self.columns + self.lengths
         ends = np.maximum.accumulate(ends, 1)
         shaped = [torch.from_numpy(array.reshape(self.ids.shape)) for array in (segments, positions)]
+        # `max_length` is that of the corpus, not of the batch, so that one compiled graph serves all batches.
         packing = Packing(shaped[0], shaped[1], torch.from_numpy(ends), self.max_length)
-        return TokenBatch(torch.from_numpy(self.ids), None, packing, len(self.token_slots))
+        return TokenBatch(ids, None, packing, len(self.token_slots))
 
     def sentence_in_row(self) -> Array:
         """Return the index of each sentence within its row."""

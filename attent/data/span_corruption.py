@@ -45,7 +45,17 @@ class SpanCorruption:
         sentinels = np.asarray(self.sentinel_ids, np.int64)[index_in_group(num_spans)]
         source = self._build_side(starts, kept_lengths, sentinels, num_spans, sentinel_first=False)
         target = self._build_side(starts + kept_lengths, removed_lengths, sentinels, num_spans, sentinel_first=True)
-        return self._build_store(source, target)
+        count, ids = len(self.texts), {"source": source.ids, "target": target.ids}
+        meta = StoreMeta(
+            format_version=1,
+            pairs=count,
+            dtype="<u4",
+            token_counts={side: len(array) for side, array in ids.items()},
+            pad_ids=dict.fromkeys(ids, self.pad_id),
+            files=[self.name],
+            parts=[CorpusPart(name=self.name, pairs=count, dropped={}, examples={})],
+        )
+        return TokenStore(Path(self.texts.key), meta, source, target, np.arange(1, count + 1).astype("<u8"))
 
     def _build_side(
         self, starts: Array, lengths: Array, sentinels: Array, num_spans: Array, *, sentinel_first: bool
@@ -61,19 +71,6 @@ class SpanCorruption:
         ids[begins if sentinel_first else begins + lengths] = sentinels
         ids[ends[is_last] - 1] = self.eos_id
         return TokenSequences(ids, np.concatenate([[0], ends[is_last]]).astype("<i8"))
-
-    def _build_store(self, source: TokenSequences, target: TokenSequences) -> TokenStore:
-        count = len(self.texts)
-        meta = StoreMeta(
-            format_version=1,
-            pairs=count,
-            dtype="<u4",
-            token_counts={"source": len(source.ids), "target": len(target.ids)},
-            pad_ids={"source": self.pad_id, "target": self.pad_id},
-            files=[self.name],
-            parts=[CorpusPart(name=self.name, pairs=count, dropped={}, examples={})],
-        )
-        return TokenStore(Path(self.texts.key), meta, source, target, np.arange(1, count + 1).astype("<u8"))
 
 
 def compute_span_counts(lengths: Array, max_spans: int) -> tuple[Array, Array]:

@@ -41,15 +41,9 @@ class LabeledBatch(FlatBatch):
 
     @classmethod
     def from_labels(
-        cls,
-        inputs: TokenBatch,
-        labels: Tensor,
-        example_ids: Array,
-        *,
-        label_positions: Tensor | None = None,
-        per_token: bool,
+        cls, inputs: TokenBatch, labels: Tensor, example_ids: Array, positions: Tensor | None = None, *, per_token: bool
     ) -> LabeledBatch:
-        return cls(inputs, labels, label_positions, per_token, int((labels >= 0).sum()), example_ids)
+        return cls(inputs, labels, positions, per_token, int((labels >= 0).sum()), example_ids)
 
     def __len__(self) -> int:
         return len(self.inputs.ids)
@@ -72,9 +66,7 @@ class LabeledBatch(FlatBatch):
         inputs = self.inputs.slice_rows(start, stop)
         labels = self.labels[start:stop, : inputs.ids.shape[1]] if self.per_token else self.labels[start:stop]
         positions = None if self.label_positions is None else self.label_positions[start:stop]
-        return LabeledBatch.from_labels(
-            inputs, labels, self.example_ids, label_positions=positions, per_token=self.per_token
-        )
+        return LabeledBatch.from_labels(inputs, labels, self.example_ids, positions, per_token=self.per_token)
 
     def tensors(self) -> list[Tensor]:
         positions = [] if self.label_positions is None else [self.label_positions]
@@ -111,7 +103,9 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         self.documents, self.window_size, self.pad, self.seed, self.fixed = documents, window_size, pad, seed, fixed
         self.batch_rows = max(1, batch_tokens // window_size)
         self.is_packed = len(documents) > 1 and float(documents.lengths.mean()) < MIN_WINDOWS_PER_DOCUMENT * window_size
-        self.max_segments = _max_segments_in_window(documents.offsets, window_size) if self.is_packed else 0
+        starts = documents.offsets[:-1]
+        overlapping = np.searchsorted(documents.offsets, starts + window_size, "left") - np.arange(len(starts))
+        self.max_segments = int(overlapping.max(initial=0)) + 1 if self.is_packed else 0  # documents in a window
         self.epoch_windows = EpochCache(self._build_epoch)
 
     def _build_epoch(self, epoch: int) -> tuple[Array, Array]:
@@ -178,12 +172,6 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         return Packing(tensors[0], tensors[1], tensors[2], self.window_size)
 
 
-def _max_segments_in_window(offsets: Array, window_size: int) -> int:
-    """Return how many documents a window can overlap."""
-    counts = np.searchsorted(offsets, offsets[:-1] + window_size, "left") - np.arange(len(offsets) - 1)
-    return int(counts.max(initial=0)) + 1
-
-
 # ---- whole texts -----------------------------------------------------------------------------------------------------
 
 MakeLabels = Callable[
@@ -248,9 +236,8 @@ class TokenMasker:
         is_regular[concatenate_ranges(layout.rows * width + layout.columns + self.prefix_length, inner_lengths)] = True
         max_labels = max(1, -(-int(width * MASKED_FRACTION) // 8) * 8) if ids.size else 1
         bits = random_bits(ids.size + 2 * height * max_labels, seed)
-        positions, counts = _choose_positions(
-            bits[: ids.size].reshape(ids.shape), is_regular.reshape(ids.shape), max_labels
-        )
+        token_keys = bits[: ids.size].reshape(ids.shape)
+        positions, counts = _choose_positions(token_keys, is_regular.reshape(ids.shape), max_labels)
         original = np.take_along_axis(ids, positions, 1)
         labels = np.where(np.arange(positions.shape[1]) < counts[:, None], original, IGNORE_INDEX)
         action_bits, token_bits = (
@@ -263,9 +250,8 @@ class TokenMasker:
         rows = np.broadcast_to(np.arange(height)[:, None], positions.shape)
         ids[rows[labels >= 0], positions[labels >= 0]] = new[labels >= 0]
         masked = inputs.with_tensors([torch.from_numpy(ids), *inputs.tensors()[1:]])
-        return LabeledBatch.from_labels(
-            masked, torch.from_numpy(labels), example_ids, label_positions=torch.from_numpy(positions), per_token=False
-        )
+        tensors = torch.from_numpy(labels), example_ids, torch.from_numpy(positions)
+        return LabeledBatch.from_labels(masked, *tensors, per_token=False)
 
 
 def _choose_positions(keys: Array, is_regular: Array, max_labels: int) -> tuple[Array, Array]:

@@ -20,18 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from attent import settings
+from attent.data import encode
 from attent.data.arrays import Array, concatenate_ranges
 from attent.data.corpus import Corpus
-from attent.data.encode import (
-    BLOCK_PAIRS,
-    EncodedBlock,
-    EncodingConfig,
-    FileTable,
-    encode_corpus,
-    encode_documents,
-    encode_lines,
-    format_location,
-)
+from attent.data.encode import BLOCK_PAIRS, EncodedBlock, EncodingConfig, FileTable, encode_corpus, format_location
 from attent.data.file_hashes import hash_file
 from attent.data.filters import KeySet
 from attent.data.pairs import CorpusError, ReasonTally
@@ -109,7 +101,7 @@ def encode_texts(
     key = _text_key(texts, fingerprint, as_documents)
 
     def build(staging: Path) -> None:
-        sentences = (encode_documents if as_documents else encode_lines)(texts, vocabulary)
+        sentences = (encode.encode_documents if as_documents else encode.encode_lines)(texts, vocabulary)
         for name, array in zip(TEXT_ARRAYS, (sentences.ids, sentences.lengths), strict=True):
             np.save(staging / f"{name}.npy", array, allow_pickle=False)
 
@@ -179,7 +171,13 @@ class TokenStore:
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
         meta = StoreMeta.read(folder / META_FILE)
-        source, target = (_open_side(folder, side, meta) for side in SIDES)
+        source, target = (
+            TokenSequences(
+                _map_array(folder / f"{side}.ids", meta.dtype, meta.token_counts[side]),
+                _map_array(folder / f"{side}.offsets", OFFSET_DTYPE, meta.pairs + 1),
+            )
+            for side in SIDES
+        )
         return cls(folder, meta, source, target, _map_array(folder / "locations", LOCATION_DTYPE, meta.pairs))
 
     def __len__(self) -> int:
@@ -188,11 +186,6 @@ class TokenStore:
     def format_location(self, pair: int) -> str:
         """Return the location of a pair in the corpus as `corpus.tsv:1234`."""
         return format_location(int(self.locations[pair]), self.meta.files)
-
-
-def _open_side(folder: Path, side: str, meta: StoreMeta) -> TokenSequences:
-    ids = _map_array(folder / f"{side}.ids", meta.dtype, meta.token_counts[side])
-    return TokenSequences(ids, _map_array(folder / f"{side}.offsets", OFFSET_DTYPE, meta.pairs + 1))
 
 
 def _map_array(path: Path, dtype: str, count: int) -> Array:
