@@ -395,8 +395,9 @@ class ContaminationChecker:
         self._sentences = _SentenceColumns(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         source_keys, target_keys = self._sentences.source_keys, self._sentences.target_keys
         keys = combine_pair_keys(source_keys, target_keys), source_keys, target_keys
-        indices = (*map(ExactIndex, keys), *map(NearDuplicateIndex, fold_pairs(self.pairs)))
-        self._indices: dict[str, ExactIndex | NearDuplicateIndex] = dict(zip(MATCH_KINDS, indices, strict=True))
+        near = map(NearDuplicateIndex, fold_pairs(self.pairs))
+        indices: list[ExactIndex | NearDuplicateIndex] = [*map(ExactIndex, keys), *near]
+        self._indices = dict(zip(MATCH_KINDS, indices, strict=True))
 
     def _read_chunks(self, test: Iterable[Pair | BadLine]) -> Iterator[_SentenceColumns]:
         entries, index = iter(test), 0

@@ -85,10 +85,11 @@ def estimate_tokens(texts: TextPairs, num_pairs: int, num_characters: int) -> To
 def _train_tokenizer(sources: list[str], targets: list[str], num_characters: int) -> Tokenizer:
     """Train on the sample, with the vocabulary size of the whole corpus where the sample is large enough for it."""
     from attent.text import tokenizer_training as training
+    from attent.text.vocabulary import TokenizerError
 
     sample = training.CorpusSample([*sources, *targets], num_characters)
     vocab = training.choose_vocab_size(sample, training.count_characters(sample))
     try:
         return training.train_tokenizer(sources, targets, training.TokenizerConfig(vocab=vocab))
-    except training.TokenizerError:
+    except TokenizerError:
         return training.train_tokenizer(sources, targets)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from attent import settings
-from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data import batch_plan
+from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.batch_plan import BatchConfig, BatchPlan
 from attent.data.pairs import CorpusError
 from attent.data.token_store import TokenSequences, TokenStore
@@ -344,9 +344,7 @@ class PairLoader(PrefetchLoader[PairBatch]):
 
         def build_side(sequences: TokenSequences, width: int, pad_id: int, max_length: int) -> TokenBatch:
             batch_shape = (shape.rows, width) if shape.rows else (max(1, len(pairs)), None)
-            layout = RowLayout.from_sequences(
-                sequences, pairs, rows, batch_shape, pad_id=pad_id, max_length=max_length
-            )
+            layout = RowLayout.from_sequences(sequences, pairs, rows, batch_shape, pad_id=pad_id, max_length=max_length)
             return layout.to_batch(capacity.max_sentences if shape.rows else None)
 
         store, pad_ids = data.store, data.store.meta.pad_ids

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attent.text.subword_sampling import SPACE
-from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary, replace_surrogates
+from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,15 +104,8 @@ class WordCache:
             self._reset()
         numbers = np.fromiter(map(self._index.__getitem__, words), np.int32, len(words))
         if self._index.new_words:
-            self._add_words(self._encode_words(self._index.new_words))
+            self._add_words(self._vocabulary.encode_escaped(self._index.new_words))
         return numbers
-
-    def _encode_words(self, words: list[str]) -> list[list[int]]:
-        processor = self._vocabulary.processor
-        try:
-            return processor.encode(words, num_threads=1)
-        except TypeError:  # a lone surrogate
-            return processor.encode([replace_surrogates(word) for word in words], num_threads=1)
 
     def _add_words(self, encoded_words: list[list[int]]) -> None:
         """Append the ids of the new words."""

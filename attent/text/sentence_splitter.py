@@ -83,7 +83,8 @@ def split_by_tokens(
 
 def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int]]:
     """Yield where each sentence ends and where the next one starts."""
-    rules = _BoundaryRules(get_abbreviations(language), FULL_STOPS + WIDE_STOPS + GREEK_QUESTION * _is_greek(language))
+    is_greek = (language or "").lower().split("-")[0] == "el"
+    rules = _BoundaryRules(get_abbreviations(language), FULL_STOPS + WIDE_STOPS + GREEK_QUESTION * is_greek)
     sentence = token = 0  # start of the current ones
     stop = following = 0
     for gap in _GAP.finditer(text):
@@ -93,11 +94,10 @@ def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int
         if LINE_ENDS.isdisjoint(text[stop:following]) and stop:
             if _TRAILING_MARKS.match(text, following):
                 continue
-            ended = (
-                _ends_at_wide_stop(text, stop, following)
-                if gap[1]
-                else rules.ends_sentence(text, sentence, token, stop, following)
-            )
+            if gap[1]:  # a wide stop and the closing marks after it
+                ended = text[stop - 1] not in CLOSING_MARKS or not _QUOTED_ON.match(text, following)
+            else:
+                ended = rules.ends_sentence(text, sentence, token, stop, following)
         else:
             ended = True
         token = following
@@ -106,15 +106,6 @@ def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int
             sentence = following
     if text:
         yield (stop, following) if following == len(text) else (len(text), len(text))
-
-
-def _is_greek(language: str | None) -> bool:
-    return (language or "").lower().split("-")[0] == "el"
-
-
-def _ends_at_wide_stop(text: str, stop: int, following: int) -> bool:
-    """True if a sentence ends at a wide stop and the closing marks after it."""
-    return text[stop - 1] not in CLOSING_MARKS or not _QUOTED_ON.match(text, following)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from attent.storage.atomic import write_files
+from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
-from attent.text.tokenizer_files import read_files
 from attent.text.vocabulary import END, PAD, START, UNKNOWN, SubwordSampling, TokenizerError, Vocabulary
 
 __all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
 
 JOINT_FILES = ("tokenizer.model",)
 SEPARATE_FILES = ("source.model", "target.model")
+MAX_FILE_BYTES = 128 * 2**20  # the largest published tokenizers have about 35 MB
 
 
 class TokenizerFormat(NamedTuple):
@@ -116,6 +116,19 @@ class Tokenizer:
             if layout.required_files[0] in files:
                 return cls.from_files(files, f"{folder}/")
         return cls.from_files({}, str(folder))
+
+
+def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Read those files that exist."""
+    paths = {name: find_file(folder, name, names) for name in names}
+    paths = {name: path for name, path in paths.items() if path.exists()}
+    for path in paths.values():
+        if not path.is_file():
+            raise TokenizerError(f"{path}: must be a file, but is not; copy the model again")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            limit = MAX_FILE_BYTES // 2**20
+            raise TokenizerError(f"{path}: must have at most {limit} MiB, but has more; is it a tokenizer?")
+    return {name: path.read_bytes() for name, path in paths.items()}
 
 
 def add_end_and_tag(

@@ -33,7 +33,6 @@ FAST_TOKENIZER_FILE = "tokenizer.json"
 MAX_VOCAB = 2**24
 DEFAULT_SENTINELS = 100  # of T5
 MARIAN_TAG = re.compile(r">>(.+)<<")
-NO_SAMPLING = "only tokenizers trained by attent support subword sampling; leave it out"
 
 Files = Mapping[str, bytes]
 VocabularyPair = tuple[Vocabulary, Vocabulary]
@@ -122,7 +121,20 @@ def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
     return ids
 
 
-class MarianVocabulary:
+class ImportedVocabulary:
+    """Base of vocabularies that other toolkits trained, which support no subword sampling."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
+
+    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+        raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
+
+
+class MarianVocabulary(ImportedVocabulary):
     """One side of a Marian model in Hugging Face's format; decoding starts from padding."""
 
     byte_ids: frozenset[int] = frozenset()
@@ -150,16 +162,10 @@ class MarianVocabulary:
         rows = self._processor.encode([replace_surrogates(text) for text in texts], out_type=str, num_threads=1)
         return [[self._ids.get(piece, self.unknown) for piece in row] for row in rows]
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        raise TokenizerError(NO_SAMPLING)
-
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
         text: str = self._processor.decode([self._tokens[i] for i in ids if i not in self._skipped_ids])
         return text.replace("▁", " ").strip()
-
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [self.decode(ids) for ids in rows]
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
@@ -193,22 +199,25 @@ PROBE = "a"  # encoded to find the tokens around a text
 
 def load_fast(files: Files, where: str) -> VocabularyPair:
     """Load `tokenizer.json` with Hugging Face's `tokenizers`."""
-    tokenizer = parse_fast(files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE)
-    return wrap_fast(tokenizer, read_special_tokens(files, where), where + FAST_TOKENIZER_FILE)
+    content, path = files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE
+    tokenizers = import_tokenizers(path)
+    settings.parse_json(content, path)  # reports the line of an error, which the package does not
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:
+        raise TokenizerError(f"{path}: `tokenizers` cannot read it: {error}; download the file again") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return wrap_fast(tokenizer, read_special_tokens(files, where), path)
 
 
 def load_gpt2(files: Files, where: str) -> VocabularyPair:
     """Load `vocab.json` and `merges.txt`: byte-level BPE."""
     special_tokens = read_special_tokens(files, where)
     tokenizer = build_byte_level(files, special_tokens, where)
-    known = [
-        name
-        for name in (get_token_name(special_tokens.get(key)) for keys in SPECIAL_TOKEN_KEYS.values() for key in keys)
-        if name
-    ]
-    tokenizer.add_special_tokens(
-        [name for name in known or [*DEFAULT_SPECIALS["end"]] if tokenizer.token_to_id(name) is not None]
-    )
+    declared = [get_token_name(special_tokens.get(key)) for keys in SPECIAL_TOKEN_KEYS.values() for key in keys]
+    known = [name for name in declared if name] or DEFAULT_SPECIALS["end"]
+    tokenizer.add_special_tokens([name for name in known if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, read_added_tokens(files, special_tokens, where), where)
     return wrap_fast(tokenizer, special_tokens, where + "vocab.json")
 
@@ -240,7 +249,7 @@ def build_byte_level(files: Files, special_tokens: dict[str, Any], where: str) -
     prefix = special_tokens.get("add_prefix_space") is True
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return encode_specials_as_text(tokenizer)
+    return tokenizer
 
 
 def load_bert(files: Files, where: str) -> VocabularyPair:
@@ -249,9 +258,8 @@ def load_bert(files: Files, where: str) -> VocabularyPair:
     special_tokens = read_special_tokens(files, where)
     lines = decode_lines(files["vocab.txt"], where + "vocab.txt")
     vocab = {line: i for i, line in enumerate(lines) if line or i < len(lines) - 1}
-    first, last, unknown = (
-        get_token_name(special_tokens.get(key)) or default for key, default in BERT_SPECIALS.items()
-    )
+    defaults = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    first, last, unknown = (get_token_name(special_tokens.get(key)) or name for key, name in defaults.items())
     missing = [name for name in (first, last, unknown) if name not in vocab]
     if missing:
         raise TokenizerError(f"{where}vocab.txt: must have {missing[0]}, but does not; download the file again")
@@ -263,15 +271,10 @@ def load_bert(files: Files, where: str) -> VocabularyPair:
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = tokenizers.decoders.WordPiece()
-    affixes = [(name, vocab[name]) for name in (first, last)]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{first} $A {last}", special_tokens=affixes
-    )
+    template, affixes = f"{first} $A {last}", [(name, vocab[name]) for name in (first, last)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=affixes)
     tokenizer.add_special_tokens([name for name in (first, last, unknown, "[PAD]", "[MASK]") if name in vocab])
-    return wrap_fast(encode_specials_as_text(tokenizer), special_tokens, where + "vocab.txt")
-
-
-BERT_SPECIALS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return wrap_fast(tokenizer, special_tokens, where + "vocab.txt")
 
 
 def wrap_fast(tokenizer: Any, special_tokens: dict[str, Any], where: str) -> VocabularyPair:
@@ -304,35 +307,18 @@ def import_tokenizers(where: str) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        advice = "run pip install 'attent[hf]'"
-        raise TokenizerError(f"{where}: needs the package `tokenizers`; {advice}") from error
+        raise TokenizerError(f"{where}: needs the package `tokenizers`; run pip install 'attent[hf]'") from error
     return tokenizers
 
 
-def parse_fast(content: bytes, where: str) -> Any:
-    tokenizers = import_tokenizers(where)
-    settings.parse_json(content, where)  # reports the line of an error, which the package does not
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:
-        raise TokenizerError(f"{where}: `tokenizers` cannot read it: {error}; download the file again") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return encode_specials_as_text(tokenizer)
-
-
-def encode_specials_as_text(tokenizer: Any) -> Any:
-    tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
-    return tokenizer
-
-
-class FastVocabulary:
+class FastVocabulary(ImportedVocabulary):
     """A tokenizer of Hugging Face's `tokenizers`."""
 
     tags: tuple[str, ...] = ()
 
     def __init__(self, tokenizer: Any, special_tokens: dict[str, Any], where: str) -> None:
         self._tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
         names = tokenizer.get_vocab(with_added_tokens=True)
         self.size: int = 1 + max(names.values(), default=0)
         special_ids = {role: self._find_special(role, special_tokens) for role in DEFAULT_SPECIALS}
@@ -357,11 +343,8 @@ class FastVocabulary:
         return frozenset() if text.startswith(WHOLE_AND_HALF[:2].decode()) else frozenset(ids.values())
 
     def _find_special(self, role: str, special_tokens: dict[str, Any]) -> int | None:
-        names = [
-            *(get_token_name(special_tokens.get(key)) for key in SPECIAL_TOKEN_KEYS[role]),
-            *DEFAULT_SPECIALS[role],
-        ]
-        ids = (self._tokenizer.token_to_id(name) for name in names if name is not None)
+        declared = [get_token_name(special_tokens.get(key)) for key in SPECIAL_TOKEN_KEYS[role]]
+        ids = (self._tokenizer.token_to_id(name) for name in (*declared, *DEFAULT_SPECIALS[role]) if name is not None)
         return next((i for i in ids if i is not None), None)
 
     def _find_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -375,15 +358,9 @@ class FastVocabulary:
         rows = self._tokenizer.encode_batch_fast([replace_surrogates(text) for text in texts], add_special_tokens=False)
         return [row.ids for row in rows]
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        raise TokenizerError(NO_SAMPLING)
-
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
-
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [self.decode(ids) for ids in rows]
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)

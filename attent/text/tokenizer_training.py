@@ -6,7 +6,7 @@ import io
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -14,18 +14,7 @@ from sentencepiece import SentencePieceTrainer, set_min_log_level
 
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import JOINT_FILES, SEPARATE_FILES, Tokenizer
-from attent.text.vocabulary import (
-    END,
-    ESCAPE,
-    MASK_TOKEN,
-    PAD,
-    SENTINEL_PATTERN,
-    SILENT_LOG_LEVEL,
-    START,
-    TAG_PATTERN,
-    UNKNOWN,
-    TokenizerError,
-)
+from attent.text.vocabulary import END, ESCAPE, MASK_TOKEN, PAD, SILENT_LOG_LEVEL, START, UNKNOWN, TokenizerError
 
 TokenizerKind = Literal["bpe", "unigram", "char"]
 
@@ -40,7 +29,7 @@ RARE_ONE_IN = 1_000_000  # rarer characters are encoded as bytes
 FIRST_CJK = "\u2e80"  # a Chinese, Japanese or Korean character counts as three letters
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-BYTE_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
+RESERVED_SYMBOL = re.compile(r"<(pad|s|/s|unk|mask|0x[0-9A-F]{2}|2[^<>]+|extra_id_\d+)>")
 # SentencePiece silently drops lines with `▅`, which it uses itself; the others are encoded as bytes.
 NON_TEXT = re.compile(rf"[\x00-\x1f\x7f\ud800-\udfff▅{SPACE}]+")
 
@@ -58,24 +47,12 @@ class TokenizerConfig:
         if self.vocab is not None and (type(self.vocab) is not int or not 1 <= self.vocab <= 2**20):
             raise ValueError(f"`vocab` must be a number up to {2**20:,}, or none, but is {self.vocab!r}")
         for symbol in self.symbols:
-            check_symbol(symbol)
+            if not symbol or NON_TEXT.search(symbol) or any(character.isspace() for character in symbol):
+                problem = f"be without spaces, control characters and `{SPACE}`, but one is {symbol!r}"
+                raise ValueError(f"`symbols` must {problem}")
+            if RESERVED_SYMBOL.fullmatch(symbol):
+                raise ValueError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
         check_unique("symbols", self.symbols)
-
-
-def check_symbol(symbol: str) -> None:
-    if not symbol or NON_TEXT.search(symbol) or any(character.isspace() for character in symbol):
-        raise ValueError(f"`symbols` must be without spaces, control characters and `{SPACE}`, but one is {symbol!r}")
-    if symbol in (*SPECIAL_TOKENS, MASK_TOKEN) or any(
-        taken.fullmatch(symbol) for taken in (BYTE_PATTERN, TAG_PATTERN, SENTINEL_PATTERN)
-    ):
-        raise ValueError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
-
-
-def check_tags(tags: Sequence[str]) -> None:
-    check_unique("tags", tags)
-    for tag in tags:
-        if not re.fullmatch(r"[\w-]+", tag):
-            raise ValueError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
 
 
 def check_unique(name: str, values: Sequence[str]) -> None:
@@ -92,7 +69,10 @@ def train_tokenizer(
     seed: int = 0,
 ) -> Tokenizer:
     """Train a tokenizer for translation, with a tag for each language of `tags`; the seed selects the sample."""
-    check_tags(tags)
+    check_unique("tags", tags)
+    for tag in tags:
+        if not re.fullmatch(r"[\w-]+", tag):
+            raise ValueError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
     controls = [f"<2{tag}>" for tag in tags]
     source, target = (sample_lines(lines, seed, MAX_SAMPLE_CHARS[config.kind]) for lines in (sources, targets))
     if config.joint:
@@ -106,15 +86,11 @@ def train_monolingual_tokenizer(
     texts: Iterable[str], config: TokenizerConfig, *, mask: bool = False, sentinels: int = 0, seed: int = 0
 ) -> Tokenizer:
     """Train a tokenizer for texts of one side, with a mask token or sentinels; it is trained on single lines."""
-    sample = sample_lines(_split_lines(texts), seed, MAX_SAMPLE_CHARS[config.kind])
+    lines = (line for text in texts for line in text.split("\n"))
+    parts = (line[at : at + MAX_LINE_CHARS] for line in lines for at in range(0, len(line), MAX_LINE_CHARS))
+    sample = sample_lines(parts, seed, MAX_SAMPLE_CHARS[config.kind])
     controls = [MASK_TOKEN] * mask + [f"<extra_id_{number}>" for number in range(sentinels)]
     return Tokenizer.from_files({JOINT_FILES[0]: fit_vocabulary(sample, config, controls)})
-
-
-def _split_lines(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for line in text.split("\n"):
-            yield from (line[at : at + MAX_LINE_CHARS] for at in range(0, len(line), MAX_LINE_CHARS))
 
 
 # ---- the sample ------------------------------------------------------------------------------------------------------
@@ -200,9 +176,7 @@ def fit_vocabulary(sample: CorpusSample, config: TokenizerConfig, controls: Sequ
     if not sample.lines:
         raise TokenizerError("there is no text to train a tokenizer on: every line is empty; check the corpus")
     counts = count_characters(sample)
-    fixed = (
-        len(SPECIAL_TOKENS) + len(controls) + 1 + len(config.symbols) + 256 + 1
-    )  # 1 each for the escape and the space
+    fixed = len(SPECIAL_TOKENS) + len(controls) + len(config.symbols) + 256 + 2  # and the escape and the space
     size = config.vocab or (choose_vocab_size(sample, counts) if config.kind != "char" else MAX_VOCAB)
     if size <= fixed:
         raise TokenizerError(f"`vocab` must be more than {fixed}, of which 256 are for bytes, but is {size}; raise it")

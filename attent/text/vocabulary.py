@@ -179,7 +179,9 @@ class SentencePieceVocabulary:
         return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        texts = self.escape_texts(list(texts))
+        return self.encode_escaped(self.escape_texts(list(texts)))
+
+    def encode_escaped(self, texts: list[str]) -> list[list[int]]:
         try:
             return self.processor.encode(texts, num_threads=1)
         except TypeError:  # a lone surrogate
@@ -249,13 +251,10 @@ class SentencePieceVocabulary:
     @cached_property
     def _names(self) -> list[str]:
         own = self.processor.get_piece_size()
-        return [*self.processor.id_to_piece(list(range(own))), *map(self._get_extra_name, range(own, self.size))]
-
-    def _get_extra_name(self, i: int) -> str:
-        """Name of an id after the model's own."""
-        if i in self._added_tokens:
-            return self._added_tokens[i].name
-        return f"<extra_id_{self.sentinels.index(i)}>" if i in self.sentinels else f"<{i}>"
+        extra = {i: f"<{i}>" for i in range(own, self.size)}
+        extra |= {i: f"<extra_id_{number}>" for number, i in enumerate(self.sentinels) if i >= own}
+        extra |= {i: token.name for i, token in self._added_tokens.items()}
+        return [*self.processor.id_to_piece(list(range(own))), *extra.values()]
 
     def get_tag_id(self, language: str) -> int:
         return find_tag(self._tags, language)

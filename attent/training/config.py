@@ -76,9 +76,9 @@ RUN_CLASS_BY_MODEL: dict[type[Any], type[Run]] = {
 # Settings, or tables of them, that not every task reads (see `Task.settings`); one that has no effect is refused.
 TASK_SETTINGS = frozenset(
     {
-        "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters", "data.read_options",
-        "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images", "train.rdrop",
-        "train.valid_sentences", "decode",
+        "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
+        "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images",
+        "train.rdrop", "train.valid_sentences", "decode",
     }
 )  # fmt: skip
 # Settings that may differ when a run is resumed, since they have no effect on the steps so far.

@@ -26,7 +26,7 @@ from attent.models import folder
 from attent.storage import tensor_files
 from attent.storage.atomic import write_files
 from attent.storage.errors import FolderError
-from attent.text.tokenizer_files import read_files
+from attent.text.tokenizer import read_files
 from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 FILES = ("config.json", "model.safetensors", "manifest.json")

@@ -40,8 +40,8 @@ class TranslationTask(base.Task):
     settings = frozenset(
         {
             "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
-            "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "train.rdrop",
-            "train.valid_sentences", "decode",
+            "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
+            "train.rdrop", "train.valid_sentences", "decode",
         }
     )  # fmt: skip
 
