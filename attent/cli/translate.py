@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
-from cyclopts import CycloptsError, Parameter
+from cyclopts import CycloptsError, Group, Parameter
 
 from attent.cli.search_flags import (
     COMMON_GROUP,
@@ -37,81 +37,58 @@ STDIN = Path("-")
 DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
 
 
+def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Parameter:
+    return Parameter(name=names or None, group=group, help=help_text, negative=negative, negative_iterable="")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     """The flags of `attent translate`."""
 
-    output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="output file; by default stdout")
-    ] = None
-    to: Annotated[str | None, Parameter(group=COMMON_GROUP, help="target language, for a multilingual model")] = None
-    interactive: Annotated[
-        bool, Parameter(name=["--interactive", "-i"], group=COMMON_GROUP, negative="", help="interactive session")
-    ] = False
-    prefix: Annotated[str, Parameter(group=CONSTRAINT_GROUP, help="start every translation with this text")] = ""
-    require: Annotated[
-        tuple[str, ...],
-        Parameter(group=CONSTRAINT_GROUP, negative_iterable="", help="phrase that must occur; may be repeated"),
-    ] = ()
-    ban: Annotated[
-        tuple[str, ...],
-        Parameter(group=CONSTRAINT_GROUP, negative_iterable="", help="phrase that must not occur; may be repeated"),
-    ] = ()
+    output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
+    to: Annotated[str | None, flag(COMMON_GROUP, "target language, for a multilingual model")] = None
+    interactive: Annotated[bool, flag(COMMON_GROUP, "interactive session", "--interactive", "-i")] = False
+    prefix: Annotated[str, flag(CONSTRAINT_GROUP, "start every translation with this text")] = ""
+    require: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must occur; may be repeated")] = ()
+    ban: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must not occur; may be repeated")] = ()
     glossary: Annotated[
-        Path | None,
-        Parameter(group=CONSTRAINT_GROUP, help="file of `term<TAB>translation` lines, enforced where a term occurs"),
+        Path | None, flag(CONSTRAINT_GROUP, "file of `term<TAB>translation` lines, enforced where a term occurs")
     ] = None
     ensemble: Annotated[
-        tuple[Path, ...],
-        Parameter(
-            group=SEARCH_GROUP, negative_iterable="", help="another model with the same tokenizer; may be repeated"
-        ),
+        tuple[Path, ...], flag(SEARCH_GROUP, "another model with the same tokenizer; may be repeated")
     ] = ()
     mbr_candidates: Annotated[
-        int,
-        Parameter(name="--mbr", group=SEARCH_GROUP, help="number of candidates to choose from by minimum Bayes risk"),
+        int, flag(SEARCH_GROUP, "number of candidates to choose from by minimum Bayes risk", "--mbr")
     ] = 0
-    split_sentences: Annotated[
-        bool, Parameter(group=SEARCH_GROUP, negative="", help="split every line into sentences, not only long ones")
-    ] = False
+    split_sentences: Annotated[bool, flag(SEARCH_GROUP, "split every line into sentences, not only long ones")] = False
     forbid_loops: Annotated[
         bool,
-        Parameter(
-            name="--prevent-loops",
-            negative="--allow-loops",
-            group=SEARCH_GROUP,
-            help="search again if a translation repeats itself",
-        ),
+        flag(SEARCH_GROUP, "search again if a translation repeats itself", "--prevent-loops", negative="--allow-loops"),
     ] = True
     output_type: Annotated[
-        OutputType, Parameter(group=OUTPUT_GROUP, help="text, json (one object per line) or tsv (source, translation)")
+        OutputType, flag(OUTPUT_GROUP, "text, json (one object per line) or tsv (source, translation)")
     ] = "text"
-    with_score: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print the score before the text")] = (
-        False
-    )
+    with_score: Annotated[bool, flag(OUTPUT_GROUP, "print the score before the text")] = False
     alignment: Annotated[
-        AlignmentFormat | None,
-        Parameter(group=OUTPUT_GROUP, help="word alignment: hard (0-0 1-2), or soft (weights) with JSON"),
+        AlignmentFormat | None, flag(OUTPUT_GROUP, "word alignment: hard (0-0 1-2), or soft (weights) with JSON")
     ] = None
     input_type: Annotated[
         Literal["text", "json"],
-        Parameter(group=OUTPUT_GROUP, help='json: {"text": ...} per line, optionally with "prefix", "require", "ban"'),
+        flag(OUTPUT_GROUP, 'json: {"text": ...} per line, optionally with "prefix", "require", "ban"'),
     ] = "text"
     src: Annotated[
         str | None,
-        Parameter(
-            name=["--src", "-s", "--source-lang", "--from-lang"],
-            group=DOCUMENT_GROUP,
-            help="source language, if the document has several",
+        flag(
+            DOCUMENT_GROUP,
+            "source language, if the document has several",
+            *("--src", "-s", "--source-lang", "--from-lang"),
         ),
     ] = None
     tgt: Annotated[
         str | None,
-        Parameter(
-            name=["--tgt", "-t", "--target-lang", "--to-lang"], group=DOCUMENT_GROUP, help="language to translate into"
-        ),
+        flag(DOCUMENT_GROUP, "language to translate into", "--tgt", "-t", "--target-lang", "--to-lang"),
     ] = None
-    in_place: Annotated[bool, Parameter(group=DOCUMENT_GROUP, negative="", help="overwrite the document")] = False
+    in_place: Annotated[bool, flag(DOCUMENT_GROUP, "overwrite the document")] = False
 
 
 def translate(

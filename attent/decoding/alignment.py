@@ -9,7 +9,7 @@ weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -31,7 +31,7 @@ from attent.decoding.forced_decoding import (
     encode_pairs,
 )
 from attent.models import Seq2Seq
-from attent.nn import AttentionRecord, attention_layers
+from attent.nn import attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
 
@@ -187,7 +187,7 @@ def count_max_heads(layers: Sequence[Attention]) -> int:
 def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
     """Record each layer's attention weights, one tensor per call, while the block lasts."""
     records: list[list[Tensor]] = [[] for _ in layers]
-    observers = [build_observer(weights) for weights in records]
+    observers = [lambda record, weights=weights: weights.append(record.weights) for weights in records]
     for layer, observer in zip(layers, observers, strict=True):
         layer.observers.append(observer)
     try:
@@ -195,10 +195,6 @@ def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
     finally:
         for layer, observer in zip(layers, observers, strict=True):
             layer.observers.remove(observer)
-
-
-def build_observer(weights: list[Tensor]) -> Callable[[AttentionRecord], None]:
-    return lambda record: weights.append(record.weights)
 
 
 # ---- tokens to words -------------------------------------------------------------------------------------------------

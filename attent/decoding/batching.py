@@ -1,8 +1,11 @@
-"""Batches of rows of similar length."""
+"""Batches of rows of similar length, padded to the longest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
 
 
 def batch_by_length(
@@ -25,3 +28,10 @@ def split_batches(indices: Iterable[int], lengths: Sequence[int], batch_tokens: 
         batch.append(index)
     if batch:
         yield batch
+
+
+def pad_token_ids(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Return token ids (B, T) and lengths (B,)."""
+    lengths = [len(row) for row in rows]
+    padded = [[*row, *[pad] * (max(lengths) - len(row))] for row in rows]
+    return torch.tensor(padded, device=device), torch.tensor(lengths, device=device)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attent.decoding.batching import batch_by_length
+from attent.decoding.batching import batch_by_length, pad_token_ids
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.seq2seq import shift_right
@@ -181,8 +181,8 @@ class TeacherForcingBatch:
     @classmethod
     def from_ids(cls, model: Seq2Seq, sources: Sequence[TokenIds], targets: Sequence[TokenIds]) -> TeacherForcingBatch:
         device = get_device(model)
-        source, source_lengths = pad_rows(sources, device)
-        target, target_lengths = pad_rows(targets, device)
+        source, source_lengths = pad_token_ids(sources, device)
+        target, target_lengths = pad_token_ids(targets, device)
         return cls(
             source=source,
             source_lengths=source_lengths,
@@ -217,10 +217,3 @@ def gather_log_probs(logits: Tensor, ids: Tensor, suppressed_tokens: Tensor) -> 
     chosen = logits.gather(1, ids[:, None])
     allowed = logits.index_fill(1, suppressed_tokens, float("-inf")).scatter(1, ids[:, None], chosen)
     return chosen[:, 0] - allowed.logsumexp(1)
-
-
-def pad_rows(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids (B, T), padded with zeros, and lengths (B,)."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    return ids, torch.tensor([len(row) for row in rows], device=device)

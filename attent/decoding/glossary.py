@@ -106,7 +106,8 @@ class Glossary:
     @cached_property
     def _spellings(self) -> dict[str, GlossaryEntry]:
         """Entries by spelling; a spelling of the file takes precedence over a capitalized one."""
-        capital = {_capitalize_term(entry.term): entry for entry in self.entries if entry.term == entry.term.lower()}
+        lower = [entry for entry in self.entries if entry.term == entry.term.lower()]
+        capital = {entry.term[:1].upper() + entry.term[1:]: entry for entry in lower}
         return {**capital, **{entry.term: entry for entry in self.entries}}
 
     @cached_property
@@ -158,10 +159,6 @@ def _shorten_line(columns: list[str]) -> str:
 def _normalize_text(text: str) -> str:
     """Compose characters (NFC) and collapse whitespace."""
     return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def _capitalize_term(term: str) -> str:
-    return term[:1].upper() + term[1:]
 
 
 def _is_word_boundary(before: str, after: str) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
-from attent.decoding.batching import batch_by_length
+from attent.decoding.batching import batch_by_length, pad_token_ids
 from attent.decoding.loading import choose_placement, load_tokenizer
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
@@ -138,7 +138,10 @@ class Predictor:
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
         if isinstance(self.model, Seq2Seq):
-            predictions = self._predict_spans(rows, masked_texts, top_k)
+            assert self.tokenizer is not None
+            translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
+            with eval_mode(self.model), torch.inference_mode():
+                predictions = search_spans(translator, [row.token_ids for row in rows], masked_texts, top_k)
             return [fill_with_spans(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
@@ -167,16 +170,6 @@ class Predictor:
 
         return self._run_batches(rows, predict)
 
-    def _predict_spans(
-        self, rows: Sequence[TokenizedText], masked_texts: Sequence[MaskedText], top_k: int
-    ) -> list[list[SpanPrediction]]:
-        assert isinstance(self.model, Seq2Seq)
-        assert self.tokenizer is not None
-        translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
-        mask_ids = [masked_text.mask_ids for masked_text in masked_texts]
-        with eval_mode(self.model), torch.inference_mode():
-            return search_spans(translator, [row.token_ids for row in rows], mask_ids, top_k)
-
     def classify(self, items: Sequence[Item]) -> list[Classification]:
         """Classify texts, pairs of texts `(a, b)`, or images: paths, or uint8 tensors (C, S, S)."""
         labels, model = self.require_labels(), self.model
@@ -187,7 +180,12 @@ class Predictor:
             assert isinstance(model, TextEncoder)
             rows = self._encode_texts(items)
             logits = self._run_batches(rows, lambda _, states: list(model.classify(states).float().cpu()))
-        return [make_classification(labels, row.softmax(-1).tolist()) for row in logits]
+        classifications = []
+        for row in logits:
+            ranked = sorted(zip(labels, row.softmax(-1).tolist(), strict=True), key=lambda pair: -pair[1])
+            label, probability = ranked[0]
+            classifications.append(Classification(label=label, probability=probability, probabilities=dict(ranked)))
+        return classifications
 
     def embed(self, items: Sequence[Item], pooling: Pooling = "mean", normalize: bool = False) -> Tensor:
         """Embed each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first token;
@@ -365,13 +363,10 @@ class Predictor:
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
         """(B, T, E)"""
         model = self.model
-        width = max(len(row.token_ids) for row in batch)
-        padding = [self._vocabulary.pad] * width
-        ids = torch.tensor([[*row.token_ids, *padding[len(row.token_ids) :]] for row in batch], device=self.device)
-        lengths = torch.tensor([len(row.token_ids) for row in batch], device=self.device)
+        ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
-            segments = [[*row.segments, *[0] * (width - len(row.token_ids))] for row in batch]
-            return model(ids, lengths, torch.tensor(segments, device=self.device) if model.config.segments else None)
+            segments, _ = pad_token_ids([row.segments for row in batch], self.device)
+            return model(ids, lengths, segments if model.config.segments else None)
         if isinstance(model, Seq2Seq):
             return model.encode(ids, lengths).states
         assert isinstance(model, CausalLM)
@@ -399,19 +394,18 @@ class Predictor:
     ) -> FilledText:
         words = [[self._make_word(token) for token in tokens] for tokens, _ in candidates]
         best = [mask_words[0] for mask_words in words]
-        masks = []
-        for i, (_, probabilities) in enumerate(candidates):
-            masks.append(
-                tuple(
-                    MaskPrediction(
-                        word=word.text.strip() or word.text,
-                        probability=probability,
-                        text=masked_text.fill_masks([*best[:i], word, *best[i + 1 :]]),
-                    )
-                    for word, probability in zip(words[i], probabilities, strict=True)
+        masks = tuple(
+            tuple(
+                MaskPrediction(
+                    word=word.text.strip() or word.text,
+                    probability=probability,
+                    text=masked_text.fill_masks([*best[:i], word, *best[i + 1 :]]),
                 )
+                for word, probability in zip(words[i], probabilities, strict=True)
             )
-        return FilledText(source=text, text=masked_text.fill_masks(best), masks=tuple(masks))
+            for i, (_, probabilities) in enumerate(candidates)
+        )
+        return FilledText(source=text, text=masked_text.fill_masks(best), masks=masks)
 
     def _make_word(self, token: int) -> SurfaceWord:
         vocabulary = self._vocabulary
@@ -473,11 +467,6 @@ def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling
     lengths = torch.tensor([len(row.token_ids) for row in batch], device=states.device)[:, None]
     real = torch.arange(states.shape[1], device=states.device) < lengths  # (B, T)
     return list(((states * real[..., None]).sum(1) / lengths).cpu())
-
-
-def make_classification(labels: tuple[str, ...], probabilities: Sequence[float]) -> Classification:
-    ranked = sorted(zip(labels, probabilities, strict=True), key=lambda pair: -pair[1])
-    return Classification(label=ranked[0][0], probability=ranked[0][1], probabilities=dict(ranked))
 
 
 def load_image(item: Item, model: VisionTransformer) -> Tensor:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attent.decoding.mask_tokens import SurfaceWord
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.mask_tokens import MaskedText, SurfaceWord
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.translator import Translator
 from attent.models import Seq2Seq
 from attent.text.subword_sampling import SPACE
@@ -25,9 +25,9 @@ class SpanPrediction:
 
 
 def search_spans(
-    translator: Translator, rows: Sequence[Sequence[int]], sentinels: Sequence[Sequence[int]], top: int
+    translator: Translator, rows: Sequence[Sequence[int]], masked_texts: Sequence[MaskedText], top: int
 ) -> list[list[SpanPrediction]]:
-    """Return the `top` best predictions for each row, which contains its `sentinels`."""
+    """Return the `top` best predictions for each row, the token ids of a masked text."""
     assert isinstance(translator.model, Seq2Seq)
     options = SearchOptions(beam_size=max(MIN_BEAM_SIZE, top), n_best=top)
     max_positions = translator.model.decoder.positions.max_length or math.inf
@@ -36,19 +36,15 @@ def search_spans(
     hypotheses = dict(translator.build_torch_engine().search(requests, options))
     vocabulary = translator.tokenizer.target
     return [
-        [
-            SpanPrediction(extract_words(vocabulary, item.token_ids, marks), math.exp(item.log_prob))
-            for item in hypotheses[i]
-        ]
-        for i, marks in enumerate(sentinels)
+        [build_prediction(vocabulary, hypothesis, masked_text.mask_ids) for hypothesis in hypotheses[i]]
+        for i, masked_text in enumerate(masked_texts)
     ]
 
 
-def extract_words(
-    vocabulary: Vocabulary, token_ids: Sequence[int], sentinels: Sequence[int]
-) -> tuple[SurfaceWord, ...]:
-    spans = dict(split_by_sentinel(vocabulary, token_ids))
-    return tuple(decode_word(vocabulary, spans.get(sentinel, [])) for sentinel in sentinels)
+def build_prediction(vocabulary: Vocabulary, hypothesis: Hypothesis, sentinels: Sequence[int]) -> SpanPrediction:
+    spans = dict(split_by_sentinel(vocabulary, hypothesis.token_ids))
+    words = tuple(decode_word(vocabulary, spans.get(sentinel, [])) for sentinel in sentinels)
+    return SpanPrediction(words, math.exp(hypothesis.log_prob))
 
 
 def split_by_sentinel(vocabulary: Vocabulary, token_ids: Sequence[int]) -> list[tuple[int, list[int]]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -58,7 +59,7 @@ from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
-from attent.text.tokenizer import Tokenizer, Vocabulary, add_end_and_tag
+from attent.text.tokenizer import Tokenizer, add_end_and_tag
 
 if TYPE_CHECKING:
     from attent.decoding.engines.ctranslate2 import CTranslate2Engine
@@ -243,16 +244,25 @@ class Translator:
     def _stream_segment(self, segment: Segment, options: SearchOptions, to: str | None) -> Iterator[str]:
         source_ids = self.tokenizer.encode_source([segment.text], to)[0]
         request = self._build_request(segment, source_ids, options, to)
-        printed = stable = ""
+        printed, is_finished = "", False
         with eval_mode(self.model):
-            for token_ids in self._iterate_stable_prefixes(segment, request, options):
-                stable = self.tokenizer.target.decode(token_ids)
+            engine = self.build_torch_engine()
+            session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
+            while not is_finished:
+                session.step()
+                finished = [hypotheses for _, hypotheses in session.pop_finished()]
+                is_finished = bool(finished)
+                if is_finished:
+                    check_hypotheses(finished[0], segment, request)
+                    token_ids: Sequence[int] = finished[0][0].token_ids
+                else:
+                    token_ids = commonprefix(session.list_candidates())  # noqa: RUF071 - of lists
+                text = self.tokenizer.target.decode(token_ids)
                 # An incomplete character may be completed by the next token.
-                if len(stable) > len(printed) and stable.startswith(printed) and not stable.endswith("\ufffd"):
-                    yield stable[len(printed) :]
-                    printed = stable
-        if len(stable) > len(printed):
-            yield stable[len(printed) :]
+                is_stable = text.startswith(printed) and not text.endswith("\ufffd")
+                if len(text) > len(printed) and (is_stable or is_finished):
+                    yield text[len(printed) :]
+                    printed = text
 
     def suggest_continuations(
         self,
@@ -370,7 +380,11 @@ class Translator:
         chars = [*UNICODE_SPACES, *INVISIBLE_CHARS]
         rows = source.encode([f"a{char}a" for char in chars])
         ignored = source.encode(["aa"])[0]
-        unknown = [c for c, row in zip(chars, rows, strict=True) if has_unknown_chars(source, row) or row == ignored]
+        unknown = [
+            char
+            for char, row in zip(chars, rows, strict=True)
+            if row == ignored or source.unknown in row or any(map(BYTE_TOKEN.fullmatch, source.to_pieces(row)))
+        ]
         table = {ord(char): " " if char in UNICODE_SPACES else None for char in unknown}
         return re.compile(f"[{''.join(unknown)}]" if unknown else "(?!)"), table
 
@@ -431,7 +445,11 @@ class Translator:
         """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
         widened = widen_for_mbr(options, mbr_candidates)
         forbid_loops = forbid_loops and not widened.forbid_loops
-        keys = self._group_segments(segments, options)
+        keys: Sequence[object] = segments
+        if options.sampling:
+            keys = range(len(segments))
+        elif all(segment.constraints is segments[0].constraints for segment in segments):
+            keys = [segment.text for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         forbid = forbid_loops and widened.sampling is None and self.forbids_loops_in_first_search
         requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
@@ -443,13 +461,6 @@ class Translator:
         if mbr_candidates:
             results = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in results.items()}
         return [results[key] for key in keys]
-
-    def _group_segments(self, segments: Sequence[Segment], options: SearchOptions) -> list[object]:
-        """Return a key for each segment; segments with equal keys have equal translations."""
-        if options.sampling:
-            return list(range(len(segments)))
-        same_constraints = all(segment.constraints is segments[0].constraints for segment in segments)
-        return [segment.text for segment in segments] if same_constraints else list(segments)
 
     def _search_without_loops(
         self,
@@ -625,22 +636,6 @@ class Translator:
 
     # --- step by step --------------------------------------------------------------------------------------------
 
-    def _iterate_stable_prefixes(
-        self, segment: Segment, request: SearchRequest, options: SearchOptions
-    ) -> Iterator[list[int]]:
-        """Yield after each step the tokens that all beams share, at last the whole target."""
-        engine = self.build_torch_engine(None)
-        session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
-        while session.row_requests:
-            session.step()
-            finished = list(session.pop_finished())
-            if finished:
-                hypotheses = finished[0][1]
-                check_hypotheses(hypotheses, segment, request)
-                yield list(hypotheses[0].token_ids)
-                return
-            yield get_common_prefix(session.list_candidates())
-
     def _get_next_tokens(self, request: SearchRequest, count: int) -> list[int]:
         """Return the most likely tokens after the prefix, except the end token."""
         engine = self.build_torch_engine(None)
@@ -736,11 +731,6 @@ def bound_token_count(text: str) -> int:
     return len(text) + 1 if text.isascii() else 4 * len(text)
 
 
-def has_unknown_chars(vocabulary: Vocabulary, row: Sequence[int]) -> bool:
-    """True if a character has no token of its own."""
-    return vocabulary.unknown in row or any(BYTE_TOKEN.fullmatch(piece) for piece in vocabulary.to_pieces(row))
-
-
 def check_hypotheses(hypotheses: Sequence[Hypothesis], segment: Segment, request: SearchRequest) -> None:
     if not hypotheses:
         raise TranslationError(
@@ -815,12 +805,3 @@ def join_segments(
         tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
     )
     return build_translation([whole], text, alignment, len(segments))
-
-
-def get_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    prefix: list[int] = []
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        prefix.append(column[0])
-    return prefix

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attent.decoding.batching import pad_token_ids
 from attent.decoding.constraints.base import NEG_INF, Constraint
 from attent.decoding.constraints.required_phrases import RequiredPhrases
 from attent.decoding.engines.gpu import eligibility
@@ -155,9 +156,7 @@ class TorchEngine(Generic[State]):
 
     def pad_sources(self, requests: Sequence[SearchRequest]) -> tuple[Tensor, Tensor]:
         """Return the source ids (B, T) and their lengths."""
-        lengths = [len(request.source_ids) for request in requests]
-        rows = [[*r.source_ids, *[self.pad] * (max(lengths) - len(r.source_ids))] for r in requests]
-        return torch.tensor(rows, device=self.device), torch.tensor(lengths, device=self.device)
+        return pad_token_ids([request.source_ids for request in requests], self.device, self.pad)
 
 
 class SearchSession(Generic[State]):
