@@ -6,7 +6,7 @@ An ensemble is a `StepModel`, so that search treats it as a single model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,15 +64,6 @@ class Ensemble(nn.Module):
         """The config of the first model."""
         return self.members[0].config
 
-    @property
-    def max_source_length(self) -> int | None:
-        """The smallest number of positions of any member; None: unlimited."""
-        return min_limit(model.encoder.positions.max_length for model in self.members)
-
-    @property
-    def max_target_length(self) -> int | None:
-        return min_limit(model.decoder.positions.max_length for model in self.members)
-
     @torch.no_grad()
     def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> EnsembleState:
         return EnsembleState([model.begin(source, lengths, capacity=capacity, beams=beams) for model in self.members])
@@ -87,10 +78,6 @@ class Ensemble(nn.Module):
             total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
         return total - math.log(len(self.models))
-
-
-def min_limit(limits: Iterable[int | None]) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:

@@ -301,12 +301,16 @@ class Translator:
     def end(self) -> int:
         return self.model.config.end_id
 
+    @property
+    def _members(self) -> list[Seq2Seq]:
+        return self.model.members if isinstance(self.model, Ensemble) else [self.model]
+
     @cached_property
-    def _max_lengths(self) -> tuple[int | None, int | None]:
-        """Source and target positions of the model; None: unlimited."""
-        if isinstance(self.model, Ensemble):
-            return self.model.max_source_length, self.model.max_target_length
-        return self.model.encoder.positions.max_length, self.model.decoder.positions.max_length
+    def _max_lengths(self) -> list[int | None]:
+        """Source and target positions of the model, in an ensemble the smallest; None: unlimited."""
+        sides = [model.encoder for model in self._members], [model.decoder for model in self._members]
+        limits = ([stack.positions.max_length for stack in side] for side in sides)
+        return [min((limit for limit in side if limit is not None), default=None) for side in limits]
 
     @cached_property
     def _trained_max_tokens(self) -> int:
@@ -577,8 +581,8 @@ class Translator:
         if self.batch_tokens is not None:
             return max(1, self.batch_tokens // (source * beams))
         config = self.model.config
-        members = len(self.model.members) if isinstance(self.model, Ensemble) else 1
-        width = config.decoder.width * config.decoder.layers * members * next(self.model.parameters()).element_size()
+        width = config.decoder.width * config.decoder.layers * next(self.model.parameters()).element_size()
+        width *= len(self._members)
         row_bytes = 16 * config.output_vocab + 4 * width * (source + target)  # logits and KV cache
         return max(1, fit_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
@@ -620,7 +624,7 @@ class Translator:
         self, segments: Sequence[Segment], rows: Sequence[Sequence[int]], groups: Sequence[Sequence[list[Hypothesis]]]
     ) -> list[Alignment]:
         """Align the words of each text by the cross-attention over its best hypotheses."""
-        model = self.model.members[0] if isinstance(self.model, Ensemble) else self.model
+        model = self._members[0]
         selection = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
         best = [n_best[0].token_ids for group in groups for n_best in group]
         pairs = [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attent.decoding import Translator
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.ensemble import Ensemble, EnsembleError, check_tokenizers
 from attent.decoding.options import SearchOptions, SearchRequest
@@ -100,11 +101,10 @@ def test_models_of_different_architectures_form_an_ensemble() -> None:
 
 
 def test_the_maximum_lengths_are_the_smallest_of_the_models() -> None:
-    models = [make_model(1), make_model(1)]
+    models = [make_model(1, replace(CONFIG, vocab=350, target_vocab=350)) for _ in range(2)]
     models[0].encoder.positions.max_length, models[1].encoder.positions.max_length = 30, None
     models[0].decoder.positions.max_length, models[1].decoder.positions.max_length = 30, 20
-    ensemble = Ensemble(models)
-    assert (ensemble.max_source_length, ensemble.max_target_length) == (30, 20)
+    assert Translator(Ensemble(models), tokenizer())._max_lengths == [30, 20]
 
 
 def find_best(model: StepModel[State]) -> dict[int, tuple[int, ...]]:
