@@ -71,16 +71,9 @@ SKELETONS = ("yMMMMEEEEd", "yMMMMd", "yMMMEd", "yMMMd", "yMEd", "yMd")
 # CLDR's names of native digits and their zero. `hanidec` is not among them: Chinese writes the tenth as 十日 and not
 # digit by digit.
 NATIVE_ZEROS: Mapping[str, str] = {
-    "arab": "٠",
-    "arabext": "۰",
-    "beng": "০",
-    "deva": "०",
-    "khmr": "០",
-    "laoo": "໐",
-    "mymr": "၀",
-    "telu": "౦",
+    "arab": "٠", "arabext": "۰", "beng": "০", "deva": "०", "khmr": "០", "laoo": "໐", "mymr": "၀", "telu": "౦",
     "thai": "๐",
-}
+}  # fmt: skip
 ISO_PATTERN = "y-MM-dd"  # used in Swedish and Lithuanian: excluded, since both sides would be equal
 KEYBOARD_CHARS = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\u200f": None})
 
@@ -174,16 +167,11 @@ def list_date_formats(tag: str) -> tuple[DateFormat, ...]:
     locale = Locale.parse(tag)
     patterns = [locale.date_formats[style].pattern for style in STYLES]
     patterns += [locale.datetime_skeletons[name].pattern for name in SKELETONS if name in locale.datetime_skeletons]
-    parsed = [
-        parse_pattern(pattern)
-        for pattern in dict.fromkeys(patterns)
-        if is_unambiguous(pattern) and pattern != ISO_PATTERN
-    ]
+    chosen = (pattern for pattern in dict.fromkeys(patterns) if is_unambiguous(pattern) and pattern != ISO_PATTERN)
+    parsed = list(map(parse_pattern, chosen))
     zero = NATIVE_ZEROS.get(locale.other_numbering_systems.get("native", "latn"))
-    native = {ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)} if zero else None
-    return tuple(
-        DateFormat(tag, pattern, digits) for digits in ({}, native) if digits is not None for pattern in parsed
-    )
+    native = [{ord("0") + digit: chr(ord(zero) + digit) for digit in range(10)}] if zero else []
+    return tuple(DateFormat(tag, pattern, digits) for digits in ({}, *native) for pattern in parsed)
 
 
 def is_unambiguous(pattern: str) -> bool:

@@ -20,21 +20,17 @@ def hash_file(path: Path, cache_file: Path) -> str:
     """Return a checksum of the content of `path`, from `cache_file` if the file is unchanged."""
     status = path.stat()
     stamp = f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-    hashes = _read_cache(cache_file)
+    hashes: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        cached = json.loads(cache_file.read_text(encoding="utf-8"))
+        if isinstance(cached, dict) and all(isinstance(digest, str) for digest in cached.values()):
+            hashes = cached
     if stamp not in hashes:
         with open(path, "rb") as file:
             hashes[stamp] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         with suppress(OSError):  # without the cache, the file is hashed again next time
             write_atomic(cache_file, json.dumps(dict(list(hashes.items())[-MAX_ENTRIES:])).encode())
     return hashes[stamp]
-
-
-def _read_cache(cache_file: Path) -> dict[str, str]:
-    with suppress(OSError, ValueError):
-        hashes = json.loads(cache_file.read_text(encoding="utf-8"))
-        if isinstance(hashes, dict) and all(isinstance(digest, str) for digest in hashes.values()):
-            return hashes
-    return {}
 
 
 def hash_bytes(content: bytes) -> int:

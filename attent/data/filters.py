@@ -110,9 +110,9 @@ class _ScriptCheck:
     """Checks one side against its expected scripts."""
 
     def __init__(self, scripts: Scripts | None) -> None:
-        foreign = script_table.get_other_scripts(scripts) if scripts else frozenset()  # unknown: nothing is foreign
+        foreign = script_table.SCRIPT_LETTERS.keys() - scripts if scripts else set()  # unknown: nothing is foreign
         self.own_letters = script_table.compile_letter_pattern(scripts or frozenset())
-        self.foreign_letters = script_table.compile_letter_pattern(foreign)
+        self.foreign_letters = script_table.compile_letter_pattern(frozenset(foreign))
         self.allows_ascii = "Latn" not in foreign
         # A text without any of these needs no further checks. A single character class is the fastest search.
         classes = "".join(script_table.SCRIPT_LETTERS[code] for code in sorted(foreign | WIDE_SCRIPTS))

@@ -12,7 +12,7 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -98,7 +98,11 @@ def write_splits(read_pairs: PairReader, folder: Path, pair: tuple[str, str]) ->
     sources, targets = ({line_pair[side] for pairs in held_out.values() for line_pair in pairs} for side in (0, 1))
     train = ((source, target) for source, target in read_pairs() if source not in sources and target not in targets)
     for name, pairs in {"train": train, **held_out}.items():
-        _write_pairs(folder, name, pair, pairs)
+        paths = [folder / f"{name}.{tag.replace('_', '-')}" for tag in pair]
+        with open(paths[0], "wb") as first, open(paths[1], "wb") as second:
+            for source, target in pairs:
+                first.write(source + b"\n")
+                second.write(target + b"\n")
 
 
 def _choose_held_out(read_pairs: PairReader) -> dict[str, list[LinePair]]:
@@ -120,11 +124,3 @@ def _choose_held_out(read_pairs: PairReader) -> dict[str, list[LinePair]]:
             seen.add(target)
             held_out[name].append((source, target))
     return {name: pairs for name, pairs in held_out.items() if pairs}
-
-
-def _write_pairs(folder: Path, name: str, pair: tuple[str, str], pairs: Iterable[LinePair]) -> None:
-    paths = [folder / f"{name}.{tag.replace('_', '-')}" for tag in pair]
-    with open(paths[0], "wb") as first, open(paths[1], "wb") as second:
-        for source, target in pairs:
-            first.write(source + b"\n")
-            second.write(target + b"\n")

@@ -97,7 +97,11 @@ def _fit_rows(source: Array, target: Array, capacity: RowCapacity) -> Array:
         needs = source[:, i], target[:, i]
         row, fits = _find_tightest_row(remaining, needs, sentinel)
         while not fits[all_pools, row].all():
-            remaining = _add_rows(remaining, capacity)
+            sizes = (capacity.source, capacity.target)
+            remaining = [
+                np.pad(side, ((0, 0), (0, EXTRA_ROWS)), constant_values=size)
+                for side, size in zip(remaining, sizes, strict=True)
+            ]
             row, fits = _find_tightest_row(remaining, needs, sentinel)
         for side, need in zip(remaining, needs, strict=True):
             side[all_pools, row] -= need
@@ -109,9 +113,3 @@ def _find_tightest_row(remaining: list[Array], needs: tuple[Array, Array], senti
     """Return for each pool the fitting row with the least space left, and a mask of the rows that fit."""
     fits = (remaining[0] >= needs[0][:, None]) & (remaining[1] >= needs[1][:, None])
     return np.where(fits, remaining[0] + remaining[1], sentinel).argmin(1), fits
-
-
-def _add_rows(remaining: list[Array], capacity: RowCapacity) -> list[Array]:
-    padding = ((0, 0), (0, EXTRA_ROWS))
-    sizes = (capacity.source, capacity.target)
-    return [np.pad(side, padding, constant_values=size) for side, size in zip(remaining, sizes, strict=True)]

@@ -142,8 +142,12 @@ def choose_sides(requested: LanguagePair, available: tuple[str, ...]) -> tuple[s
     """Return the available tags of source and target; None if they are missing or ambiguous."""
     if requested == ANY_LANGUAGES:
         return (available[0], available[1]) if len(available) == 2 else None
-    if requested.source is None or requested.target is None:
-        return _infer_other_side(requested, available)
+    if requested.source is None or requested.target is None:  # the other side must be the only other language
+        known = choose_tag(requested.source or requested.target or "", available)
+        others = [tag for tag in available if tag != known]
+        if known is None or len(others) != 1:
+            return None
+        return (known, others[0]) if requested.source is not None else (others[0], known)
     for first, second, is_forward in (
         (requested.source, requested.target, True),
         (requested.target, requested.source, False),
@@ -153,12 +157,3 @@ def choose_sides(requested: LanguagePair, available: tuple[str, ...]) -> tuple[s
         if first_tag is not None and second_tag is not None:
             return (first_tag, second_tag) if is_forward else (second_tag, first_tag)
     return None
-
-
-def _infer_other_side(requested: LanguagePair, available: tuple[str, ...]) -> tuple[str, str] | None:
-    """One side is requested: the other must be the only other language."""
-    known = choose_tag(requested.source or requested.target or "", available)
-    others = [tag for tag in available if tag != known]
-    if known is None or len(others) != 1:
-        return None
-    return (known, others[0]) if requested.source is not None else (others[0], known)

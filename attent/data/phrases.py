@@ -12,6 +12,7 @@ the same files.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -54,13 +55,8 @@ NOUNS = [
     )
 ]
 ADJECTIVES = [
-    ("small", "klein"),
-    ("big", "groß"),
-    ("old", "alt"),
-    ("young", "jung"),
-    ("brave", "mutig"),
-    ("clever", "klug"),
-]
+    ("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"), ("brave", "mutig"), ("clever", "klug"),
+]  # fmt: skip
 NUMBERS = [("two", "zwei"), ("three", "drei"), ("four", "vier"), ("five", "fünf")]
 VERBS = [
     _Verb(*row.split())
@@ -112,10 +108,8 @@ def write_corpus(folder: Path) -> None:
 def generate_pairs() -> Iterator[tuple[str, str]]:
     """Yield distinct sentence pairs without end."""
     seen: set[str] = set()
-    number = 0
-    while True:
+    for number in count():
         source, target = _make_sentence(_Draws(number))
-        number += 1
         if source not in seen:
             seen.add(source)
             yield source, target
@@ -135,10 +129,8 @@ def _make_sentence(draws: _Draws) -> tuple[str, str]:
         case "perfect":
             auxiliary = AUXILIARIES[verb.de_auxiliary][is_plural]
             has_have = "have" if is_plural else "has"
-            return (
-                f"{en} {has_have} {verb.en_participle} {en_place}",
-                f"{de} {auxiliary} {de_place} {verb.de_participle}",
-            )
+            english = f"{en} {has_have} {verb.en_participle} {en_place}"
+            return english, f"{de} {auxiliary} {de_place} {verb.de_participle}"
         case "modal":
             modal, de_modal = draws.choose(PLURAL_MODALS if is_plural else MODALS)
             return f"{en} {modal} {verb.en} {en_place}", f"{de} {de_modal} {de_place} {verb.de}"
@@ -161,11 +153,8 @@ def _make_subject(draws: _Draws) -> tuple[str, str, bool]:
         case "the plural":
             return f"the {adjective} {noun.en_plural}", f"die {de_adjective}en {noun.de_plural}", True
         case "the number":
-            return (
-                f"the {number} {adjective} {noun.en_plural}",
-                f"die {de_number} {de_adjective}en {noun.de_plural}",
-                True,
-            )
+            german = f"die {de_number} {de_adjective}en {noun.de_plural}"
+            return f"the {number} {adjective} {noun.en_plural}", german, True
         case _:
             return f"{number} {adjective} {noun.en_plural}", f"{de_number} {de_adjective}e {noun.de_plural}", True
 

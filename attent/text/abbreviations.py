@@ -5,7 +5,6 @@ Abbreviations are without their last full stop. Unknown languages use those of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,11 +27,7 @@ class AbbreviationRules:
 
 
 def _rules(
-    titles: str = "",
-    numeric: str = "",
-    general: str = "",
-    starters: str = "",
-    ordinals: bool = False,
+    titles: str = "", numeric: str = "", general: str = "", starters: str = "", ordinals: bool = False
 ) -> AbbreviationRules:
     return AbbreviationRules(
         titles=frozenset(titles.split()),
@@ -170,15 +165,6 @@ def get_abbreviations(language: str | None) -> AbbreviationRules:
     code = (language or "").replace("_", "-").split("-")[0].lower()
     if code in LANGUAGES:
         return LANGUAGES[code]
-    languages = LANGUAGES.values()
-    return AbbreviationRules(
-        titles=_union(words.titles for words in languages),
-        numeric=_union(words.numeric for words in languages),
-        general=_union(words.general for words in languages),
-        starters=_union(words.starters for words in languages),
-        ordinals=language is None or code in ORDINAL_LANGUAGES,
-    )
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*sets)
+    names = ("titles", "numeric", "general", "starters")
+    union = {name: frozenset().union(*(getattr(words, name) for words in LANGUAGES.values())) for name in names}
+    return AbbreviationRules(**union, ordinals=language is None or code in ORDINAL_LANGUAGES)

@@ -69,31 +69,12 @@ SCRIPT_LETTERS: dict[str, str] = {
     "Mtei": "\uabc0-\uabea",
     "Adlm": "\U0001e900-\U0001e94b",
 }
-SCRIPT_NAMES: dict[str, str] = {
-    "Latn": "Latin", "Grek": "Greek", "Cyrl": "Cyrillic", "Armn": "Armenian", "Hebr": "Hebrew", "Arab": "Arabic",
-    "Syrc": "Syriac", "Thaa": "Thaana", "Nkoo": "N'Ko", "Deva": "Devanagari", "Beng": "Bengali", "Guru": "Gurmukhi",
-    "Gujr": "Gujarati", "Orya": "Odia", "Taml": "Tamil", "Telu": "Telugu", "Knda": "Kannada", "Mlym": "Malayalam",
-    "Sinh": "Sinhala", "Thai": "Thai", "Laoo": "Lao", "Tibt": "Tibetan", "Mymr": "Burmese", "Geor": "Georgian",
-    "Hang": "Hangul", "Ethi": "Ethiopic", "Cher": "Cherokee", "Cans": "Canadian syllabics", "Khmr": "Khmer",
-    "Mong": "Mongolian", "Olck": "Ol Chiki", "Tfng": "Tifinagh", "Kana": "Kana", "Bopo": "Bopomofo", "Hani": "Han",
-    "Yiii": "Yi", "Vaii": "Vai", "Java": "Javanese", "Mtei": "Meitei", "Adlm": "Adlam",
-}  # fmt: skip
-
 # CLDR's codes for a writing system of several scripts, or for a variant of one.
 WRITING_SYSTEMS: dict[str, tuple[str, ...]] = {
-    "Jpan": ("Hani", "Kana"),
-    "Kore": ("Hang", "Hani"),
-    "Hans": ("Hani", "Bopo"),
-    "Hant": ("Hani", "Bopo"),
-    "Hanb": ("Hani", "Bopo"),
-    "Hira": ("Kana",),
-    "Hrkt": ("Kana",),
-    "Jamo": ("Hang",),
-    "Latf": ("Latn",),
-    "Latg": ("Latn",),
-    "Aran": ("Arab",),
-    "Geok": ("Geor",),
-}
+    "Jpan": ("Hani", "Kana"), "Kore": ("Hang", "Hani"), "Hans": ("Hani", "Bopo"), "Hant": ("Hani", "Bopo"),
+    "Hanb": ("Hani", "Bopo"), "Hira": ("Kana",), "Hrkt": ("Kana",), "Jamo": ("Hang",), "Latf": ("Latn",),
+    "Latg": ("Latn",), "Aran": ("Arab",), "Geok": ("Geor",),
+}  # fmt: skip
 # Languages printed in two scripts today: CLDR gives the likelier one, this table adds the other. A tag that names its
 # script (sr-Latn) means that script alone.
 SECONDARY_SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -112,10 +93,6 @@ MIN_LETTERS = 20  # in a sample, before the share of a script is meaningful
 def compile_letter_pattern(scripts: Scripts) -> re.Pattern[str]:
     """Return a pattern that matches a letter of any of these scripts."""
     return re.compile("[" + "".join(SCRIPT_LETTERS[code] for code in sorted(scripts)) + "]" if scripts else r"(?!)")
-
-
-def get_other_scripts(scripts: Scripts) -> Scripts:
-    return frozenset(SCRIPT_LETTERS) - scripts
 
 
 def get_language_scripts(tag: str | None) -> Scripts | None:
@@ -146,25 +123,13 @@ def _get_likely_script(subtags: list[str]) -> tuple[str, bool]:
 
 def detect_scripts(texts: Iterable[str]) -> Scripts | None:
     """Return every script with at least a tenth of the letters; None for too few letters or too many scripts."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(count_letters(text))
+    joined = "\n".join(texts)
+    counts = Counter({code: len(compile_letter_pattern(frozenset({code})).findall(joined)) for code in SCRIPT_LETTERS})
     total = counts.total()
     main = {code: n for code, n in counts.items() if n * 10 >= total}
     return frozenset(main) if total >= MIN_LETTERS and sum(main.values()) >= MIN_MAIN_SHARE * total else None
 
 
-def count_letters(text: str) -> dict[str, int]:
-    """Count the letters of each script that occurs in a text."""
-    counts = {code: len(compile_letter_pattern(frozenset({code})).findall(text)) for code in SCRIPT_LETTERS}
-    return {code: n for code, n in counts.items() if n}
-
-
 def has_word_spaces(scripts: Scripts | None) -> bool:
     """True if words are separated by spaces."""
     return not scripts or not scripts & UNSPACED_SCRIPTS or "Hang" in scripts
-
-
-def format_script_names(scripts: Scripts) -> str:
-    """Return the names of scripts for messages, such as "Han and Kana"."""
-    return " and ".join(SCRIPT_NAMES[code] for code in sorted(scripts, key=list(SCRIPT_LETTERS).index))

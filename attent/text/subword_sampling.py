@@ -11,7 +11,7 @@ import math
 import random
 import re
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
@@ -59,14 +59,6 @@ class PieceTable:
         is_bpe = all(score.is_integer() for score in self.scores.values())  # ranks of the merges
         return BPEDropout(self) if is_bpe else UnigramSampler(self)
 
-    def split_words(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the words of a text, split around symbols, and whether each part is a symbol."""
-        words = (SPACE + word for word in text.split(" ")) if text else ()
-        for word in words:
-            for index, part in enumerate(self.symbols.split(word)):
-                if part:
-                    yield part, index % 2 == 1
-
     def get_piece_ids(self, piece: str) -> list[int]:
         """Return the id of a learned piece, or the byte ids of a letter without one."""
         if piece in self.scores:
@@ -75,11 +67,12 @@ class PieceTable:
 
     def sample(self, text: str, sampler: SegmentationSampler, rate: float, rng: random.Random) -> list[int]:
         ids: list[int] = []
-        for part, is_symbol in self.split_words(text):
-            if is_symbol:
-                ids.append(self.ids[part])
-            else:
-                ids += sampler.sample_ids(part, rate, rng)
+        for word in text.split(" ") if text else ():
+            for index, part in enumerate(self.symbols.split(SPACE + word)):
+                if index % 2:  # a symbol; between two of them, the part may be empty
+                    ids.append(self.ids[part])
+                elif part:
+                    ids += sampler.sample_ids(part, rate, rng)
         return ids
 
 
