@@ -194,7 +194,7 @@ def get_torch_info() -> TorchInfo:
         import torch
     except (ImportError, OSError, RuntimeError) as error:  # OSError: a shared library does not load
         return TorchInfo(None, None, (), None, None, error=f"torch cannot be imported: {error}")
-    from attent.nn.devices import measure_bf16_speedup
+    from attent.training.hardware import measure_bf16_speedup
 
     devices = list_accelerators()
     return TorchInfo(

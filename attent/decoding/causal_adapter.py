@@ -49,9 +49,7 @@ class PromptCache(Cache):
         """Give rows other prompts, which must fit into the cache."""
         assert isinstance(source, PromptCache)
         for layer, other in zip(self.layers, source.layers, strict=True):
-            width = other.self_attn.capacity
-            layer.self_attn.buffer.keys[rows, :, :width] = other.self_attn.buffer.keys
-            layer.self_attn.buffer.values[rows, :, :width] = other.self_attn.buffer.values
+            layer.self_attn.write_rows(rows, other.self_attn)
         self.last_prompt_tokens = self.last_prompt_tokens.index_copy(0, rows, source.last_prompt_tokens)
         for row, length in zip(rows.tolist(), source.prompt_lengths, strict=True):
             self.prompt_lengths[row] = length
@@ -89,7 +87,7 @@ class CausalStepModel:
         last_tokens = prefill_cache(self.model, single, prompts)
         cache = self.model.begin(rows=len(prompts), capacity=width + capacity, beams=beams)
         for layer, prefilled in zip(cache.layers, single.layers, strict=True):
-            new, old = layer.self_attn.buffer, prefilled.self_attn.buffer
+            new, old = layer.self_attn, prefilled.self_attn
             new.keys[:, :, : width * beams : beams] = old.keys[:, :, :width]
             new.values[:, :, : width * beams : beams] = old.values[:, :, :width]
         if cache.ancestors is not None:

@@ -28,7 +28,7 @@ from attent.models.folder import check_tensors
 from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_like, collect_tensors, find_tied_names
 from attent.nn import StackConfig
 from attent.nn.argument_checks import MAX_SIZE
-from attent.nn.feedforward import Activation
+from attent.nn.config import Activation
 from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:

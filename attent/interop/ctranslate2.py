@@ -24,7 +24,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.models.weights import collect_tensors
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, make_sinusoids
-from attent.nn.feedforward import Activation
+from attent.nn.config import Activation
 from attent.storage.atomic import NEW_SUFFIX, atomic_folder, make_folder, write_synced
 from attent.storage.errors import FolderError
 from attent.storage.manifest import explain_save_errors, find_damage, hash_file, read_manifest, write_manifest

@@ -14,7 +14,6 @@ from attent.interop.conversion import ConfigKeys, TensorMapping, map_attention
 from attent.interop.hf_folder import quote_value
 from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
-from attent.nn.positions import RotaryScaling
 from attent.storage.errors import FolderError
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ def to_positions(keys: LlamaKeys, where: Path) -> RotaryConfig:
     return RotaryConfig(base=base, order="halves", scaling=scaling, trained_length=length)
 
 
-def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> RotaryScaling | None:
+def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> LinearScaling | Llama3Scaling | None:
     kind = rope.rope_type or rope.type or "default"
     if kind == "default":
         return None

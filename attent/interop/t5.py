@@ -20,7 +20,7 @@ from attent.interop.hf_folder import LazyTensor, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.nn import RelativeConfig, StackConfig
-from attent.nn.feedforward import Activation
+from attent.nn.config import Activation
 from attent.storage.errors import FolderError
 
 FAMILY = "T5"

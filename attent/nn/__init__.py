@@ -12,37 +12,28 @@ paths are in `backends`, `fused` and `kernels`.
 """
 
 from attent.nn.attention import Attention, AttentionRecord, attention_layers, set_backend
-from attent.nn.backends import BACKENDS, Backend, attend, choose_backend
+from attent.nn.backends import BACKENDS, attend, choose_backend
 from attent.nn.block import Block, Memory, Residual
-from attent.nn.cache import KV, Cache, KVCache, LayerCache
+from attent.nn.cache import Cache
 from attent.nn.config import StackConfig
 from attent.nn.dot_product import AttentionInputs, attend_explicit
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import (
     AlibiConfig,
-    AlibiPositions,
     LearnedConfig,
-    LearnedPositions,
     LinearScaling,
     Llama3Scaling,
-    Positions,
-    PositionsConfig,
     RelativeConfig,
-    RelativePositions,
     RotaryConfig,
-    RotaryPositions,
     SinusoidalConfig,
-    SinusoidalPositions,
     make_sinusoids,
-)  # fmt: skip
+)
 from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS", "KV", "AlibiConfig", "AlibiPositions", "Attention", "AttentionInputs", "AttentionRecord", "Backend",
-    "Block", "Cache", "FeedForward", "KVCache", "LayerCache", "LearnedConfig", "LearnedPositions", "LinearScaling",
-    "Llama3Scaling", "Mask", "Memory", "Packing", "Positions", "PositionsConfig", "RelativeConfig",
-    "RelativePositions", "Residual", "RotaryConfig", "RotaryPositions", "SinusoidalConfig", "SinusoidalPositions",
-    "Stack", "StackConfig", "attend", "attend_explicit", "attention_layers", "choose_backend", "make_sinusoids",
-    "set_backend",
+    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache", "FeedForward",
+    "LearnedConfig", "LinearScaling", "Llama3Scaling", "Mask", "Memory", "Packing", "RelativeConfig", "Residual",
+    "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "attention_layers",
+    "choose_backend", "make_sinusoids", "set_backend",
 ]  # fmt: skip

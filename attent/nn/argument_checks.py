@@ -51,17 +51,6 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"`{name}` must be more than 0, but is {value!r}")
 
 
-def check_heads(heads: int, kv_heads: int, head_width: int) -> None:
-    check_size("head_width", head_width)
-    if not is_count(kv_heads) or kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {heads}")
-
-
-def check_even_head_width(head_width: int) -> None:
-    if head_width % 2:
-        raise ValueError(f"rotary positions rotate pairs of features: `head_width` must be even, but is {head_width}")
-
-
 def check_window(window: Any) -> None:
     """(before, after): a number of tokens on each side, or None for no limit; or None for no window."""
     sides = (None, None) if window is None else window
@@ -73,7 +62,7 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# --- tensors -------------------------------------------------------------------------------------------------------
+# --- inputs of a stack ---------------------------------------------------------------------------------------------
 
 
 def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: str) -> None:
@@ -90,16 +79,8 @@ def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: s
         )
 
 
-# --- Stack ---------------------------------------------------------------------------------------------------------
-
-
 def check_forward_args(
-    stack: Stack,
-    x: Tensor,
-    lengths: Tensor | None,
-    packing: Packing | None,
-    memory: Memory | None,
-    cache: Cache | None,
+    stack: Stack, x: Tensor, lengths: Tensor | None, packing: Packing | None, memory: Memory | None, cache: Cache | None
 ) -> None:
     if x.dim() != 3 or x.shape[2] != stack.config.width:
         raise ValueError(f"x must be (B, T, {stack.config.width}), but is {tuple(x.shape)}")
@@ -127,7 +108,7 @@ def check_cache(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory
     if memory is not None:
         raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
     first, attention = cache.layers[0], stack.blocks[0].self_attn
-    actual = (len(cache.layers), *first.self_attn.buffer.keys.shape[1::2], first.cross_attn is not None)
+    actual = (len(cache.layers), *first.self_attn.keys.shape[1::2], first.cross_attn is not None)
     expected = (stack.config.layers, attention.kv_heads, attention.head_width, stack.config.cross_attention)
     if actual != expected:
         raise ValueError(
@@ -167,9 +148,8 @@ def check_new_cache(stack: Stack, capacity: int, rows: int | None, memory: Memor
     if not stack.config.causal:
         raise ValueError(CACHE_NEEDS_CAUSAL)
     if (memory is not None) != stack.config.cross_attention:
-        raise ValueError(
-            f"`memory` must be {'given' if stack.config.cross_attention else 'None'} for this stack's cache"
-        )
+        needed = "given" if stack.config.cross_attention else "None"
+        raise ValueError(f"`memory` must be {needed} for this stack's cache")
     if (rows is None) == (memory is None):
         raise ValueError("give `memory`, or for a stack without it `rows`: how many sequences will be cached?")
     if memory is not None and memory.packing is not None:

@@ -18,9 +18,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_heads
 from attent.nn.backends import attend, check_backend_name
 from attent.nn.cache import KV
+from attent.nn.config import StackConfig
 from attent.nn.dot_product import attend_explicit
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
@@ -57,28 +57,18 @@ class AttentionRecord:
 class Attention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1 ... head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        kv_heads: int | None = None,
-        head_width: int | None = None,
-        bias: bool = True,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        remaining_heads: tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, config: StackConfig, layer: int = 0, remaining_heads: tuple[int, ...] | None = None) -> None:
         """`remaining_heads` are the original indices of the heads left after pruning, possibly none; None: all."""
         super().__init__()
-        self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
-        self.head_width = compute_head_width(width, heads) if head_width is None else head_width
-        check_heads(self.heads, self.kv_heads, self.head_width)
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.remaining_heads = remaining_heads
         if remaining_heads is not None:
             self.heads = self.kv_heads = len(remaining_heads)
-        self.scale = self.head_width**-0.5 if scale is None else scale
-        self.dropout = dropout
+        self.head_width = config.compute_head_width()
+        scale = self.head_width**-0.5 if config.scale is None else config.scale
+        self.scale = scale / (layer + 1) if config.scale_by_layer else scale
+        self.dropout = config.attention_dropout
+        width, bias = config.width, config.bias
         self.query = make_linear(width, self.heads * self.head_width, bias)  # W^Q of all heads
         self.key = make_linear(width, self.kv_heads * self.head_width, bias)  # W^K
         self.value = make_linear(width, self.kv_heads * self.head_width, bias)  # W^V
@@ -144,14 +134,6 @@ def make_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
         return nn.Linear(inputs, outputs, bias=bias)
 
 
-def compute_head_width(width: int, heads: int) -> int:
-    if heads < 1 or width % heads:
-        raise ValueError(
-            f"`width` must be a multiple of `heads`={heads}, but is {width}; change one, or give `head_width`"
-        )
-    return width // heads
-
-
 def set_backend(model: nn.Module, name: str) -> None:
     """Use the named backend in every attention layer of a model ("auto": the fastest that supports the inputs)."""
     check_backend_name(name)
@@ -162,19 +144,3 @@ def set_backend(model: nn.Module, name: str) -> None:
 def attention_layers(model: nn.Module) -> dict[str, Attention]:
     """Attention layers by module path, such as `decoder.blocks.3.cross_attn`, also in a compiled model."""
     return {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, Attention)}
-
-
-def init_attention(attention: Attention) -> None:
-    """Xavier (Glorot) uniform, with W^Q, W^K and W^V as the parts of one (E, 3 E) matrix, as fairseq does.
-
-    Initialized one by one they would be sqrt(2) larger, and the first scores twice as large. Where scores are scaled
-    down less than in the paper (T5 does not scale at all), W^Q starts smaller; otherwise the first softmax would be
-    nearly one-hot.
-    """
-    query_gain = min(1.0, attention.head_width**-0.5 / attention.scale)
-    for linear, gain in ((attention.query, query_gain), (attention.key, 1.0), (attention.value, 1.0)):
-        nn.init.xavier_uniform_(linear.weight, gain=gain * 2**-0.5)
-    nn.init.xavier_uniform_(attention.output.weight)
-    for linear in (attention.query, attention.key, attention.value, attention.output):
-        if linear.bias is not None:
-            nn.init.zeros_(linear.bias)

@@ -86,8 +86,7 @@ def check_backend_name(name: str) -> None:
 
 
 def rank_backends(inputs: AttentionInputs) -> tuple[str, ...]:
-    """Return the candidates for "auto", fastest first. Long packed sentences fill flash attention's tiles by
-    themselves; short ones share ours."""
+    """Return the candidates for "auto", fastest first: flash attention's tiles suit long packed rows only."""
     if inputs.mask.packing is None:
         return ("fused",)
     return ("packed", "tiles", "fused") if inputs.k.shape[2] > LONG_ROW_TOKENS else ("tiles", "fused")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from attent.nn.attention import Attention, compute_head_width
-from attent.nn.cache import KV, KVCache, LayerCache
-from attent.nn.config import NormOrder, StackConfig
+from attent.nn import kernels
+from attent.nn.attention import Attention
+from attent.nn.cache import KV, LayerCache
+from attent.nn.config import StackConfig
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
@@ -39,18 +39,18 @@ class BlockContext:
     bias: Tensor | None
     memory: Memory | None
     memory_mask: Mask
-    cache_start: int | Tensor  # first column that this pass writes (0 without a cache)
-    cache_used: int  # columns written by earlier passes
+    cache_start: int | Tensor = 0  # first column that this pass writes
+    cache_used: int = 0  # columns written by earlier passes
 
 
 class Residual(nn.Module):
     """Add & Norm around a sub-layer (section 3.1) with its dropout (section 5.4), as pre-norm or post-norm."""
 
-    def __init__(self, norm: nn.Module, dropout: float, order: NormOrder) -> None:
+    def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.norm = norm
-        self.dropout = Dropout(dropout)
-        self.pre_norm = order == "pre"
+        self.norm = make_norm(config)
+        self.dropout = Dropout(config.dropout)
+        self.pre_norm = config.norm_order == "pre"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
@@ -70,19 +70,12 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self_heads, *cross_heads = (None, None) if remaining_heads is None else remaining_heads
-        self.self_attn = make_attention(config, layer, self_heads)
-        self.self_attn_residual = make_residual(config)
-        self.cross_attn = make_attention(config, layer, *cross_heads) if config.cross_attention else None
-        self.cross_attn_residual = make_residual(config) if config.cross_attention else None
-        self.feedforward = feedforward(
-            config.width,
-            config.ffn_width,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.bias,
-            dropout=config.activation_dropout,
-        )
-        self.feedforward_residual = make_residual(config)
+        self.self_attn = Attention(config, layer, self_heads)
+        self.self_attn_residual = Residual(config)
+        self.cross_attn = Attention(config, layer, *cross_heads) if config.cross_attention else None
+        self.cross_attn_residual = Residual(config) if config.cross_attention else None
+        self.feedforward = feedforward(config)
+        self.feedforward_residual = Residual(config)
 
     def forward(self, x: Tensor, context: BlockContext, cache: LayerCache | None = None) -> Tensor:
         x = self.self_attn_residual(x, lambda x: self.attend_self(x, context, cache))
@@ -100,45 +93,19 @@ class Block(nn.Module):
     def attend_memory(self, x: Tensor, context: BlockContext, cache: LayerCache | None) -> Tensor:
         """Attend to the output of the other stack, whose keys and values a cache holds already."""
         assert self.cross_attn is not None
-        if cache is None:
+        kv = None if cache is None else cache.cross_attn
+        if kv is None:
             assert context.memory is not None
             kv = self.cross_attn.project_keys_values(context.memory.states)
-        else:
-            assert cache.cross_attn is not None
-            kv = cache.cross_attn
         return self.cross_attn(x, kv, context.memory_mask)
 
     def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
         attention, weight = self.self_attn, self.self_attn.key.weight
-        device_type = weight.device.type
-        autocast = torch.is_autocast_enabled(device_type)
-        dtype = torch.get_autocast_dtype(device_type) if autocast else weight.dtype
-        buffer = weight.new_zeros(2, rows, attention.kv_heads, capacity, attention.head_width, dtype=dtype)
-        cross_kv = None
-        if self.cross_attn is not None and memory is not None:
-            cross_kv = self.cross_attn.project_keys_values(memory.states)
-        return LayerCache(KVCache(KV(buffer[0], buffer[1])), cross_kv)
-
-
-def make_attention(config: StackConfig, layer: int, remaining_heads: tuple[int, ...] | None) -> Attention:
-    scale = config.scale
-    if config.scale_by_layer:
-        head_width = config.head_width or compute_head_width(config.width, config.heads)
-        scale = (head_width**-0.5 if scale is None else scale) / (layer + 1)
-    return Attention(
-        config.width,
-        config.heads,
-        kv_heads=config.kv_heads,
-        head_width=config.head_width,
-        bias=config.bias,
-        scale=scale,
-        dropout=config.attention_dropout,
-        remaining_heads=remaining_heads,
-    )
-
-
-def make_residual(config: StackConfig) -> Residual:
-    return Residual(make_norm(config), config.dropout, config.norm_order)
+        shape = (2, rows, attention.kv_heads, capacity, attention.head_width)
+        buffer = weight.new_zeros(shape, dtype=kernels.get_compute_dtype(weight))
+        cross, states = self.cross_attn, None if memory is None else memory.states
+        cross_kv = None if cross is None or states is None else cross.project_keys_values(states)
+        return LayerCache(KV(buffer[0], buffer[1]), cross_kv)
 
 
 def make_norm(config: StackConfig) -> nn.Module:

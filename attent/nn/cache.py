@@ -22,10 +22,23 @@ from attent.nn.argument_checks import can_read_values
 
 @dataclass(eq=False)
 class KV:
-    """Keys and values, (B, Hkv, T, D) each."""
+    """Keys and values, (B, Hkv, T, D) each: of some tokens, or a buffer of T columns that `append` fills."""
 
     keys: Tensor
     values: Tensor
+
+    def append(self, new: KV, start: int | Tensor, used_columns: int) -> KV:
+        """Write `new` after the tokens of each row, and return all columns in use."""
+        T = new.keys.shape[2]
+        if isinstance(start, int):
+            self.keys[:, :, start : start + T], self.values[:, :, start : start + T] = new.keys, new.values
+        else:
+            columns = start[:, None] + torch.arange(T, device=start.device)  # (B, T)
+            rows = torch.arange(len(start), device=start.device)[:, None]
+            for buffer, x in ((self.keys, new.keys), (self.values, new.values)):
+                buffer[rows, :, columns] = x.transpose(1, 2).to(buffer.dtype)  # (B, T, Hkv, D): indexed axes come first
+        end = used_columns + T
+        return KV(self.keys[:, :, :end], self.values[:, :, :end])
 
     def to(self, dtype: torch.dtype) -> KV:
         """Cast to the dtype of the queries, which under autocast may differ from the cache's."""
@@ -42,51 +55,11 @@ class KV:
 
 
 @dataclass(eq=False)
-class KVCache:
-    """A preallocated buffer for keys and values, (B, Hkv, capacity, D) each."""
-
-    buffer: KV
-
-    @property
-    def capacity(self) -> int:
-        return self.buffer.keys.shape[2]
-
-    @property
-    def rows(self) -> int:
-        return self.buffer.keys.shape[0]
-
-    def append(self, new: KV, start: int | Tensor, used_columns: int) -> KV:
-        """Write `new` after the tokens of each row, and return all columns in use."""
-        self._write(self.buffer.keys, new.keys, start)
-        self._write(self.buffer.values, new.values, start)
-        end = used_columns + new.keys.shape[2]
-        return KV(self.buffer.keys[:, :, :end], self.buffer.values[:, :, :end])
-
-    def reorder(self, rows: Tensor) -> None:
-        self.buffer.reorder(rows)
-
-    @staticmethod
-    def _write(buffer: Tensor, new: Tensor, start: int | Tensor) -> None:
-        T = new.shape[2]
-        if isinstance(start, int):
-            buffer[:, :, start : start + T] = new
-            return
-        columns = start[:, None] + torch.arange(T, device=buffer.device)  # (B, T)
-        rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
-        buffer[rows, :, columns] = new.transpose(1, 2).to(buffer.dtype)  # advanced indices come first: (B, T, Hkv, D)
-
-
-@dataclass(eq=False)
 class LayerCache:
-    """The cache of one block: growing keys and values of self-attention, and those of the memory, projected once."""
+    """The cache of one block: a buffer for self-attention, and the keys and values of the memory, projected once."""
 
-    self_attn: KVCache
+    self_attn: KV
     cross_attn: KV | None = None
-
-    def reorder(self, rows: Tensor) -> None:
-        self.self_attn.reorder(rows)
-        if self.cross_attn is not None:
-            self.cross_attn.reorder(rows)
 
 
 @dataclass(eq=False)
@@ -117,11 +90,11 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        return self.layers[0].self_attn.capacity
+        return self.layers[0].self_attn.keys.shape[2]
 
     @property
     def rows(self) -> int:
-        return self.layers[0].self_attn.rows
+        return self.layers[0].self_attn.keys.shape[0]
 
     def check_capacity(self, B: int, T: int) -> None:
         if self.beams > 1 and self.beams != T:
@@ -153,7 +126,9 @@ class Cache:
         if rows.numel() and can_read_values(rows) and not bool(((rows >= 0) & (rows < self.rows)).all()):
             raise ValueError(f"`rows` must be rows of the cache, 0 to {self.rows - 1}, but are {rows.tolist()}")
         for layer in self.layers:
-            layer.reorder(rows)
+            layer.self_attn.reorder(rows)
+            if layer.cross_attn is not None:
+                layer.cross_attn.reorder(rows)
         self.lengths, self.memory_lengths, self.ancestors = (
             None if x is None else x.index_select(0, rows) for x in (self.lengths, self.memory_lengths, self.ancestors)
         )
@@ -187,7 +162,7 @@ class Cache:
     def rewind(self, lengths: Sequence[int]) -> None:
         """Set the number of positions that each row holds: all of them, or 0 where a row restarts. The caller counts
         them on the host, so this does not synchronize."""
-        device = self.layers[0].self_attn.buffer.keys.device
+        device = self.layers[0].self_attn.keys.device
         self.used_columns = max(lengths) * self.beams
         ragged = min(lengths) != max(lengths)
         self.lengths = torch.tensor(lengths, device=device) * self.beams if ragged else None

@@ -8,19 +8,16 @@ from typing import Literal
 from attent.nn.argument_checks import (
     MAX_LAYERS,
     check_choice,
-    check_even_head_width,
-    check_heads,
     check_positive,
     check_rate,
     check_size,
     check_window,
     is_count,
 )
-from attent.nn.attention import compute_head_width
-from attent.nn.feedforward import Activation
 from attent.nn.positions import PositionsConfig, RotaryConfig, SinusoidalConfig
 
 Norm = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 NormOrder = Literal["post", "pre"]
 
 
@@ -68,38 +65,52 @@ class StackConfig:
             check_choice(name, getattr(self, name), choices)
         check_positive("norm_eps", self.norm_eps)
         check_window(self.window)
-        head_width = compute_head_width(self.width, self.heads) if self.head_width is None else self.head_width
-        check_heads(self.heads, self.heads if self.kv_heads is None else self.kv_heads, head_width)
-        check_remaining_heads(self)
+        self.check_heads()
+        self.check_remaining_heads()
         if self.scale is not None:
             check_positive("scale", self.scale)
         if not isinstance(self.positions, PositionsConfig):
             raise ValueError(f"`positions` must be a config such as SinusoidalConfig(), but is {self.positions!r}")
-        if isinstance(self.positions, RotaryConfig):
-            check_even_head_width(head_width)
+        if isinstance(self.positions, RotaryConfig) and self.compute_head_width() % 2:
+            width = self.compute_head_width()
+            raise ValueError(f"rotary positions rotate pairs of features: `head_width` must be even, but is {width}")
+
+    def compute_head_width(self) -> int:
+        if self.head_width is not None:
+            return self.head_width
+        if self.width % self.heads:
+            raise ValueError(
+                f"`width` must be a multiple of `heads`={self.heads}, but is {self.width}; change one, or give "
+                f"`head_width`"
+            )
+        return self.width // self.heads
 
     @property
     def num_removed_heads(self) -> int:
         return sum(self.heads - len(heads) for layer in self.remaining_heads or () for heads in layer)
 
+    def check_heads(self) -> None:
+        check_size("head_width", self.compute_head_width())
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        if not is_count(kv_heads) or kv_heads < 1 or self.heads % kv_heads:
+            raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {self.heads}")
 
-def check_remaining_heads(config: StackConfig) -> None:
-    if config.remaining_heads is None:
-        return
-    if config.kv_heads not in (None, config.heads):
-        raise ValueError(
-            f"`remaining_heads` must be None with grouped-query attention (`kv_heads`={config.kv_heads}), whose heads "
-            f"cannot be removed one by one; leave it out"
-        )
-    shape = [len(layer) for layer in config.remaining_heads]
-    if shape != [1 + config.cross_attention] * config.layers:
-        raise ValueError(
-            f"`remaining_heads` must have {config.layers} layers of {1 + config.cross_attention} lists of heads each, "
-            f"but has {shape}"
-        )
-    for heads in (heads for layer in config.remaining_heads for heads in layer):
-        if not all(is_count(head) and head < config.heads for head in heads) or list(heads) != sorted(set(heads)):
+    def check_remaining_heads(self) -> None:
+        if self.remaining_heads is None:
+            return
+        if self.kv_heads not in (None, self.heads):
             raise ValueError(
-                f"`remaining_heads` must hold distinct head indices from 0 to {config.heads - 1} in ascending order, "
-                f"but holds {list(heads)}"
+                f"`remaining_heads` must be None with grouped-query attention (`kv_heads`={self.kv_heads}), whose "
+                f"heads cannot be removed one by one; leave it out"
             )
+        shape, lists = [len(layer) for layer in self.remaining_heads], 1 + self.cross_attention
+        if shape != [lists] * self.layers:
+            raise ValueError(
+                f"`remaining_heads` must have {self.layers} layers of {lists} lists of heads each, but has {shape}"
+            )
+        for heads in (heads for layer in self.remaining_heads for heads in layer):
+            if not all(is_count(head) and head < self.heads for head in heads) or list(heads) != sorted(set(heads)):
+                raise ValueError(
+                    f"`remaining_heads` must hold distinct head indices from 0 to {self.heads - 1} in ascending order, "
+                    f"but holds {list(heads)}"
+                )

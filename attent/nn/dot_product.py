@@ -70,12 +70,10 @@ def check_inputs(inputs: AttentionInputs) -> None:
     check_rate("dropout", inputs.dropout)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key/value heads, but are {q.shape[1]} and {k.shape[1]}")
-    B, H, Tq, Tk = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
-    if bias is not None and not (can_broadcast(bias.shape, (B, H, Tq, Tk)) and bias.is_floating_point()):
-        is_now = f"{bias.dtype} of {tuple(bias.shape)}"
-        raise ValueError(f"`bias` must be floating and broadcast to {(B, H, Tq, Tk)}, but is {is_now}")
+    B, H, Tq, Tk = full = (*q.shape[:3], k.shape[2])
+    if bias is not None:
+        can_broadcast = bias.dim() == 4 and all(n in (1, m) for n, m in zip(bias.shape, full, strict=True))
+        if not can_broadcast or not bias.is_floating_point():
+            is_now = f"{bias.dtype} of {tuple(bias.shape)}"
+            raise ValueError(f"`bias` must be floating and broadcast to {(B, H, Tq, Tk)}, but is {is_now}")
     mask.check(B, Tq, Tk, q.device)
-
-
-def can_broadcast(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    return len(shape) == len(full) and all(n in (1, m) for n, m in zip(shape, full, strict=True))

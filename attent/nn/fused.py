@@ -19,6 +19,7 @@ from attent.nn.block import Block, BlockContext, Residual
 from attent.nn.cache import LayerCache
 from attent.nn.config import StackConfig
 from attent.nn.dot_product import AttentionInputs, check_inputs
+from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask
 
@@ -59,7 +60,8 @@ class FusedFeedForward(FeedForward):
     @property
     def is_plain_relu(self) -> bool:
         plain = self.activation == "relu" and self.gate is None and self.expand.bias is not None
-        return plain and not (self.training and self.dropout.p)
+        unmodified = kernels.is_unmodified(self.dropout, Dropout)
+        return plain and unmodified and not (self.dropout.training and self.dropout.p)
 
     def supports_kernel(self, x: Tensor) -> bool:
         supported = kernels.can_use_kernels(x) and kernels.get_compute_dtype(x) in kernels.SUPPORTED_DTYPES
@@ -83,15 +85,17 @@ def is_unmodified(block: Block) -> bool:
         all(kernels.is_unmodified(attention, Attention) for attention in attentions)
         and kernels.is_unmodified(block.feedforward, FeedForward)
         and all(kernels.is_unmodified(linear, nn.Linear) for linear in linears)
-        and all(has_standard_weights(residual.norm) for residual in residuals if residual is not None)
+        and all(is_unmodified_residual(residual) for residual in residuals if residual is not None)
     )
 
 
-def has_standard_weights(norm: nn.Module) -> bool:
-    """True for a LayerNorm with weight and bias or an RMSNorm with a weight, as `make_norm` builds them."""
-    if not kernels.is_unmodified(norm, nn.LayerNorm, nn.RMSNorm) or norm.eps is None:
+def is_unmodified_residual(residual: Residual) -> bool:
+    """True with a LayerNorm with weight and bias or an RMSNorm with a weight, as `make_norm` builds them."""
+    norm = residual.norm
+    if not kernels.is_unmodified(norm, nn.LayerNorm, nn.RMSNorm) or norm.eps is None or norm.weight is None:
         return False
-    return norm.weight is not None and getattr(norm, "bias", norm.weight) is not None
+    has_bias = getattr(norm, "bias", norm.weight) is not None
+    return has_bias and kernels.is_unmodified(residual, Residual) and kernels.is_unmodified(residual.dropout, Dropout)
 
 
 def apply_add_norm(
@@ -101,7 +105,7 @@ def apply_add_norm(
     twice, for the next sub-layer and for its residual connection."""
     from attent.nn.kernels.add_norm import fused_add_norm
 
-    norm, rate = residual.norm, residual.dropout.p if residual.training else 0.0
+    norm, rate = residual.norm, residual.dropout.p if residual.dropout.training else 0.0
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     assert norm.eps is not None
     product = F.linear(y, output_layer.weight)  # its bias is added by the kernel

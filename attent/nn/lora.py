@@ -52,9 +52,8 @@ def add_lora(model: nn.Module, rank: int, new_parameters: Iterable[str] = ()) ->
 
 def merge_lora(model: nn.Module) -> None:
     """Add the low-rank updates into the matrices, which leaves an ordinary model."""
-    for part in list(model.modules()):
-        if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
-            parametrize.remove_parametrizations(part, "weight", leave_parametrized=True)
+    for part in [part for part in model.modules() if parametrize.is_parametrized(part, "weight")]:
+        parametrize.remove_parametrizations(part, "weight", leave_parametrized=True)
 
 
 def freeze_parameters(model: nn.Module, patterns: tuple[str, ...]) -> None:

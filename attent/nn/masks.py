@@ -6,15 +6,18 @@ however many layers share the mask. Biases (T5, ALiBi) are added to the scores a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from attent.nn.argument_checks import check_lengths, check_window, is_count
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,15 +67,28 @@ class Packing:
         return packing if device is None else packing.to(device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
-        segments, positions, ends = (
-            tensor.to(device, non_blocking=non_blocking) for tensor in (self.segments, self.positions, self.ends)
-        )
+        tensors = (self.segments, self.positions, self.ends)
+        segments, positions, ends = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         return Packing(segments, positions, ends, self.max_length)
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, width = self.segments.shape
-        return rows, width
+        return self.segments.shape[0], self.segments.shape[1]
+
+
+def memoize(form: F) -> F:
+    """Compute a form of a mask once for the same arguments."""
+
+    @functools.wraps(form)
+    def get(mask: Mask, *args: Any) -> Any:
+        if torch.compiler.is_compiling():  # the compiler removes common work itself; a key would fix every size
+            return form(mask, *args)
+        key = form, *args
+        if key not in mask._memo:
+            mask._memo[key] = form(mask, *args)
+        return mask._memo[key]
+
+    return cast(F, get)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +146,17 @@ class Mask:
             allowed = allowed & (k < self.key_lengths[b])
         return allowed
 
+    @memoize
     def to_dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         """Evaluate the rule into the smallest tensor that broadcasts to (B, 1, Tq, Tk).
 
         Padding alone is (B, 1, 1, Tk): memory grows with the length, not with its square.
         """
-        rows = B if self.is_per_row else 1
-        return self.memoize(("dense", B, Tq, Tk, device), lambda: self._to_dense(rows, Tq, Tk, device))
-
-    def _to_dense(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
-        b, q, k = (torch.arange(n, device=device) for n in (B, Tq, Tk))
+        b, q, k = (torch.arange(n, device=device) for n in (B if self.is_per_row else 1, Tq, Tk))
         allowed = self.allows(b[:, None, None, None], b.new_zeros(()), q[:, None], k)
         return allowed[(None,) * (4 - allowed.dim())]
 
+    @memoize
     def to_block_mask(self, B: int, Tq: int, Tk: int, device: torch.device) -> Any:
         """Evaluate the rule into FlexAttention's BlockMask."""
         from torch.nn.attention.flex_attention import create_block_mask
@@ -150,15 +164,12 @@ class Mask:
         def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # a bound method is refused
             return self.allows(b, h, q, k)
 
-        rows = B if self.is_per_row else None
-        return self.memoize(
-            ("blocks", B, Tq, Tk, device), lambda: create_block_mask(rule, rows, None, Tq, Tk, device=device)
-        )
+        return create_block_mask(rule, B if self.is_per_row else None, None, Tq, Tk, device=device)
 
+    @memoize
     def has_visible_keys(self, B: int, Tq: int, Tk: int, device: torch.device) -> Tensor:
         """True for queries that may attend to any key; broadcasts to (B, 1, Tq, 1)."""
-        dense = self.to_dense(B, Tq, Tk, device)
-        return self.memoize(("visible", B, Tq, Tk, device), lambda: dense.any(-1, keepdim=True))
+        return self.to_dense(B, Tq, Tk, device).any(-1, keepdim=True)
 
     @property
     def is_per_row(self) -> bool:
@@ -181,11 +192,9 @@ class Mask:
         # Sizes may be symbols while compiling, and SDPA takes a plain bool.
         return True if self.is_order_only and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
 
+    @memoize
     def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         """Reject a description that does not fit the tensors."""
-        self.memoize(("check", B, Tq, Tk, device), lambda: self._check(B, Tq, Tk, device))
-
-    def _check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
         if self.key_lengths is not None:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
         if isinstance(self.q_start, Tensor):
@@ -197,14 +206,6 @@ class Mask:
                 raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {is_now}")
         if self.packing is not None:
             check_packing(self.packing, B, Tq, Tk, device)
-
-    def memoize(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        """Return the form with this key, computing it once."""
-        if torch.compiler.is_compiling():  # the compiler removes common work itself; a key would fix every size
-            return compute()
-        if key not in self._memo:
-            self._memo[key] = compute()
-        return self._memo[key]
 
 
 def check_packing(packing: tuple[Packing, Packing], B: int, Tq: int, Tk: int, device: torch.device) -> None:

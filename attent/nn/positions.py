@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_choice, check_even_head_width, check_positive, check_size
+from attent.nn.argument_checks import check_choice, check_positive, check_size
 from attent.nn.init import init_normal
 
 FeatureOrder = Literal["interleaved", "halves"]
@@ -153,6 +153,9 @@ class LinearScaling:
     def __post_init__(self) -> None:
         check_positive("factor", self.factor)
 
+    def scale(self, frequencies: Tensor) -> Tensor:
+        return frequencies / self.factor
+
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
@@ -176,8 +179,13 @@ class Llama3Scaling:
         if high <= low:
             raise ValueError(f"`high_freq_factor` must be more than `low_freq_factor`={low:g}, but is {high:g}")
 
-
-RotaryScaling = LinearScaling | Llama3Scaling
+    def scale(self, frequencies: Tensor) -> Tensor:
+        low, high, length = self.low_freq_factor, self.high_freq_factor, self.original_length
+        wavelength = 2 * math.pi / frequencies  # in tokens
+        share = (length / wavelength - low) / (high - low)
+        interpolated = (1 - share) * frequencies / self.factor + share * frequencies
+        mixed = torch.where(wavelength < length / high, frequencies, interpolated)
+        return torch.where(wavelength > length / low, frequencies / self.factor, mixed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +195,7 @@ class RotaryConfig:
     kind: ClassVar[str] = "rotary"
     base: float = 10_000.0
     order: FeatureOrder = "halves"
-    scaling: RotaryScaling | None = None  # for texts longer than those of pre-training
+    scaling: LinearScaling | Llama3Scaling | None = None  # for texts longer than those of pre-training
     trained_length: int | None = None  # tokens of the longest training texts; quality drops beyond
 
     def __post_init__(self) -> None:
@@ -202,32 +210,15 @@ class RotaryPositions(Positions):
 
     def __init__(self, config: RotaryConfig, head_width: int) -> None:
         super().__init__()
-        check_even_head_width(head_width)
-        self.base, self.order, self.head_width = config.base, config.order, head_width
-        self.scaling = config.scaling
+        self.config, self.head_width = config, head_width
 
     def angles(self, positions: Tensor) -> Angles:
         feature = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
-        frequencies = 1.0 / self.base ** (feature / self.head_width)  # rounded as in published models
-        angle = positions[..., None] * scale_frequencies(frequencies, self.scaling)  # (T, D / 2) or (B, T, D / 2)
-        angle = angle.unsqueeze(-3)  # heads
-        return Angles(angle.cos(), angle.sin(), self.order)
-
-
-def scale_frequencies(frequencies: Tensor, scaling: RotaryScaling | None) -> Tensor:
-    """Scale the angle per position of each pair of features, (D / 2,)."""
-    match scaling:
-        case None:
-            return frequencies
-        case LinearScaling():
-            return frequencies / scaling.factor
-        case Llama3Scaling():
-            low, high, length = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_length
-            wavelength = 2 * math.pi / frequencies  # in tokens
-            share = (length / wavelength - low) / (high - low)
-            interpolated = (1 - share) * frequencies / scaling.factor + share * frequencies
-            mixed = torch.where(wavelength < length / high, frequencies, interpolated)
-            return torch.where(wavelength > length / low, frequencies / scaling.factor, mixed)
+        frequencies = 1.0 / self.config.base ** (feature / self.head_width)  # rounded as in published models
+        if self.config.scaling is not None:
+            frequencies = self.config.scaling.scale(frequencies)
+        angle = (positions[..., None] * frequencies).unsqueeze(-3)  # (1, T, D / 2) or (B, 1, T, D / 2)
+        return Angles(angle.cos(), angle.sin(), self.config.order)
 
 
 # --- added to the scores -------------------------------------------------------------------------------------------
@@ -253,19 +244,18 @@ class RelativePositions(Positions):
 
     def __init__(self, config: RelativeConfig, heads: int, causal: bool) -> None:
         super().__init__()
-        self.buckets, self.max_distance, self.causal = config.buckets, config.max_distance, causal
+        self.config, self.causal = config, causal
         self.weight = nn.Parameter(torch.empty(config.buckets, heads))
         init_normal(self.weight, std=0.02)
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         distance = k_positions[..., None, :] - q_positions[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)
-        bucket = compute_buckets(distance, self.buckets, self.max_distance, self.causal)
+        bucket = compute_buckets(distance, self.config.buckets, self.config.max_distance, self.causal)
         return move_heads_first(self.weight[bucket])  # (..., Tq, Tk, H) -> (1 or B, H, Tq, Tk)
 
 
 def compute_buckets(distance: Tensor, buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """Map distances to buckets: one each for small distances, logarithmic beyond; separate buckets per direction unless
-    causal."""
+    """One bucket each for small distances, logarithmic ones beyond; separate per direction unless causal."""
     if causal:
         later, away = torch.zeros_like(distance), (-distance).clamp(min=0)
     else:
@@ -311,7 +301,7 @@ def move_heads_first(bias: Tensor) -> Tensor:
 PositionsConfig = SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig | AlibiConfig
 
 
-def build_positions(config: PositionsConfig, *, width: int, heads: int, head_width: int, causal: bool) -> Positions:
+def build_positions(config: PositionsConfig, width: int, heads: int, head_width: int, causal: bool) -> Positions:
     match config:
         case SinusoidalConfig():
             return SinusoidalPositions(config)

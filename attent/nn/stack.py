@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.nn.argument_checks import check_forward_args, check_new_cache
-from attent.nn.attention import Attention, compute_head_width, init_attention
+from attent.nn.attention import Attention
 from attent.nn.block import Block, BlockContext, Memory, make_norm
 from attent.nn.cache import Cache
 from attent.nn.config import StackConfig
@@ -27,13 +27,8 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
-        self.positions = build_positions(
-            config.positions,
-            width=config.width,
-            heads=config.heads,
-            head_width=config.head_width or compute_head_width(config.width, config.heads),
-            causal=config.causal,
-        )
+        sizes = config.width, config.heads, config.compute_head_width()
+        self.positions = build_positions(config.positions, *sizes, config.causal)
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
         remaining_heads = config.remaining_heads or [None] * config.layers
@@ -60,7 +55,8 @@ class Stack(nn.Module):
         if cache is not None:
             cache.mark_new_columns()
         positions = compute_positions(x, packing, cache)
-        context = self.build_context(x, positions, lengths, packing, memory, cache)
+        self_mask = self.build_self_mask(lengths, packing, cache)
+        context = self.build_context(positions, self_mask, packing, memory, cache)
         x = self.positions.embed(x, positions, None if packing is None else x.shape[1])
         x = self.dropout(self.embedding_norm(x))
         x = cast_residual_stream(x, pre_norm=self.config.norm_order == "pre")
@@ -71,26 +67,16 @@ class Stack(nn.Module):
         return self.output_dropout(self.norm(x))
 
     def build_context(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        lengths: Tensor | None,
-        packing: Packing | None,
-        memory: Memory | None,
-        cache: Cache | None,
+        self, positions: Tensor, self_mask: Mask, packing: Packing | None, memory: Memory | None, cache: Cache | None
     ) -> BlockContext:
         """Compute the masks, angles and biases that all blocks share."""
-        start, used = (0, 0) if cache is None else (cache.next_column, cache.used_columns)
-        key_positions = positions if cache is None else torch.arange(used + x.shape[1], device=x.device) // cache.beams
-        return BlockContext(
-            self_mask=self.build_self_mask(lengths, packing, cache),
-            angles=self.positions.angles(positions),
-            bias=self.positions.bias(positions, key_positions),
-            memory=memory,
-            memory_mask=build_memory_mask(packing, memory, cache),
-            cache_start=start,
-            cache_used=used,
-        )
+        angles, memory_mask = self.positions.angles(positions), build_memory_mask(packing, memory, cache)
+        if cache is None:
+            return BlockContext(self_mask, angles, self.positions.bias(positions, positions), memory, memory_mask)
+        end = cache.used_columns + positions.shape[-1]
+        key_positions = torch.arange(end, device=positions.device) // cache.beams
+        bias = self.positions.bias(positions, key_positions)
+        return BlockContext(self_mask, angles, bias, None, memory_mask, cache.next_column, cache.used_columns)
 
     def build_self_mask(self, lengths: Tensor | None, packing: Packing | None, cache: Cache | None) -> Mask:
         # Padding is on the right, so a causal mask hides it from every real token, and fast kernels need no mask
@@ -107,15 +93,13 @@ class Stack(nn.Module):
     def new_cache(
         self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
     ) -> Cache:
-        """Create an empty cache for `capacity` tokens of each beam of a row, and project the memory's keys and values,
-        once."""
+        """Create an empty cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
-        rows = rows if memory is None else memory.states.shape[0]
+        rows, lengths = (rows, None) if memory is None else (memory.states.shape[0], memory.lengths)
         assert rows is not None
         layers = [block.new_cache(rows, capacity * beams, memory) for block in self.blocks]
-        device = layers[0].self_attn.buffer.keys.device
+        device = layers[0].self_attn.keys.device
         ancestors = None if beams == 1 else torch.full((rows, beams, capacity), -1, device=device)
-        lengths = None if memory is None else memory.lengths
         return Cache(layers, memory_lengths=lengths, beams=beams, ancestors=ancestors)
 
 
@@ -142,12 +126,20 @@ def build_memory_mask(packing: Packing | None, memory: Memory | None, cache: Cac
 
 
 def init_weights(module: nn.Module) -> None:
-    """Xavier (Glorot) uniform, biases zero: keeps the variance of activations and of gradients through a layer."""
+    """Xavier (Glorot) uniform, biases zero: keeps the variance of activations and of gradients through a layer.
+
+    W^Q, W^K and W^V are the parts of one (E, 3 E) matrix, as in fairseq: one by one they would be sqrt(2) larger, and
+    the first scores twice as large. Where scores are scaled down less than in the paper (T5 does not scale at all), W^Q
+    starts smaller; otherwise the first softmax would be nearly one-hot.
+    """
+    if not isinstance(module, Attention | FeedForward):
+        return
+    gains = {}
     if isinstance(module, Attention):
-        init_attention(module)
-    elif isinstance(module, FeedForward):
-        for linear in module.children():
-            if isinstance(linear, nn.Linear):
-                nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+        query_gain = min(1.0, module.head_width**-0.5 / module.scale)
+        gains = {"query": query_gain * 2**-0.5, "key": 2**-0.5, "value": 2**-0.5}
+    for name, linear in module.named_children():
+        if isinstance(linear, nn.Linear):
+            nn.init.xavier_uniform_(linear.weight, gain=gains.get(name, 1.0))
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)

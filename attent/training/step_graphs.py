@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.nn.cuda_graphs import capture_graph
+from attent.nn.kernels.cuda_graphs import capture_graph
 from attent.training.tasks.base import TrainBatch
 
 EAGER_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled

@@ -17,8 +17,6 @@ from attent.models.config import mirror_encoder
 from attent.nn import (
     AlibiConfig,
     LearnedConfig,
-    Positions,
-    PositionsConfig,
     RelativeConfig,
     RotaryConfig,
     SinusoidalConfig,
@@ -26,6 +24,7 @@ from attent.nn import (
     StackConfig,
     make_sinusoids,
 )
+from attent.nn.positions import Positions, PositionsConfig
 
 STACK = StackConfig(layers=1, width=16, heads=4, ffn_width=8)
 SCHEMES = [SinusoidalConfig(), LearnedConfig(max_length=40), RotaryConfig(), RelativeConfig(), AlibiConfig()]

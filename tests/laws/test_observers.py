@@ -107,7 +107,7 @@ def test_the_tap_draws_no_random_numbers(device: torch.device) -> None:
 
 def test_the_weights_are_equation_1(device: torch.device) -> None:
     """softmax(q k^T / sqrt(d_k)), worked out here once more."""
-    attention = Attention(32, 4).to(device).double()
+    attention = Attention(StackConfig(width=32, heads=4)).to(device).double()
     x = torch.randn(1, T, 32).to(device).double()
     looks: list[AttentionRecord] = []
     attention.observers.append(looks.append)

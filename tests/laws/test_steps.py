@@ -161,7 +161,7 @@ def compare_steps(cache: Cache, oracle: UncachedBeams, stack: Stack, *, steps: i
     """Run steps with random parents; each must equal the oracle."""
     rows, beams = cache.rows, cache.beams
     for step in range(steps):
-        x = random_states(rows, beams, device=cache.layers[0].self_attn.buffer.keys.device)
+        x = random_states(rows, beams, device=cache.layers[0].self_attn.keys.device)
         assert_close(stack(x, cache=cache), oracle.step(x))
         parents = torch.randint(beams, (rows, beams), generator=torch.Generator().manual_seed(step)).to(x.device)
         cache.reorder_beams(parents)

@@ -27,7 +27,7 @@ def test_steps_build_no_autograd_graph() -> None:
     cache = model.begin(torch.tensor([[3, 4]]), capacity=3)
     logits = model.step(torch.tensor([[1]]), cache)
     assert not logits.requires_grad
-    assert not cache.layers[0].self_attn.buffer.keys.requires_grad
+    assert not cache.layers[0].self_attn.keys.requires_grad
 
 
 def test_forced_prefixes_may_differ_in_length() -> None:
@@ -52,4 +52,4 @@ def test_autocast_supports_decoding_in_steps() -> None:
         for cache in (inside, outside):
             steps = torch.cat([model.step(token, cache) for token in target.split(1, 1)], 1)
             torch.testing.assert_close(steps, expected, rtol=0.05, atol=0.05)
-    assert inside.layers[0].self_attn.buffer.keys.dtype == torch.bfloat16
+    assert inside.layers[0].self_attn.keys.dtype == torch.bfloat16

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from attent.nn import (
-    Attention,
-    FeedForward,
     LearnedConfig,
     Mask,
     Memory,
@@ -83,7 +81,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "buckets beyond all": (lambda: RelativeConfig(buckets=2**62), "`buckets` must be a number from 1 to 16,777,216"),
     "no positions": (lambda: StackConfig(positions=None), "`positions` must be a config such as SinusoidalConfig()"),
     "no key heads": (lambda: StackConfig(kv_heads=0), "`kv_heads`=0"),
-    "attention's own key heads": (lambda: Attention(8, 4, kv_heads=3), "`heads` must be a multiple of `kv_heads`=3"),
+    "key heads that do not divide": (lambda: StackConfig(kv_heads=3), "`heads` must be a multiple of `kv_heads`=3"),
     "no layers": (lambda: StackConfig(layers=0), "`layers` must be a number from 1 to 1,000, but is 0"),
     "layers in words": (lambda: StackConfig(layers="6"), "`layers` must be a number from 1 to 1,000, but is '6'"),
     "half a layer": (lambda: StackConfig(layers=1.5), "`layers` must be a number from 1 to 1,000, but is 1.5"),
@@ -101,7 +99,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "dropout below zero": (lambda: StackConfig(attention_dropout=-0.1), "`attention_dropout` must be at least 0"),
     "activation dropout": (lambda: StackConfig(activation_dropout=7), "`activation_dropout` must be at least 0"),
     "unknown activation": (
-        lambda: FeedForward(4, 4, activation="swish"),
+        lambda: StackConfig(activation="swish"),
         "`activation` must be one of relu, gelu, gelu_tanh, silu, but is 'swish'",
     ),
     "unknown norm": (lambda: Stack(replace(ENCODER, norm="batch")), "`norm` must be"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from attent.nn import FeedForward
+from attent.nn import FeedForward, StackConfig
+
+CONFIG = StackConfig(width=3, heads=1, ffn_width=5)
 
 BY_HAND = {
     "relu": lambda x: max(0.0, x),
@@ -22,7 +25,7 @@ BY_HAND = {
 @pytest.mark.parametrize("activation", BY_HAND)
 def test_equation_2(activation: str, gated: bool, bias: bool) -> None:
     """FFN(x) = act(x W1 + b1) W2 + b2; gated: (act(x W1 + b1) * (x W3 + b3)) W2 + b2."""
-    layer = FeedForward(3, 5, activation=activation, gated=gated, bias=bias).double()
+    layer = FeedForward(replace(CONFIG, activation=activation, gated=gated, bias=bias)).double()
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     inner = layer.expand(x).detach().apply_(BY_HAND[activation])
     if gated:
@@ -32,5 +35,5 @@ def test_equation_2(activation: str, gated: bool, bias: bool) -> None:
 
 
 def test_tokens_are_independent() -> None:
-    layer, x = FeedForward(3, 5), torch.randn(1, 4, 3)
+    layer, x = FeedForward(CONFIG), torch.randn(1, 4, 3)
     torch.testing.assert_close(layer(x)[:, 2], layer(x[:, 2:3])[:, 0])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from attent.nn import Mask, RelativeConfig, RelativePositions, Stack, StackConfig
+from attent.nn import Mask, RelativeConfig, Stack, StackConfig
+from attent.nn.positions import RelativePositions
 
 WIDE = StackConfig(layers=1, width=128, heads=4, ffn_width=384, causal=True, cross_attention=True, dropout=0.0)
 

@@ -59,7 +59,7 @@ def copy_stack(theirs: nn.TransformerEncoder | nn.TransformerDecoder, ours: Stac
 
 def test_attention_is_pytorchs() -> None:
     theirs = randomize(nn.MultiheadAttention(E, H, batch_first=True))
-    ours = Attention(E, H).double()
+    ours = Attention(StackConfig(width=E, heads=H)).double()
     copy_attention(theirs, ours)
     x, y, lengths = states(T), states(7), torch.tensor([7, 3])
     padding = torch.arange(7) >= lengths[:, None]

@@ -7,18 +7,15 @@ import math
 import pytest
 import torch
 
-from attent.nn import (
-    AlibiConfig,
-    LearnedConfig,
+from attent.nn import AlibiConfig, LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, make_sinusoids
+from attent.nn.positions import (
     Positions,
-    RelativeConfig,
-    RotaryConfig,
     RotaryPositions,
-    SinusoidalConfig,
     SinusoidalPositions,
-    make_sinusoids,
+    alibi_slopes,
+    build_positions,
+    compute_buckets,
 )
-from attent.nn.positions import alibi_slopes, build_positions, compute_buckets
 
 
 def sinusoid_by_formula(pos: int, width: int) -> list[float]:

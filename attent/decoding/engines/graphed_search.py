@@ -17,7 +17,7 @@ from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops
 from attent.decoding.search import BeamState, SearchContext, StepModel, map_tensors, search_step
 from attent.nn import Cache
-from attent.nn.cuda_graphs import capture_graph
+from attent.nn.kernels.cuda_graphs import capture_graph
 
 GRAPH_STRIDE = 32  # cache positions: a new graph is captured after this number of steps
 

@@ -28,7 +28,7 @@ from attent.decoding.options import SamplingOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
 from attent.models import CausalLM
 from attent.nn import Cache
-from attent.nn.cuda_graphs import capture_graph
+from attent.nn.kernels.cuda_graphs import capture_graph
 
 FinishReason = Literal["end", "stop", "length"]
 GRAPH_COLUMNS = 128  # cache columns by which graphs differ

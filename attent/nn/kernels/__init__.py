@@ -5,6 +5,7 @@
     add_norm          bias, dropout, residual and layer normalization in one pass
     linear_relu       a linear layer with ReLU
     cross_entropy     softmax, label-smoothed cross-entropy and its gradient in one pass
+    cuda_graphs       capture of CUDA graphs (plain PyTorch)
     sdpa              workarounds for PyTorch's attention at inference (plain PyTorch)
     dropout_rng       seeds and masks of dropout inside kernels
     row_reduce        sums over rows, for the gradients of biases and norms
@@ -24,6 +25,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_NORM_WIDTH = 8192  # the norm kernel keeps a row in registers
@@ -75,7 +77,7 @@ def use_device_of(x: Tensor) -> AbstractContextManager[object]:
 
 
 def is_unmodified(layer: nn.Module, *classes: type[nn.Module]) -> bool:
-    """True for an instance of one of these classes with its original forward and without hooks."""
+    """True for an instance of one of these classes with its original forward and without hooks, also global ones."""
     original = any(isinstance(layer, cls) and type(layer).forward is cls.forward for cls in classes)
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return original and "forward" not in vars(layer) and not any(hooks)
+    return original and "forward" not in vars(layer) and not any(hooks) and not _has_any_global_hook()

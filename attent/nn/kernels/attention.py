@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor
 from attent.nn import kernels
 from attent.nn.dot_product import AttentionInputs, repeat_kv_heads
 from attent.nn.kernels.sdpa import MAX_FEW_QUERIES, attend_few_queries, avoid_cudnn
-from attent.nn.masks import Mask, Packing
+from attent.nn.masks import Mask, Packing, memoize
 
 TILE_HEAD_WIDTHS = (16, 32, 64, 128)
 MAX_GRID_ROWS = 2**16 - 1  # CUDA's limit of a grid's third dimension, which counts rows
@@ -50,6 +50,8 @@ def attend_flex(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
     """Equation 1 compiled around `Mask.allows`."""
+    from torch.nn.attention.flex_attention import flex_attention
+
     (B, H, Tq, _), Tk = q.shape, k.shape[2]
     block_mask = None if mask.allows_all_keys(Tk) else mask.to_block_mask(B, Tq, Tk, q.device)
     add_bias = None
@@ -60,7 +62,8 @@ def attend_flex(
             return score + full_bias[b, h, q_index, k_index]
 
     # Compiled here unless the caller compiles; on a CPU compiling would take a minute.
-    run = get_flex_kernel(use_compiled=q.device.type != "cpu" and not torch.compiler.is_compiling())
+    use_compiled = q.device.type != "cpu" and not torch.compiler.is_compiling()
+    run = compile_once(flex_attention) if use_compiled else cast(Callable[..., Tensor], flex_attention)
     return run(q, k, v, score_mod=add_bias, block_mask=block_mask, scale=scale, enable_gqa=k.shape[1] != H)
 
 
@@ -83,6 +86,7 @@ def attend_packed(
     return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)  # (B * T, H, D) -> (B, H, T, D)
 
 
+@memoize
 def compute_offsets(mask: Mask) -> tuple[Tensor, Tensor]:
     """Return the packings of queries and keys as cu_seqlens, the sentence offsets in the concatenation of all rows:
     (S * B + 2 * B + 1,) each.
@@ -92,14 +96,9 @@ def compute_offsets(mask: Mask) -> tuple[Tensor, Tensor]:
     """
     assert mask.packing is not None
     queries, keys = mask.packing
-
-    def compute() -> tuple[Tensor, Tensor]:
-        text_ends = (keys.segments >= 0).sum(1, keepdim=True)
-        row_ends = [torch.full_like(side.positions[:, :1], side.shape[1]) for side in (queries, keys)]
-        return concat_offsets(queries, row_ends[0], row_ends[0]), concat_offsets(keys, text_ends, row_ends[1])
-
-    offsets: tuple[Tensor, Tensor] = mask.memoize(("offsets",), compute)
-    return offsets
+    text_ends = (keys.segments >= 0).sum(1, keepdim=True)
+    row_ends = [torch.full_like(side.positions[:, :1], side.shape[1]) for side in (queries, keys)]
+    return concat_offsets(queries, row_ends[0], row_ends[0]), concat_offsets(keys, text_ends, row_ends[1])
 
 
 def concat_offsets(packing: Packing, first_padding: Tensor, second_padding: Tensor) -> Tensor:
@@ -123,14 +122,8 @@ def mask_bias(bias: Tensor, visible: Tensor | None) -> Tensor:
     return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
 
 
-def get_flex_kernel(use_compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return compile_once(flex_attention) if use_compiled else flex_attention
-
-
 @functools.cache
-def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_once(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+
+from attent.nn.eval_mode import SharedContext
 
 MAX_FEW_QUERIES = 16  # at most this many queries, as in a decoding step
 
@@ -19,27 +21,17 @@ def avoid_cudnn(q: Tensor) -> AbstractContextManager[object]:
     return DISABLE_CUDNN
 
 
-class DisableCudnn:
-    """The flag is global to the process: the last thread to leave restores it."""
-
-    def __init__(self) -> None:
-        self.lock, self.depth, self.was_enabled = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.depth:
-                self.was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-                torch.backends.cuda.enable_cudnn_sdp(False)
-            self.depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self.depth -= 1
-            if not self.depth:
-                torch.backends.cuda.enable_cudnn_sdp(self.was_enabled)
+@contextmanager
+def disable_cudnn() -> Iterator[None]:
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
-DISABLE_CUDNN = DisableCudnn()
+DISABLE_CUDNN = SharedContext(disable_cudnn)  # the flag is global to the process: the last thread restores it
 
 
 def attend_few_queries(q: Tensor, k: Tensor, v: Tensor, mask_or_bias: Tensor, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a step of decoding needs, each kernel beside the plain way; the fast lane that they make, beside the search."""
+"""The kernels of the GPU engine against plain PyTorch, and its beam search against the reference search."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class SpecializedKernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*arguments: Any, **options: Any) -> None:
-            given = zip(arguments, self.plain, strict=True)
-            changed = [tl.constexpr(1) if plain and type(x) is int and x == 1 else x for x, plain in given]
+            pairs = zip(arguments, self.plain, strict=True)
+            changed = [tl.constexpr(1) if plain and type(x) is int and x == 1 else x for x, plain in pairs]
             self.kernel[grid](*changed, **options)
 
         return launch
@@ -142,11 +142,11 @@ def test_the_beams_of_a_row_attend_to_its_source(device: torch.device, dtype_of:
     K, heads, kv_heads, D, memory = 3, 4, 2, 16, [1, 9, 16, 35]
     rows = make_rows([0] * 4, memory, 10, device)
     q = torch.randn(4 * K, heads * D, device=device).to(dtype_of)
-    kept = torch.randn(sum(memory), 2, kv_heads, D, device=device).to(dtype_of)
-    got = kernels.attend_memory(q, kept, rows, K, 0.3).float().view(4, K, heads, D)
+    memory_kv = torch.randn(sum(memory), 2, kv_heads, D, device=device).to(dtype_of)
+    got = kernels.attend_memory(q, memory_kv, rows, K, 0.3).float().view(4, K, heads, D)
     for row in (0, 2, 3):
         begin = sum(memory[:row])
-        k, v = (kept[begin : begin + memory[row], i].float().transpose(0, 1)[None] for i in range(2))
+        k, v = (memory_kv[begin : begin + memory[row], i].float().transpose(0, 1)[None] for i in range(2))
         expected = attend_explicit(q.float().view(4, K, heads, D)[row].transpose(0, 1)[None], k, v, Mask(), None, 0.3)[
             0
         ][0]
@@ -159,8 +159,8 @@ def test_a_source_attends_to_itself_only(device: torch.device, dtype_of: torch.d
     H, kv_heads, D, lengths = 4, 2, 16, [40, 33, 16, 3, 1]
     offsets = [sum(lengths[:i]) for i in range(len(lengths))]
     qkv = torch.randn(sum(lengths), (H + 2 * kv_heads) * D, device=device).to(dtype_of)
-    places = (torch.tensor(x, dtype=torch.int32, device=device) for x in (offsets, lengths))
-    got = kernels.attend_within_sources(qkv, *places, max(lengths), (H, kv_heads, D), 0.3).float()
+    spans = (torch.tensor(x, dtype=torch.int32, device=device) for x in (offsets, lengths))
+    got = kernels.attend_within_sources(qkv, *spans, max(lengths), (H, kv_heads, D), 0.3).float()
     for begin, length in zip(offsets, lengths, strict=True):
         source_qkv = qkv[begin : begin + length].float().unflatten(-1, (-1, D)).transpose(0, 1)[None]
         expected = (
@@ -191,8 +191,8 @@ def test_top_k_equals_that_of_the_reference_search(K: int, V: int, has_ties: boo
     total = logits.logsumexp(-1, keepdim=True)
     allowed = logits.clone()
     allowed[:K, END] = float("-inf")
-    values, places = stable_topk(allowed, 1 if K == 1 else 2 * K)
-    assert ids.tolist() == places.tolist()
+    values, indices = stable_topk(allowed, 1 if K == 1 else 2 * K)
+    assert ids.tolist() == indices.tolist()
     torch.testing.assert_close(log_probs, values - total, rtol=1e-5, atol=1e-5)
 
 
@@ -417,7 +417,7 @@ def test_a_batch_gives_the_same_as_its_requests(device: torch.device) -> None:
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("beams", [1, 2] if INTERPRETER_MODE else [1, 2, 4])
 def test_loops_are_forbidden_per_request(beams: int, device: torch.device) -> None:
-    """As in the reference search, with more sources than rows."""
+    """Compare with the reference search, with more sources than rows."""
     count, limit = (3, 14) if INTERPRETER_MODE else (60, 50)
     model = make_model(device, -50.0, 30)
     requests = [
@@ -459,7 +459,7 @@ def test_a_cached_search_uses_weights_that_were_changed_in_place(device: torch.d
     )
     with torch.inference_mode():
         search_on_gpu(model, requests, context, 2)
-    kept = get_search(model, requests, context)
+    cached = get_search(model, requests, context)
     for parameter in model.parameters():
         parameter.data.mul_(-0.7)
     with mask_parts(model, [ModelPart("decoder.blocks.0.cross_attn")]):
@@ -467,9 +467,9 @@ def test_a_cached_search_uses_weights_that_were_changed_in_place(device: torch.d
         assert [to_ids(best) for best in search_on_gpu(model, requests, context, 2)] == [
             to_ids(best) for best in expected
         ]
-    assert get_search(model, requests, context) is kept
+    assert get_search(model, requests, context) is cached
     model.decoder.blocks[0].self_attn.scale *= 2
-    assert get_search(model, requests, context) is not kept
+    assert get_search(model, requests, context) is not cached
 
 
 def test_cached_searches_of_replaced_weights_are_dropped(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +518,7 @@ def test_unsupported_searches_are_refused(device: torch.device) -> None:
 
 
 class QuantizedParameter(torch.nn.Parameter):
-    """As quantized weights are."""
+    """A parameter of another class, as quantized weights have."""
 
 
 def replace_forward(model: Seq2Seq) -> None:
@@ -614,7 +614,7 @@ def test_allocated_rows_depend_on_the_target_length(device: torch.device) -> Non
 
 
 def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, room = [], [2]
+    attempts, room = [], [2]
 
     def short(
         search: beam_search.GpuBeamSearch,
@@ -625,24 +625,28 @@ def test_after_running_out_of_memory_fewer_rows_are_used(device: torch.device, m
         stop: Any,
     ) -> Any:
         search._ensure_buffers(model, beam_search.MIN_BUFFER_SIZES, context)
-        asked.append((len(batch), max_rows))
+        attempts.append((len(batch), max_rows))
         if max_rows > room[0]:
             raise torch.OutOfMemoryError
         return batch
 
     monkeypatch.setattr(beam_search.GpuBeamSearch, "_search", short)
     model, context, search = make_search(device)
-    many, one = (
+    batch_of_9, batch_of_1 = (
         RequestBatch.from_requests([SearchRequest(source_ids=[5], max_length=9)] * count, False) for count in (9, 1)
     )
-    assert search.search(model, many, context, 1000, check_cancelled) is None
+    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
     assert search.buffers is None
-    assert search.search(model, many, context, 1000, check_cancelled) is None
-    assert [search.search(model, many, context, 1000, check_cancelled) for _ in range(3)] == [many, None, many]
-    assert asked == [(9, 1000), (9, 4), (9, 2), (9, 4), (9, 2)]
+    assert search.search(model, batch_of_9, context, 1000, check_cancelled) is None
+    assert [search.search(model, batch_of_9, context, 1000, check_cancelled) for _ in range(3)] == [
+        batch_of_9,
+        None,
+        batch_of_9,
+    ]
+    assert attempts == [(9, 1000), (9, 4), (9, 2), (9, 4), (9, 2)]
     room[0] = 0
     with pytest.raises(torch.OutOfMemoryError):
-        search.search(model, one, context, 1000, check_cancelled)
+        search.search(model, batch_of_1, context, 1000, check_cancelled)
 
 
 def check_cancelled() -> None:
@@ -653,19 +657,19 @@ def test_a_batch_that_does_not_fit_is_refused_unless_it_is_one_request(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, context, search = make_search(device)
-    one, two = (
+    batch_of_1, batch_of_2 = (
         RequestBatch.from_requests([SearchRequest(source_ids=[5] * 3, max_length=9)] * count, False) for count in (1, 2)
     )
     monkeypatch.setattr(beam_search, "estimate_max_source_tokens", lambda *_: 6)
-    assert search.has_room_for(two, context)
+    assert search.has_room_for(batch_of_2, context)
     monkeypatch.setattr(beam_search, "MAX_TREE_NODES", 35)
-    assert not search.has_room_for(two, context)
+    assert not search.has_room_for(batch_of_2, context)
     monkeypatch.setattr(beam_search, "MAX_TREE_NODES", 36)
-    assert search.has_room_for(two, context)
+    assert search.has_room_for(batch_of_2, context)
     monkeypatch.setattr(beam_search, "estimate_max_source_tokens", lambda *_: 5)
-    assert not search.has_room_for(two, context)
+    assert not search.has_room_for(batch_of_2, context)
     monkeypatch.setattr(beam_search, "estimate_max_source_tokens", lambda *_: 1)
-    assert search.has_room_for(one, context)
+    assert search.has_room_for(batch_of_1, context)
 
 
 def test_there_are_no_more_rows_than_the_longest_source_leaves_work_for() -> None:

@@ -1,4 +1,4 @@
-"""What is done in one pass is what torch does in several: norms, activations, losses and chance."""
+"""Fused kernels against several PyTorch operations: norms, activations, losses and dropout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def grads(out: Tensor, inputs: list[Tensor], direction: Tensor) -> tuple[Tensor,
 def agree(ours: Tensor, theirs: Tensor, inputs: list[Tensor], tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     direction = torch.randn_like(theirs)
-    for one, other in zip(grads(ours, inputs, direction), grads(theirs, inputs, direction), strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=10 * tolerance)
+    for actual, expected in zip(grads(ours, inputs, direction), grads(theirs, inputs, direction), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 512), (70, 16)], ids=str)
@@ -46,16 +46,16 @@ def test_add_and_norm_drops_the_sub_layer_and_not_the_residual(device: torch.dev
     )
     ones, seed = torch.ones(32, device=device), torch.tensor([3, 9], dtype=torch.int32, device=device)
     _, _, total, moments = _add_norm(x, y, before, ones, ones, 1e-5, 0.25, seed, False)
-    kept = total != x
-    assert 0.7 < kept.float().mean() < 0.8
-    torch.testing.assert_close(total, torch.where(kept, x + (y + before) / 0.75, x))
+    is_kept = total != x
+    assert 0.7 < is_kept.float().mean() < 0.8
+    torch.testing.assert_close(total, torch.where(is_kept, x + (y + before) / 0.75, x))
     of_x, of_y, sums = _add_norm_backward(torch.randn_like(x), None, total, moments, ones, True, 0.25, seed)
-    torch.testing.assert_close(of_y, torch.where(kept, of_x / 0.75, 0))
+    torch.testing.assert_close(of_y, torch.where(is_kept, of_x / 0.75, 0))
     torch.testing.assert_close(sums[2], of_y.sum(0))
 
 
 def test_a_residual_in_one_pass(device: torch.device) -> None:
-    residual = Residual(nn.LayerNorm(32), 0.0, "post").to(device)
+    residual = Residual(StackConfig(width=32, dropout=0.0)).to(device)
     last = nn.Linear(16, 32).to(device)
     x, y = (torch.randn(2, 7, n, device=device).requires_grad_() for n in (32, 16))
     inputs = [x, y, *residual.parameters(), *last.parameters()]
@@ -88,12 +88,12 @@ def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, devi
     logits[2] = float("nan")
     exact = logits[:, :words].double().nan_to_num().requires_grad_()
     smoothed, plain = (F.cross_entropy(exact, targets, reduction="none", label_smoothing=s) for s in (smoothing, 0.0))
-    (wanted,) = torch.autograd.grad((smoothed * real).sum(), exact)
-    found = cross_entropy_inplace(logits, targets, real, words, smoothing)
+    (expected_gradient,) = torch.autograd.grad((smoothed * real).sum(), exact)
+    losses = cross_entropy_inplace(logits, targets, real, words, smoothing)
     torch.testing.assert_close(
-        found.double(), torch.stack([smoothed * real, plain * real]).detach(), rtol=1e-5, atol=1e-5
+        losses.double(), torch.stack([smoothed * real, plain * real]).detach(), rtol=1e-5, atol=1e-5
     )
-    torch.testing.assert_close(logits[:, :words].double(), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(logits[:, :words].double(), expected_gradient, rtol=1e-4, atol=1e-6)
     assert not logits[:, words:].any()
 
 
@@ -102,10 +102,11 @@ def test_filler_and_targets_may_lie_apart_in_memory(device: torch.device) -> Non
 
     logits, targets = torch.randn(6, 64, device=device), torch.randint(0, 64, (6, 3), device=device)
     real = torch.rand(6, 2, device=device) < 0.5
-    given, wanted = logits.clone(), logits.clone()
-    one = cross_entropy_inplace(given, targets[:, 1], real[:, 1], 64, 0.1)
-    assert torch.equal(one, cross_entropy_inplace(wanted, targets[:, 1].clone(), real[:, 1].clone(), 64, 0.1))
-    assert torch.equal(given, wanted)
+    strided, contiguous = logits.clone(), logits.clone()
+    losses = cross_entropy_inplace(strided, targets[:, 1], real[:, 1], 64, 0.1)
+    expected = cross_entropy_inplace(contiguous, targets[:, 1].clone(), real[:, 1].clone(), 64, 0.1)
+    assert torch.equal(losses, expected)
+    assert torch.equal(strided, contiguous)
 
 
 def test_a_loss_of_no_token_has_a_gradient_of_zeros(device: torch.device) -> None:
@@ -113,14 +114,14 @@ def test_a_loss_of_no_token_has_a_gradient_of_zeros(device: torch.device) -> Non
 
     states, weight = torch.zeros(0, 16, device=device), torch.randn(50, 16, device=device).requires_grad_()
     loss, _ = linear_cross_entropy(states, weight, None, torch.zeros(0, dtype=torch.int64, device=device), None, 0.1)
-    (found,) = torch.autograd.grad(loss, weight)
-    assert torch.equal(found, torch.zeros_like(weight))
+    (gradient,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(gradient, torch.zeros_like(weight))
 
 
 @pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of: torch.dtype) -> None:
-    """As training runs: products, norms and the loss in bfloat16, sums in float32. So many roundings after each other
-    have no bound worth the name, but torch's own passes have just as many."""
+    """Products, norms and the loss in bfloat16 and sums in float32, as in training. The error of so many roundings has
+    no useful bound, so it is compared with the error of PyTorch's own operations."""
     from attent.nn.kernels.add_norm import fused_add_norm
     from attent.nn.kernels.linear_relu import linear_relu
     from attent.training.loss import linear_cross_entropy
@@ -145,33 +146,35 @@ def test_half_precision_comes_near(centred: bool, device: torch.device, dtype_of
         logits = F.linear(inner @ around, around).to(sums)
         return F.cross_entropy(logits[real], targets[real], reduction="sum", label_smoothing=0.1)
 
-    def off(loss: Tensor) -> list[float]:
-        found = [loss, *torch.autograd.grad(loss, leaves)]
-        return [((one.double() - other).norm() / other.norm()).item() for one, other in zip(found, exact, strict=True)]
+    def relative_errors(loss: Tensor) -> list[float]:
+        pairs = zip([loss, *torch.autograd.grad(loss, leaves)], exact, strict=True)
+        return [((actual.double() - expected).norm() / expected.norm()).item() for actual, expected in pairs]
 
     loss = by_torch(torch.float64, torch.float64)
     exact = [loss, *(gradient.double() for gradient in torch.autograd.grad(loss, leaves))]
-    for ours, usual in zip(off(by_kernels()), off(by_torch(dtype_of, torch.float32)), strict=True):
+    for ours, usual in zip(
+        relative_errors(by_kernels()), relative_errors(by_torch(dtype_of, torch.float32)), strict=True
+    ):
         assert ours < max(1e-5, torch.finfo(dtype_of).eps / 4) + 2 * usual
 
 
-def test_chance_is_even_and_differs_between_neighbours_and_seeds(device: torch.device) -> None:
+def test_dropout_is_uniform_and_differs_between_neighbours_and_seeds(device: torch.device) -> None:
     from attent.nn.kernels.add_norm import _add_norm
 
     def draw(*seed: int) -> Tensor:
         zeros, ones = torch.zeros(256, 64, device=device), torch.ones(64, device=device)
         seeds = torch.tensor(seed, dtype=torch.int32, device=device)
-        kept = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds, False)[2] != 0
-        return (~kept).float()
+        total = _add_norm(zeros, zeros + 1, None, ones, ones, 1e-5, 0.1, seeds, False)[2]
+        return (total == 0).float()
 
     masks = [draw(1, 2), draw(1, 3), draw(2, 2), draw(-5, 2**31 - 1), draw(0, 0)]
     for dropped in masks:
         assert 0.085 < dropped.mean() < 0.115  # 16,384 draws of 0.1: six deviations are 0.014
         assert dropped.mean(0).max() < 0.25, "a column that is dropped too often"
         both = (dropped[:, 1:] * dropped[:, :-1]).mean(), (dropped[1:] * dropped[:-1]).mean()
-        assert all(0.004 < share < 0.017 for share in both), "neighbours know of one another"
-    for i, one in enumerate(masks):
-        assert all(0.004 < (one * other).mean() < 0.017 for other in masks[:i]), "seeds know of one another"
+        assert all(0.004 < share < 0.017 for share in both), "neighbours are correlated"
+    for i, mask in enumerate(masks):
+        assert all(0.004 < (mask * other).mean() < 0.017 for other in masks[:i]), "seeds are correlated"
     assert torch.equal(draw(1, 2), masks[0])
 
 
@@ -183,15 +186,15 @@ def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, mo
     mine, theirs = Packing.from_lengths([[3, 4], [5]], 9, 2, device), Packing.from_lengths([[2, 6], [4]], 8, 2, device)
     x, states = torch.randn(2, 9, 32, device=device), torch.randn(2, 8, 32, device=device)
 
-    def found() -> tuple[Tensor, ...]:
+    def compute() -> tuple[Tensor, ...]:
         out = stack(x, packing=mine, memory=Memory(states, packing=theirs))
         real = (mine.segments >= 0)[..., None]
         return out * real, *torch.autograd.grad((out * real).square().sum(), list(stack.parameters()))
 
-    ours = found()
+    ours = compute()
     monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
-    for one, other in zip(ours, found(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(ours, compute(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
@@ -206,16 +209,16 @@ def test_the_whole_loss_is_the_same_through_the_kernel(
     targets, real = torch.randint(0, 50, (23,), device=device), torch.rand(23, device=device) < 0.8
     leaves = [states, weight, *([offset] if bias else [])]
 
-    def found() -> tuple[Tensor, ...]:
+    def compute() -> tuple[Tensor, ...]:
         loss, plain = linear_cross_entropy(
             states, weight, offset if bias else None, targets, real, 0.1, chunk_size=chunk
         )
         return loss, plain, *torch.autograd.grad(3 * loss, leaves)
 
-    ours = found()
+    ours = compute()
     monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
-    for one, other in zip(ours, found(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(ours, compute(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 class Louder(nn.Linear):
@@ -223,8 +226,8 @@ class Louder(nn.Linear):
         return super().forward(input) + 1
 
 
-def replaced(stack: Stack, name: str) -> None:
-    """Something else in the place of a layer, as adapters of other libraries put it there."""
+def replace_layer(stack: Stack, name: str) -> None:
+    """Replace a layer by a subclass with its own forward, as adapter libraries do."""
     owner, _, leaf = name.rpartition(".")
     old = stack.get_submodule(name)
     new = Louder(old.in_features, old.out_features).to(old.weight.device)
@@ -237,21 +240,36 @@ def test_a_layer_with_a_forward_of_its_own_is_called(
     part: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64, dropout=0.0)).to(device)
-    replaced(stack, f"blocks.0.{part}")
+    replace_layer(stack, f"blocks.0.{part}")
     packing, x = Packing.from_lengths([[3, 4], [5]], 9, 2, device), torch.randn(2, 9, 32, device=device)
     ours = stack(x, packing=packing)
     monkeypatch.setattr(kernels, "TRITON_INSTALLED", False)
     torch.testing.assert_close(ours, stack(x, packing=packing), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("part", ["self_attn_residual", "feedforward_residual.dropout", "feedforward.dropout"])
+def test_a_hook_on_a_residual_or_its_dropout_is_called(part: str, device: torch.device) -> None:
+    stack = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64)).to(device)
+    calls: list[nn.Module] = []
+    stack.get_submodule(f"blocks.0.{part}").register_forward_hook(lambda module, *_: calls.append(module))
+    stack(torch.randn(2, 9, 32, device=device))
+    assert len(calls) == 1
+
+
 def test_hooks_and_other_norms_are_not_passed_by(device: torch.device) -> None:
     block = Stack(StackConfig(layers=1, width=32, heads=2, ffn_width=64)).to(device).blocks[0]
     x = torch.randn(2, 9, 32, device=device)
     assert fused.can_fuse(block, x)
-    for part in (block.self_attn, block.self_attn.value, block.feedforward, block.self_attn_residual.norm):
+    residual = block.feedforward_residual
+    for part in (
+        block.self_attn, block.self_attn.value, block.feedforward, residual, residual.norm, residual.dropout
+    ):  # fmt: skip
         hook = part.register_forward_hook(lambda *_: None)
         assert not fused.can_fuse(block, x)
         hook.remove()
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    assert not fused.can_fuse(block, x)
+    hook.remove()
     assert fused.can_fuse(block, x)
     for norm in (nn.LayerNorm(32, bias=False), nn.LayerNorm(32, elementwise_affine=False), nn.Identity()):
         block.self_attn_residual.norm = norm

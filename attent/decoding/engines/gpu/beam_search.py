@@ -28,7 +28,7 @@ from attent.decoding.engines.gpu.inference_model import GpuLayerCache, Inference
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
 from attent.decoding.search import BeamState, FinishedHypotheses, SearchContext, collect_output
 from attent.models import Seq2Seq
-from attent.nn.cuda_graphs import capture_graph
+from attent.nn.kernels.cuda_graphs import capture_graph
 
 POLL_INTERVAL = 4  # steps between reads of the number of active rows; each value is one interval old
 MIN_ROWS = 8
