@@ -407,8 +407,8 @@ FAULTS = """
 
 # bidirectional position buckets in a decoder
 @ nn/positions.py::RelativePositions.bias: nn/test_positions.py
-- compute_buckets(distance, self.buckets, self.max_distance, self.causal)
-+ compute_buckets(distance, self.buckets, self.max_distance, False)
+- compute_buckets(distance, self.config.buckets, self.config.max_distance, self.causal)
++ compute_buckets(distance, self.config.buckets, self.config.max_distance, False)
 
 # data: sides out of step after a bad line
 @ data/formats/moses.py::read_pairs: data/test_formats_lines.py
