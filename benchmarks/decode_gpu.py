@@ -235,7 +235,7 @@ def measure_gpu_busy(model: Any, requests: Sequence[SearchRequest], beams: int, 
 
 def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device: torch.device) -> None:
     """Forbid the end: every target is truncated at its length, with as many steps as one that ends there."""
-    never_ends = MinLength(10**6, END, device)
+    never_ends = MinLength(10**6, [END], device)
     rows = CPU_MAX_ROWS if device.type == "cpu" else MAX_ROWS  # as in `attent translate`, if memory allows
     engine = TorchEngine(
         model=model,

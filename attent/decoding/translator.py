@@ -558,7 +558,7 @@ class Translator:
 
     @cached_property
     def _target_vocabulary(self) -> TargetVocabulary:
-        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, self.end, self.device)
+        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, [self.end], self.device)
 
     @cached_property
     def _ctranslate2_engine(self) -> CTranslate2Engine | None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -214,31 +214,20 @@ def write_fields(field_to_key: Mapping[str, str], *configs: object) -> dict[str,
     return written
 
 
-class Seq2SeqTokens(Protocol):
-    """The token keys of an encoder-decoder config."""
-
-    @property
-    def decoder_start_token_id(self) -> int | None: ...
-    @property
-    def pad_token_id(self) -> int | None: ...
-    @property
-    def eos_token_id(self) -> int | tuple[int, ...] | None: ...
-
-
-def get_start_id(tokens: Seq2SeqTokens, where: Path) -> int:
+def get_start_id(start: int | None, pad: int | None, where: Path) -> int:
     """Return the decoder's start token; published models use the padding token."""
-    start = tokens.pad_token_id if tokens.decoder_start_token_id is None else tokens.decoder_start_token_id
+    start = pad if start is None else start
     if start is None:
         raise FolderError(f"{where}: missing key `decoder_start_token_id`, the decoder's first; add it")
     return start
 
 
-def get_end_id(tokens: Seq2SeqTokens, where: Path) -> int:
-    ids = tokens.eos_token_id if isinstance(tokens.eos_token_id, tuple) else (tokens.eos_token_id,)
+def get_end_id(end: int | tuple[int, ...] | None, where: Path) -> int:
+    ids = end if isinstance(end, tuple) else (end,)
     if len(ids) != 1 or ids[0] is None:
         raise FolderError(
             f"{where}: `eos_token_id` must be one token id, the one that ends a sentence, but is "
-            f"{quote_value(tokens.eos_token_id)}; give that one"
+            f"{quote_value(end)}; give that one"
         )
     return ids[0]
 
@@ -410,8 +399,10 @@ class OpenFolder(Generic[F]):
         """Load the tensors into an empty model, converting each while it is read. In eval mode."""
         where, ties = self.weights_path, find_tied_names(model)
         resolved = resolve_mappings(mappings, model, omitted_prefix=self.omitted_prefix)
+        ours = model.state_dict()
+        shapes = {each.theirs: each.layout.join([ours[name] for name in each.ours]).shape for each in resolved}
         stored_shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in self.stored.items()}
-        check_tensors(compute_hf_shapes(model, resolved), stored_shapes, where)
+        check_tensors(shapes, stored_shapes, where)
         dtype = choose_dtype(self.stored, dtype, where)
         tensors: dict[str, Tensor] = {}
         for mapping in resolved:
@@ -422,18 +413,14 @@ class OpenFolder(Generic[F]):
         return assign_weights(model, tensors | {name: tensors[first] for name, first in ties.items()}, where)
 
 
-def compute_hf_shapes(model: nn.Module, mappings: Iterable[ResolvedMapping]) -> dict[str, torch.Size]:
-    """Return the shapes that a file must have for an empty model, by their names."""
-    ours = model.state_dict()
-    return {mapping.theirs: mapping.layout.join([ours[name] for name in mapping.ours]).shape for mapping in mappings}
-
-
 def choose_dtype(stored: Mapping[str, LazyTensor], requested: torch.dtype | None, where: Path) -> torch.dtype:
     """Return the requested dtype, or that of all tensors. Where these differ, as in a float16 T5, which keeps some
     layers in float32, config.json decides."""
     check_dtype(requested)
     if requested is None and len({tensor.stored_dtype for tensor in stored.values()}) > 1:
-        requested = read_config_dtype(where.parent / hf_folder.CONFIG_FILE)
+        data = hf_folder.read_json(where.parent / hf_folder.CONFIG_FILE)
+        name = str(data.get("dtype") or data.get("torch_dtype")).removeprefix("torch.")
+        requested = next((dtype for dtype in WEIGHT_DTYPES if str(dtype) == f"torch.{name}"), None)
     first = next(iter(stored.values()))
     for tensor in stored.values():
         if tensor.dtype not in WEIGHT_DTYPES or (requested is None and tensor.dtype != first.dtype):
@@ -444,12 +431,6 @@ def choose_dtype(stored: Mapping[str, LazyTensor], requested: torch.dtype | None
             )
     assert first.dtype is not None
     return requested or first.dtype
-
-
-def read_config_dtype(config: Path) -> torch.dtype | None:
-    data = hf_folder.read_json(config)
-    name = str(data.get("dtype") or data.get("torch_dtype")).removeprefix("torch.")
-    return next((dtype for dtype in WEIGHT_DTYPES if str(dtype) == f"torch.{name}"), None)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

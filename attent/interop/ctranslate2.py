@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from attent import settings
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
@@ -76,7 +76,12 @@ def write_conversion(
         find_suppressed_tokens(model.config, tokenizer) if suppressed_tokens is None else sorted(set(suppressed_tokens))
     )
     origin = {"fingerprint": compute_fingerprint(model, tokenizer, quantization, banned), "quantization": quantization}
-    spec = to_spec(model, build_vocabularies(model.config, tokenizer), get_unknown_id(tokenizer), banned)
+    spec = to_spec(
+        model,
+        build_vocabularies(model.config, tokenizer),
+        None if tokenizer is None else tokenizer.target.unknown,
+        banned,
+    )
     spec.validate()
     spec.optimize(quantization=quantization)
     with explain_save_errors(root, "conversion"):
@@ -173,10 +178,6 @@ def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
     return list(taken)
 
 
-def get_unknown_id(tokenizer: Tokenizer | None) -> int | None:
-    return None if tokenizer is None else tokenizer.target.unknown
-
-
 # --- what CTranslate2 can compute ----------------------------------------------------------------------------------
 
 
@@ -216,15 +217,22 @@ def to_spec(
     config = model.config
     check_expressible(config)
     specs = import_ctranslate2().specs
-    tensors = {name: to_numpy(tensor) for name, tensor in collect_tensors(model, build_empty(config)).items()}
-    spec = specs.TransformerSpec(make_encoder_spec(config.encoder), make_decoder_spec(config.decoder))
-    for side, stack, target in (("encoder", config.encoder, spec.encoder), ("decoder", config.decoder, spec.decoder)):
+    tensors = {
+        name: tensor.detach().to("cpu", torch.float32, copy=True).numpy()
+        for name, tensor in collect_tensors(model, build_empty(config)).items()
+    }
+    encoder, decoder = config.encoder, config.decoder
+    spec = specs.TransformerSpec(
+        specs.TransformerEncoderSpec(encoder.layers, encoder.heads, **build_spec_options(encoder)),
+        specs.TransformerDecoderSpec(decoder.layers, decoder.heads, **build_spec_options(decoder)),
+    )
+    for side, stack, target in (("encoder", encoder, spec.encoder), ("decoder", decoder, spec.decoder)):
         target.scale_embeddings = config.scale_embeddings
         fill_stack(target, stack, side, tensors)
     spec.encoder.embeddings[0].weight = tensors["source_embedding.weight"]
     spec.decoder.embeddings.weight = tensors["target_embedding.weight"]
     if config.scale_output:
-        spec.decoder.scale_outputs = config.decoder.width**-0.5
+        spec.decoder.scale_outputs = decoder.width**-0.5
     spec.decoder.projection.weight = tensors["output.weight"]
     bias = tensors.get("output.bias", torch.zeros(config.output_vocab).numpy())
     bias[list(suppressed_tokens)] = SUPPRESSED_LOGIT
@@ -232,30 +240,19 @@ def to_spec(
     source, target = vocabularies
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
-    spec.config.layer_norm_epsilon = config.encoder.norm_eps
+    spec.config.layer_norm_epsilon = encoder.norm_eps
     spec.config.bos_token = spec.config.decoder_start_token = target[config.start_id]
     spec.config.eos_token = target[config.end_id]
     spec.config.unk_token = target[config.end_id if unknown is None else unknown]
     return spec
 
 
-def to_numpy(tensor: Tensor) -> Any:
-    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
-
-
-def make_encoder_spec(stack: StackConfig) -> Any:
-    return import_ctranslate2().specs.TransformerEncoderSpec(stack.layers, stack.heads, **build_spec_options(stack))
-
-
-def make_decoder_spec(stack: StackConfig) -> Any:
-    return import_ctranslate2().specs.TransformerDecoderSpec(stack.layers, stack.heads, **build_spec_options(stack))
-
-
 def build_spec_options(stack: StackConfig) -> dict[str, Any]:
     """Return the options that both sides share."""
+    activations = dict(zip(get_args(Activation), ("RELU", "GELU", "GELUTanh", "SWISH"), strict=True))
     shaped: dict[str, Any] = {
         "pre_norm": stack.norm_order == "pre",
-        "activation": to_ct2_activation(stack.activation),
+        "activation": getattr(import_ctranslate2().specs.Activation, activations[stack.activation]),
         "ffn_glu": stack.gated,
         "rms_norm": stack.norm == "rms",
         "relative_attention_bias": isinstance(stack.positions, RelativeConfig),
@@ -269,11 +266,6 @@ def build_spec_options(stack: StackConfig) -> dict[str, Any]:
     return shaped
 
 
-def to_ct2_activation(name: Activation) -> Any:
-    theirs = dict(zip(get_args(Activation), ("RELU", "GELU", "GELUTanh", "SWISH"), strict=True))
-    return getattr(import_ctranslate2().specs.Activation, theirs[name])
-
-
 def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
     set_positions(spec, stack, side, tensors)
     if stack.norm_order == "pre":
@@ -285,7 +277,9 @@ def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]
         if stack.cross_attention:
             set_attention(layer.attention, f"{block}.cross_attn", stack, tensors, cross=True)
             set_norm(layer.attention.layer_norm, f"{block}.cross_attn_residual.norm", tensors)
-        set_feedforward(layer.ffn, f"{block}.feedforward", stack, tensors)
+        for linear, name in (("linear_0", "expand"), ("linear_1", "contract"), ("linear_0_noact", "gate")):
+            if name != "gate" or stack.gated:
+                set_linear(getattr(layer.ffn, linear), [f"{block}.feedforward.{name}"], tensors)
         set_norm(layer.ffn.layer_norm, f"{block}.feedforward_residual.norm", tensors)
 
 
@@ -300,11 +294,7 @@ def set_positions(spec: Any, stack: StackConfig, side: str, tensors: dict[str, A
         case RelativeConfig():
             for layer in spec.layer:
                 layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
-                layer.self_attention.relative_attention_max_distance = to_int32(stack.positions.max_distance)
-
-
-def to_int32(value: int) -> Any:
-    return torch.tensor(value, dtype=torch.int32).numpy()[()]
+                layer.self_attention.relative_attention_max_distance = np.int32(stack.positions.max_distance)
 
 
 def set_norm(spec: Any, name: str, tensors: dict[str, Any]) -> None:
@@ -322,27 +312,14 @@ def set_attention(spec: Any, name: str, stack: StackConfig, tensors: dict[str, A
         spec.queries_scale = float(stack.scale)
 
 
-def set_feedforward(spec: Any, name: str, stack: StackConfig, tensors: dict[str, Any]) -> None:
-    set_linear(spec.linear_0, [f"{name}.expand"], tensors)
-    set_linear(spec.linear_1, [f"{name}.contract"], tensors)
-    if stack.gated:
-        set_linear(spec.linear_0_noact, [f"{name}.gate"], tensors)
-
-
 def set_linear(spec: Any, parts: list[str], tensors: dict[str, Any]) -> None:
-    import numpy as np
-
     spec.weight = np.concatenate([tensors[f"{part}.weight"] for part in parts])
     if f"{parts[0]}.bias" in tensors:
         spec.bias = np.concatenate([tensors[f"{part}.bias"] for part in parts])
 
 
-def get_max_lengths(config: Seq2SeqConfig) -> tuple[int | None, int | None]:
-    """Return the number of source and target positions of a conversion; None: no limit."""
-    return get_max_length(config.encoder), get_max_length(config.decoder)
-
-
 def get_max_length(stack: StackConfig) -> int | None:
+    """Return the number of positions of a conversion; None: no limit."""
     match stack.positions:
         case SinusoidalConfig():
             return MAX_POSITIONS

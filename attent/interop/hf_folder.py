@@ -39,10 +39,11 @@ HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 # --- reading -------------------------------------------------------------------------------------
 
 
-def check_folder(root: Path, given: str) -> None:
-    """Reject a path that is no folder, with advice for the name of a model on the hub."""
+def resolve_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder; reject any other, with advice for the name of a model on the hub."""
+    root, given = Path(folder).expanduser(), os.fspath(folder)
     if root.is_dir():
-        return
+        return root
     problem = "is a file" if root.exists() else "does not exist"
     advice = "give the folder that holds config.json"
     if not root.exists() and HUB_ID_PATTERN.fullmatch(given):
@@ -52,13 +53,6 @@ def check_folder(root: Path, given: str) -> None:
             f"`hf download {given} --local-dir {name}`, and give the folder {name}"
         )
     raise FolderError(f"{given}: must be a model folder, but {problem}; {advice}")
-
-
-def resolve_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder as a path, after checking that it exists."""
-    root = Path(folder).expanduser()
-    check_folder(root, os.fspath(folder))
-    return root
 
 
 def is_attent_folder(root: Path) -> bool:
@@ -147,16 +141,12 @@ def open_shards(root: Path) -> dict[str, LazyTensor]:
     tensors: dict[str, LazyTensor] = {}
     paths = {shard: resolve_shard(root, shard) for shard in sorted(set(weight_map.values()))}  # check all, then open
     for shard, path in paths.items():
-        expected = {name for name, home in weight_map.items() if home == shard}
-        tensors |= check_shard(open_safetensors(path), expected, root / shard)
-    return tensors
-
-
-def check_shard(tensors: dict[str, LazyTensor], expected: set[str], path: Path) -> dict[str, LazyTensor]:
-    if tensors.keys() != expected:
-        odd = sorted(tensors.keys() ^ expected)[0]
-        problem = f"does not hold `{odd}`" if odd in expected else f"holds `{odd}`"
-        raise FolderError(f"{path}: {problem}, unlike {INDEX_FILE} says; get both files again from one place")
+        expected, opened = {name for name, home in weight_map.items() if home == shard}, open_safetensors(path)
+        if opened.keys() != expected:
+            odd = sorted(opened.keys() ^ expected)[0]
+            problem = f"does not hold `{odd}`" if odd in expected else f"holds `{odd}`"
+            raise FolderError(f"{path}: {problem}, unlike {INDEX_FILE} says; get both files again from one place")
+        tensors |= opened
     return tensors
 
 

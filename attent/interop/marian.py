@@ -146,8 +146,8 @@ def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) 
             tie_output=keys.tie_word_embeddings,
             output_bias=output_bias,
             scale_embeddings=keys.scale_embedding,
-            start_id=conversion.get_start_id(keys, where),
-            end_id=conversion.get_end_id(keys, where),
+            start_id=conversion.get_start_id(keys.decoder_start_token_id, keys.pad_token_id, where),
+            end_id=conversion.get_end_id(keys.eos_token_id, where),
         )
 
 

@@ -164,8 +164,8 @@ def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
             tie_output=tied,
             scale_embeddings=False,
             scale_output=keys.scales_output,
-            start_id=conversion.get_start_id(keys, where),
-            end_id=conversion.get_end_id(keys, where),
+            start_id=conversion.get_start_id(keys.decoder_start_token_id, keys.pad_token_id, where),
+            end_id=conversion.get_end_id(keys.eos_token_id, where),
         )
 
 

@@ -14,7 +14,7 @@ from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.prefix import ForcedPrefix, PrefixError
 from attent.decoding.constraints.required_phrases import RequiredPhraseError, RequiredPhrases, allocate_beams
-from attent.decoding.constraints.vocabulary import TargetVocabulary
+from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchOptions, SearchRequest
 
 CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, ForcedPrefix)
@@ -45,5 +45,5 @@ def build_constraints(
 ) -> tuple[tuple[Constraint, ...], RequiredPhrases | None]:
     """Return the constraints that the options and requests need; required phrases apart, since beams are allocated by
     them."""
-    built = (kind.build(options, requests, vocabulary) for kind in CONSTRAINTS)
-    return tuple(filter(None, built)), RequiredPhrases.build(options, requests, vocabulary)
+    setup = ConstraintSetup(options, requests, vocabulary)
+    return tuple(filter(None, (kind.build(setup) for kind in CONSTRAINTS))), RequiredPhrases.build(setup)

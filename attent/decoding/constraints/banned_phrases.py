@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens
 from attent.decoding.constraints.phrase_automaton import REJECTED, TokenSpellings, TransitionTables, WordList
-from attent.decoding.constraints.vocabulary import TargetVocabulary
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import HIDDEN, OTHER, UNICODE_SIZE, WORD, get_char_kinds
 
 # An incomplete character as an integer: bits of its code point so far, bytes left, bytes in all.
@@ -47,12 +47,10 @@ class BannedPhrases:
             self._init_byte_tables(spellings, tables, device)
 
     @classmethod
-    def build(
-        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
-    ) -> BannedPhrases | None:
-        if not any(request.banned_phrases for request in requests):
+    def build(cls, setup: ConstraintSetup) -> BannedPhrases | None:
+        if not any(request.banned_phrases for request in setup.requests):
             return None
-        return cls(requests, vocabulary.spellings, vocabulary.device)
+        return cls(setup.requests, setup.vocabulary.spellings, setup.vocabulary.device)
 
     def _init_byte_tables(
         self, spellings: TokenSpellings, tables: TransitionTables, device: torch.device | str

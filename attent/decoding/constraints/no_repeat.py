@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import GeneratedTokens, StatelessConstraint, ban_tokens
-from attent.decoding.constraints.vocabulary import TargetVocabulary
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.options import SearchRequest
 
 # A loop is a unit of up to MAX_LOOP_PERIOD tokens that occurs MIN_LOOP_REPEATS times in a row and then fills at least
 # MIN_LOOP_TOKENS tokens. Good text repeats too, but less: "ha ha ha", "very, very, very". A single token may occur
@@ -29,10 +29,9 @@ class NoRepeatNgram(StatelessConstraint):
         self.n = n
 
     @classmethod
-    def build(
-        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
-    ) -> NoRepeatNgram | None:
-        return cls(options.no_repeat_ngram_size, vocabulary.device) if options.no_repeat_ngram_size else None
+    def build(cls, setup: ConstraintSetup) -> NoRepeatNgram | None:
+        n = setup.options.no_repeat_ngram_size
+        return cls(n, setup.vocabulary.device) if n else None
 
     def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         tokens, n = generated.tokens, self.n
@@ -48,12 +47,10 @@ class NoRepeatNgram(StatelessConstraint):
         return ban_tokens(scores, ngrams[..., -1], is_repeat)
 
 
-def compute_loop_run(period: int) -> int:
-    """Return how many consecutive tokens, each equal to the one `period` before it, make a loop."""
-    return (max(MIN_LOOP_REPEATS, -(-MIN_LOOP_TOKENS // period)) - 1) * period
-
-
-LOOP_RUNS = tuple(compute_loop_run(period) for period in range(1, MAX_LOOP_PERIOD + 1))
+# For periods 1, 2, ...: how many consecutive tokens, each equal to the one a period before it, make a loop.
+LOOP_RUNS = tuple(
+    (max(MIN_LOOP_REPEATS, -(-MIN_LOOP_TOKENS // period)) - 1) * period for period in range(1, MAX_LOOP_PERIOD + 1)
+)
 MIN_REPEATED_TOKENS = min(LOOP_RUNS)  # in any loop
 
 
@@ -83,12 +80,11 @@ class NoLoops:
         self.all_requests = all_requests
 
     @classmethod
-    def build(
-        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
-    ) -> NoLoops | None:
-        if not options.forbid_loops and not any(request.forbid_loops for request in requests):
+    def build(cls, setup: ConstraintSetup) -> NoLoops | None:
+        for_all = setup.options.forbid_loops
+        if not for_all and not any(request.forbid_loops for request in setup.requests):
             return None
-        return cls(vocabulary.device, all_requests=options.forbid_loops)
+        return cls(setup.vocabulary.device, all_requests=for_all)
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         state = self.run_limits.new_zeros(len(requests), 1 + 2 * MAX_LOOP_PERIOD)

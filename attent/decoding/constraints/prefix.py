@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, build_continuation_masks, keep_only_tokens
-from attent.decoding.constraints.vocabulary import TargetVocabulary
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.options import SearchRequest
 
 
 class PrefixError(ValueError):
@@ -26,7 +26,11 @@ class ForcedPrefix:
         self, requests: Sequence[SearchRequest], word_continuations: Tensor | None, device: torch.device | str = "cpu"
     ) -> None:
         for request in requests:
-            check_prefix_length(request)
+            if request.max_length and len(request.prefix_ids) >= request.max_length:
+                raise PrefixError(
+                    f"the prefix must be shorter than max_length={request.max_length} tokens, but has "
+                    f"{len(request.prefix_ids)}; shorten it or raise max_length"
+                )
         kinds = dict.fromkeys((tuple(request.prefix_ids), request.prefix_ends_word) for request in requests)
         self.table_rows = {kind: row for row, kind in enumerate(kinds)}
         longest = max((len(prefix) for prefix, _ in kinds), default=0)
@@ -40,12 +44,10 @@ class ForcedPrefix:
             self.continuation_masks = build_continuation_masks(word_continuations.to(device))
 
     @classmethod
-    def build(
-        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
-    ) -> ForcedPrefix | None:
-        if not any(request.prefix_ids for request in requests):
+    def build(cls, setup: ConstraintSetup) -> ForcedPrefix | None:
+        if not any(request.prefix_ids for request in setup.requests):
             return None
-        return cls(requests, vocabulary.word_continuations, vocabulary.device)
+        return cls(setup.requests, setup.vocabulary.word_continuations, setup.vocabulary.device)
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         rows = [[self.table_rows[tuple(request.prefix_ids), request.prefix_ends_word]] for request in requests]
@@ -65,11 +67,3 @@ class ForcedPrefix:
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         return state
-
-
-def check_prefix_length(request: SearchRequest) -> None:
-    if request.max_length and len(request.prefix_ids) >= request.max_length:
-        raise PrefixError(
-            f"the prefix must be shorter than max_length={request.max_length} tokens, but has "
-            f"{len(request.prefix_ids)}; shorten it or raise max_length"
-        )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, build_continuation_masks, keep_only_tokens
-from attent.decoding.constraints.vocabulary import TargetVocabulary
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.options import SearchRequest
 
 Phrase = tuple[int, ...]
 
@@ -92,13 +92,12 @@ class RequiredPhrases:
         self.prefix_lengths = torch.arange(1, length + 1, device=device)
 
     @classmethod
-    def build(
-        cls, options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
-    ) -> RequiredPhrases | None:
+    def build(cls, setup: ConstraintSetup) -> RequiredPhrases | None:
+        _, requests, vocabulary = setup
         if not any(request.required_phrases for request in requests):
             return None
         continuations = vocabulary.word_continuations
-        return cls(requests, end=vocabulary.end, word_continuations=continuations, device=vocabulary.device)
+        return cls(requests, end=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         rows = []

@@ -1,25 +1,29 @@
-"""Properties of the target vocabulary that constraints share; computed once per vocabulary and device."""
+"""What constraints are built from: options, requests, and the target vocabulary, whose properties are computed once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attent.decoding.constraints.phrase_automaton import TokenSpellings
+from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.token_bytes import find_word_continuations, get_token_bytes
 from attent.text.vocabulary import Vocabulary
 
 
 class TargetVocabulary:
-    """The target vocabulary, padded to the model's `size` output columns."""
+    """The target vocabulary, padded to the model's `size` output columns; None where no text is constrained."""
 
-    def __init__(self, vocabulary: Vocabulary, size: int, end: int, device: torch.device) -> None:
-        self.vocabulary, self.size, self.end, self.device = vocabulary, size, end, device
+    def __init__(self, vocabulary: Vocabulary | None, size: int, end_ids: Sequence[int], device: torch.device) -> None:
+        self.vocabulary, self.size, self.end_ids, self.device = vocabulary, size, tuple(end_ids), device
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
+        assert self.vocabulary is not None
         return get_token_bytes(self.vocabulary, self.size)
 
     @cached_property
@@ -29,4 +33,12 @@ class TargetVocabulary:
 
     @cached_property
     def spellings(self) -> TokenSpellings:
-        return TokenSpellings(self.token_bytes, self.end)
+        return TokenSpellings(self.token_bytes, self.end_ids[0])
+
+
+class ConstraintSetup(NamedTuple):
+    """The options and requests of a search."""
+
+    options: SearchOptions
+    requests: Sequence[SearchRequest]
+    vocabulary: TargetVocabulary

@@ -36,7 +36,7 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.loading import choose_placement, fit_rows, load_tokenizer
-from attent.decoding.options import GenerationOptions, Hypothesis, SearchRequest
+from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
@@ -292,8 +292,12 @@ class Generator:
             if should_stop is not None and should_stop():
                 raise SearchCancelled
             batch.run_steps()
-            if detokenizers:
-                detokenize_new_tokens(batch, detokenizers)
+            for index, tokens in batch.pop_new_tokens() if detokenizers else ():
+                for token in tokens:
+                    if token not in batch.end_ids:
+                        detokenizers[index].add_token(token)
+                if detokenizers[index].is_stopped:
+                    batch.stop_prompt(index)
             for index, finished in batch.pop_finished():
                 yield index, finished, detokenizers[index] if detokenizers else None
 
@@ -320,9 +324,12 @@ class Generator:
         return StepOptions(
             end_ids=self.end_ids,
             suppressed_tokens=self._suppressed_tokens,
-            sampling=None if options.sampling is None else replace(options.sampling, seed=0),
-            min_length=options.min_new_tokens,
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            search=SearchOptions(
+                beam_size=1,
+                sampling=None if options.sampling is None else replace(options.sampling, seed=0),
+                min_length=options.min_new_tokens,
+                no_repeat_ngram_size=options.no_repeat_ngram_size,
+            ),
         )
 
     @property
@@ -332,15 +339,14 @@ class Generator:
         return tuple(token for token in unnamed if token not in self.end_ids)
 
     def _start_loop(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationLoop:
-        return GenerationLoop(prompts, self._build_state(prompts, options), options.end_ids)
-
-    def _build_state(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationState:
         context = GenerationContext.from_options(options, self.device)
-        if not (self.use_cuda_graphs and options.is_capturable and loop.can_capture_graphs(self.device)):
-            return loop.DynamicState(self.model, prompts, context)
-        state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
-        state.load_prompts(prompts)
-        return state
+        state: GenerationState
+        if self.use_cuda_graphs and options.is_capturable and loop.can_capture_graphs(self.device):
+            state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
+            state.load_prompts(prompts)
+        else:
+            state = loop.DynamicState(self.model, prompts, context)
+        return GenerationLoop(prompts, state, options.end_ids)
 
     def _get_static_state(self, rows: int, columns: int, context: GenerationContext) -> StaticState:
         """Return the state of the last batch, with its graphs, if it fits, else a new one in its place."""
@@ -397,7 +403,7 @@ class Generator:
         ]
 
     def _build_engine(self, step_model: CausalStepModel, should_stop: ShouldStop) -> TorchEngine[PromptCache]:
-        vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, step_model.end_id, self.device)
+        vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
         return TorchEngine[PromptCache](
             model=step_model,
             start=LAST_PROMPT_TOKEN,
@@ -432,16 +438,6 @@ class Generator:
         logits[:, list(self._suppressed_tokens)] = float("-inf")
         targets = torch.tensor(token_ids, device=self.device)[:, None]
         return float(logits.log_softmax(-1).gather(1, targets).sum())
-
-
-def detokenize_new_tokens(batch: GenerationLoop, detokenizers: Sequence[IncrementalDetokenizer]) -> None:
-    """Decode new tokens, and stop sequences that have reached a stop string."""
-    for index, tokens in batch.pop_new_tokens():
-        for token in tokens:
-            if token not in batch.end_ids:
-                detokenizers[index].add_token(token)
-        if detokenizers[index].is_stopped:
-            batch.stop_prompt(index)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab: int) -> None:

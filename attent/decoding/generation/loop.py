@@ -19,18 +19,19 @@ from attent.decoding.constraints import (
     NEG_INF,
     Constraint,
     GeneratedTokens,
-    MinLength,
-    NoRepeatNgram,
+    TargetVocabulary,
     apply_constraints,
+    build_constraints,
 )
 from attent.decoding.engines.reference import SearchCancelled
-from attent.decoding.options import SamplingOptions, SearchRequest
+from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
 from attent.models import CausalLM
 from attent.nn import Cache
 from attent.nn.kernels.cuda_graphs import capture_graph
 
 FinishReason = Literal["end", "stop", "length"]
+GREEDY_SEARCH = SearchOptions(beam_size=1)
 GRAPH_COLUMNS = 128  # cache columns by which graphs differ
 WARMUP_STEPS = 2  # before a capture, which must not include one-time work
 POLL_INTERVAL = 16  # steps on an accelerator between polls, which synchronize
@@ -52,14 +53,12 @@ class StepOptions:
 
     end_ids: tuple[int, ...]
     suppressed_tokens: tuple[int, ...] = ()
-    sampling: SamplingOptions | None = None  # None: greedy; the seed is part of each prompt's `rng_key`
-    min_length: int = 0
-    no_repeat_ngram_size: int = 0
+    search: SearchOptions = GREEDY_SEARCH  # sampling and constraints; seeds are part of the `rng_key`s
 
     @property
     def is_capturable(self) -> bool:
         """False with constraints that look at all generated tokens."""
-        return not self.no_repeat_ngram_size
+        return not self.search.no_repeat_ngram_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +83,8 @@ class GenerationContext:
     def from_options(cls, options: StepOptions, device: torch.device) -> GenerationContext:
         end_ids = torch.tensor(options.end_ids, dtype=torch.int64, device=device)
         suppressed_tokens = torch.tensor(options.suppressed_tokens, dtype=torch.int64, device=device)
-        return cls(options, end_ids, suppressed_tokens, tuple(build_step_constraints(options, device)))
-
-
-def build_step_constraints(options: StepOptions, device: torch.device) -> Iterator[Constraint]:
-    if options.min_length:
-        yield from (MinLength(options.min_length, end, device) for end in options.end_ids)
-    if options.no_repeat_ngram_size:
-        yield NoRepeatNgram(options.no_repeat_ngram_size, device)
+        vocabulary = TargetVocabulary(None, 0, options.end_ids, device)  # prompts have no phrases
+        return cls(options, end_ids, suppressed_tokens, build_constraints(options.search, [], vocabulary)[0])
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -159,10 +152,11 @@ def select_tokens(logits: Tensor, sequences: SequenceBatch, context: GenerationC
         end = options.end_ids[0] if options.end_ids else 0
         generated = GeneratedTokens(sequences.tokens[:, :-1], sequences.lengths, sequences.max_lengths)
         logits = apply_constraints(context.constraints, logits, sequences.constraint_states, generated, end)
-    if options.sampling is None:
+    if options.search.sampling is None:
         token = logits.argmax(-1)
     else:
-        token = sample_tokens(logits[:, None], options.sampling, sequences.rng_keys[:, None], sequences.lengths)[:, 0]
+        rng_keys, lengths = sequences.rng_keys[:, None], sequences.lengths
+        token = sample_tokens(logits[:, None], options.search.sampling, rng_keys, lengths)[:, 0]
     return token, (logits.gather(-1, token[:, None])[:, 0] - log_total).float()
 
 

@@ -73,7 +73,7 @@ def count_masked(constraint: Constraint, oracle: Callable[[list[int], int], bool
 
 @pytest.mark.parametrize("least", [0, 1, 10])
 def test_the_end_token_is_masked_before_the_minimum_length(least: int) -> None:
-    count_masked(MinLength(least, END), lambda row, token: token == END and len(row) < least, build_random_rows(1))
+    count_masked(MinLength(least, [END]), lambda row, token: token == END and len(row) < least, build_random_rows(1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -185,7 +185,7 @@ def apply_together(rules: Sequence[Constraint], request: SearchRequest, text: li
 def test_a_forced_prefix_overrides_other_constraints() -> None:
     scores = torch.arange(V).float()
     request = SearchRequest(source_ids=(), prefix_ids=[2, 2, 2])
-    rules = [ForcedPrefix([request], None), NoRepeatNgram(1), MinLength(9, END)]
+    rules = [ForcedPrefix([request], None), NoRepeatNgram(1), MinLength(9, [END])]
     got = apply_together(rules, request, [2], scores)
     assert got.tolist() == [NEVER, NEVER, 2.0, *[NEVER] * 4]
     assert apply_together(rules, request, [2, 2, 2], scores).tolist() == [0.0, NEVER, NEVER, 3.0, 4.0, 5.0, 6.0]
@@ -194,7 +194,7 @@ def test_a_forced_prefix_overrides_other_constraints() -> None:
 def test_a_row_without_allowed_tokens_may_end() -> None:
     scores = torch.arange(V).float()
     text = [0, 2, 3, 4, 5, 6]
-    got = apply_together([MinLength(9, END), NoRepeatNgram(1)], SearchRequest(source_ids=()), text, scores)
+    got = apply_together([MinLength(9, [END]), NoRepeatNgram(1)], SearchRequest(source_ids=()), text, scores)
     assert got.tolist() == [NEVER, 1.0, *[NEVER] * 5]
 
 
@@ -205,7 +205,7 @@ class UnsatisfiedMinLength(MinLength):
 
 def test_a_row_without_allowed_tokens_and_with_missing_phrases_is_dropped() -> None:
     got = apply_together(
-        [NoRepeatNgram(1), UnsatisfiedMinLength(9, END)],
+        [NoRepeatNgram(1), UnsatisfiedMinLength(9, [END])],
         SearchRequest(source_ids=()),
         [0, 2, 3, 4, 5, 6],
         torch.arange(V).float(),
@@ -224,7 +224,7 @@ def test_constraints_do_not_synchronize_with_the_device() -> None:
         prefix_ends_word=True,
     )
     rules = [
-        MinLength(3, END, "meta"),
+        MinLength(3, [END], "meta"),
         NoRepeatNgram(2, "meta"),
         NoLoops("meta"),
         BannedPhrases([replace(request, prefix_ids=())], TokenSpellings(pieces, END), "meta"),

@@ -231,7 +231,7 @@ def test_constraint_states_follow_their_rows_and_beams() -> None:
     ]
 
     def build_constraints(options: SearchOptions, requests: Sequence[SearchRequest]) -> tuple[tuple[Any, ...], None]:
-        return (MinLength(4, END), NoLoops(), ForcedPrefix(requests, None)), None
+        return (MinLength(4, [END]), NoLoops(), ForcedPrefix(requests, None)), None
 
     toy = ToyModel(7)
     together, apart = (

@@ -43,9 +43,12 @@ CPU = torch.device("cpu")
 MODELS = {"gpt2": gpt2, "llama": llama}
 MANNERS = {
     "greedy": StepOptions(end_ids=(5, *range(100, 140)), suppressed_tokens=(7, 9)),
-    "drawn": StepOptions(end_ids=(5, *range(100, 120)), sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9)),
+    "drawn": StepOptions(
+        end_ids=(5, *range(100, 120)),
+        search=SearchOptions(beam_size=1, sampling=SamplingOptions(temperature=1.3, top_k=30, top_p=0.9)),
+    ),
     "endless": StepOptions(end_ids=()),
-    "ruled": StepOptions(end_ids=(5, 6), min_length=4, no_repeat_ngram_size=2),
+    "ruled": StepOptions(end_ids=(5, 6), search=SearchOptions(beam_size=1, min_length=4, no_repeat_ngram_size=2)),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 every_manner = pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)

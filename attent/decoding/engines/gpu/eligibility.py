@@ -90,7 +90,9 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
     if find_unsupported_field(context.options, SUPPORTED_OPTIONS) or context.required_phrases is not None:
         return False
     for constraint in context.constraints:
-        if type(constraint) is not NoLoops and not (type(constraint) is MinLength and constraint.end == context.end):
+        if type(constraint) is not NoLoops and not (
+            type(constraint) is MinLength and constraint.end_ids == (context.end,)
+        ):
             return False
     if context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.device.type):
         return False

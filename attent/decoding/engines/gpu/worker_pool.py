@@ -10,9 +10,11 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -24,6 +26,10 @@ from attent.decoding.engines.option_support import are_supported
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 
 READY = "ready"
+# Requests and hypotheses are sent as tuples: thousands are pickled at once.
+REQUEST_FIELDS = [field.name for field in fields(SearchRequest)]
+HYPOTHESIS_FIELDS = [field.name for field in fields(Hypothesis)]
+pack_request, pack_hypothesis = attrgetter(*REQUEST_FIELDS), attrgetter(*HYPOTHESIS_FIELDS)
 JOIN_TIMEOUT = 5  # seconds
 
 Result = TypeVar("Result")
@@ -66,12 +72,8 @@ class TextWorkerPool(Generic[Result]):
         run_in_main_process: Callable[[Any, StopCheck], Result],
         num_workers: int,
     ) -> None:
-        self.searcher, self.setup, self.run_in_main_process, self.workers_to_start = (
-            searcher,
-            setup,
-            run_in_main_process,
-            num_workers,
-        )
+        self.searcher, self.setup, self.run_in_main_process = searcher, setup, run_in_main_process
+        self.workers_to_start = num_workers
         self.workers: list[TextWorker] = []
         self.starting_workers: list[TextWorker] = []
         self.idle_workers: list[TextWorker] = []
@@ -155,28 +157,15 @@ class TextWorker:
         try:
             if isinstance(call.requested, RequestBatch):
                 return self.searcher.search_batch(call.requested, call.options, should_stop)
-            requests = [unpack_request(*row) for row in call.requested]
+            requests = [unpack_request(row) for row in call.requested]
             results = self.searcher.search(requests, call.options, should_stop)
         except ValueError as error:  # an impossible request: the worker knows which line it belongs to
             return error
-        return [[(h.token_ids, h.log_prob, h.score, h.is_finished) for h in hypotheses] for hypotheses in results]
+        return [[pack_hypothesis(hypothesis) for hypothesis in hypotheses] for hypotheses in results]
 
 
-def pack_request(request: SearchRequest) -> tuple[Any, ...]:
-    """Return a request as few objects: thousands are pickled at once."""
-    constraints = request.prefix_ids, request.required_phrases, request.banned_phrases, request.prefix_ends_word
-    packed = constraints if any(constraints) else None
-    return request.source_ids, request.rng_key, request.max_length, request.forbid_loops, packed
-
-
-def unpack_request(
-    source_ids: Sequence[int], rng_key: int, max_length: int, forbid_loops: bool, constraints: tuple[Any, ...] | None
-) -> SearchRequest:
-    prefix_ids, required_phrases, banned_phrases, prefix_ends_word = constraints or ((), (), (), False)
-    return SearchRequest(
-        source_ids=source_ids, rng_key=rng_key, max_length=max_length, forbid_loops=forbid_loops, prefix_ids=prefix_ids,
-        required_phrases=required_phrases, banned_phrases=banned_phrases, prefix_ends_word=prefix_ends_word,
-    )  # fmt: skip
+def unpack_request(row: tuple[Any, ...]) -> SearchRequest:
+    return SearchRequest(**dict(zip(REQUEST_FIELDS, row, strict=True)))
 
 
 # --- in the worker process -----------------------------------------------------------------------------------------
@@ -214,10 +203,7 @@ class RemoteEngine:
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         results = self._call(SearchCall([pack_request(requests[index]) for index in indices], options))
         for index, rows in zip(indices, results, strict=True):
-            yield (
-                index,
-                [Hypothesis(token_ids=ids, log_prob=p, score=score, is_finished=end) for ids, p, score, end in rows],
-            )
+            yield index, [Hypothesis(**dict(zip(HYPOTHESIS_FIELDS, row, strict=True))) for row in rows]
 
     def _call(self, call: SearchCall) -> Any:
         self.connection.send(call)

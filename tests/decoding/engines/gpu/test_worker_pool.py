@@ -202,4 +202,4 @@ def test_a_request_survives_packing() -> None:
         max_length=3,
     )
     for request in (plain, constrained):
-        assert unpack_request(*pack_request(request)) == request
+        assert unpack_request(pack_request(request)) == request
