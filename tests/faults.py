@@ -372,12 +372,12 @@ FAULTS = """
 + return self.document
 
 # embedding not scaled
-@ nn/frontends.py::TokenEmbedding.__init__: models/test_figure.py
+@ nn/frontends.py::TokenEmbedding.__init__: models/test_seq2seq.py
 - width**0.5 if scaled else 1.0
 + 1.0
 
 # target not shifted
-@ models/seq2seq.py::shift_right: models/test_figure.py
+@ models/seq2seq.py::shift_right: models/test_seq2seq.py
 - F.pad(target, (1, 0), value=start)[:, :-1]
 + target
 

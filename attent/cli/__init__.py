@@ -7,7 +7,7 @@ code.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a closed pipe is still handled
         return result if isinstance(result, int) else EXIT_OK
     except CycloptsError as error:
-        return _print_error(f"{format_usage_error(error)} (see: {_format_help_command(error)})", EXIT_USAGE)
+        help_command = " ".join(["attent", *(error.command_chain or ()), "--help"])
+        return _print_error(f"{format_usage_error(error)} (see: {help_command})", EXIT_USAGE)
     except KeyboardInterrupt:
         return _print_error("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -99,21 +100,24 @@ def format_usage_error(error: CycloptsError) -> str:
     unused = error.unused_tokens[0] if error.unused_tokens else ""
     if isinstance(error, UnknownCommandError):
         # Handled here, because cyclopts would import every command.
-        is_option = unused.startswith("-")
-        kind, known = ("option", ROOT_OPTIONS) if is_option else ("command", COMMANDS)
-        return _describe_unknown_name(kind, unused, known)
+        kind, known = ("option", ROOT_OPTIONS) if unused.startswith("-") else ("command", tuple(COMMANDS))
+        nearest = get_close_matches(unused, known, n=1, cutoff=0.5)
+        hint = f"did you mean `{nearest[0]}`?" if nearest else f"known are: {', '.join(known)}"
+        return f"unknown {kind} `{unused}`: {hint}"
     if isinstance(error, UnusedCliTokensError):
         hint = "; put a sentence in quotes" if {"look", "generate"} & set(error.command_chain or ()) else ""
         return f"unexpected argument `{unused}`{hint}"
-    return " ".join(str(error).split()).rstrip(".")
+    message = " ".join(str(error).split())
+    return message if message.endswith("...") else message.removesuffix(".")
 
 
 def format_failure(error: BaseException) -> str | None:
     """Return one sentence for an error of the user or the machine; None for a bug."""
-    package = next((e.name for e in _iter_causes(error) if isinstance(e, ModuleNotFoundError) and e.name), None)
-    message = None if package is None else _describe_missing_package(package)
-    if message is not None:
-        return message
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name and (command := _find_install_command(cause.name)):
+            return f"this needs the package `{cause.name}`, which is not installed: {command}"
+        cause = cause.__cause__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or type(error).__name__}"
     is_own = type(error).__module__.partition(".")[0] == "attent"
@@ -122,27 +126,10 @@ def format_failure(error: BaseException) -> str | None:
     return None
 
 
-def _describe_missing_package(module: str) -> str | None:
+def _find_install_command(module: str) -> str | None:
     from attent.cli.system_info import install_command
 
-    command = install_command(module.partition(".")[0])
-    return f"this needs the package `{module}`, which is not installed: {command}" if command else None
-
-
-def _describe_unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean `{nearest[0]}`?" if nearest else f"known are: {', '.join(known)}"
-    return f"unknown {kind} `{name}`: {hint}"
-
-
-def _format_help_command(error: CycloptsError) -> str:
-    return " ".join(["attent", *(error.command_chain or ()), "--help"])
-
-
-def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+    return install_command(module.partition(".")[0])
 
 
 def _print_error(message: str, code: int) -> int:

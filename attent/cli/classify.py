@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,8 @@ from attent.cli.input_texts import (
     check_flags,
     load_predictor,
     print_result,
-    read_text_blocks,
+    read_inputs,
+    reads_images,
 )
 from attent.cli.line_progress import print_message
 from attent.cli.search_flags import OUTPUT_GROUP
@@ -69,37 +69,20 @@ def classify(
 
     attent classify runs/sst2 "A film to remember."
     """
-    check_usage(items, flags)
+    check_flags(flags, "classify", flags.top)
+    if flags.data is not None and (items or flags.pairs):
+        problem = "--data names a test set: leave the texts out"
+        if not items:
+            problem = "--pairs is for lines of text: leave it out with --data, whose sets have one text per label"
+        raise CycloptsError(msg=problem, command_chain=("classify",))
     predictor = load_predictor(model, flags)
     if flags.data is not None:
         print_report(*classify_labelled_set(predictor, flags.data), flags)
         return
-    for texts in read_item_blocks(predictor, items):
+    for texts in read_inputs(predictor, items or []):
         inputs = [parse_pair(text) for text in texts] if flags.pairs else list(texts)
         for text, prediction in zip(texts, predictor.classify(inputs), strict=True):
             print_result(format_line(text, prediction, flags))
-
-
-def check_usage(items: Sequence[str] | None, flags: ClassifyFlags) -> None:
-    check_flags(flags, "classify", flags.top)
-    if flags.data is not None and items:
-        raise CycloptsError(msg="--data names a test set: leave the texts out", command_chain=("classify",))
-    if flags.data is not None and flags.pairs:
-        problem = "--pairs is for lines of text: leave it out with --data, whose sets have one text per label"
-        raise CycloptsError(msg=problem, command_chain=("classify",))
-
-
-def is_vision_model(predictor: Predictor) -> bool:
-    from attent.models import VisionTransformer
-
-    return isinstance(predictor.model, VisionTransformer)
-
-
-def read_item_blocks(predictor: Predictor, items: Sequence[str] | None) -> Iterator[list[str]]:
-    """Yield texts, or names of images, which may also come from standard input."""
-    if is_vision_model(predictor) and items:
-        return iter([list(items)])
-    return (block.texts for block in read_text_blocks(items or []))
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -127,7 +110,7 @@ def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> 
 def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], list[Classification]]:
     """Return the labels of a test set, and the predictions."""
     known = predictor.require_labels()  # fails before anything is read
-    classify_set = classify_images if is_vision_model(predictor) else classify_texts
+    classify_set = classify_images if reads_images(predictor) else classify_texts
     labels, predictions = classify_set(predictor, data)
     unknown = sorted(set(labels) - set(known))
     if unknown:

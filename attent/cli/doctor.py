@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
 
 from attent import __version__
 from attent.cli.system_info import (
-    Accelerator,
     Package,
     SystemInfo,
     TorchInfo,
@@ -20,9 +20,6 @@ from attent.cli.system_info import (
     list_packages,
     pip_command,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
@@ -44,7 +41,9 @@ class DoctorReport:
     def verdict(self) -> str:
         if self.problems:
             return "not ready: " + "; ".join(self.problems)
-        return f"ready: {_describe_device(self.torch)}"
+        dtype = "bfloat16" if self.torch.is_bf16_fast else "float32"
+        devices = self.torch.devices
+        return f"ready: {devices[0].name if devices else f'CPU, {_format_threads(self.torch)}'}, {dtype}"
 
 
 def doctor(*, json: bool = False) -> int:
@@ -55,20 +54,15 @@ def doctor(*, json: bool = False) -> int:
     json
         Print the findings as JSON.
     """
-    report = run_checks()
+    machine, torch, packages = get_system_info(), get_torch_info(), list_packages()
+    problems, advice = find_problems(torch, packages), find_advice(machine, torch, packages)
+    report = DoctorReport(machine, torch, packages, tuple(problems), tuple(advice))
     if json:
         print(format_json(report))
-    elif sys.stdout.isatty():
-        _print_at_terminal(report)
     else:
-        print(format_text(report))
+        console = Console(highlight=False)
+        console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
     return 1 if report.problems else 0
-
-
-def run_checks() -> DoctorReport:
-    machine, torch, installed = get_system_info(), get_torch_info(), list_packages()
-    problems = tuple(find_problems(torch, installed))
-    return DoctorReport(machine, torch, installed, problems, tuple(find_advice(machine, torch, installed)))
 
 
 # ---- findings ----------------------------------------------------------------------------------------------
@@ -103,28 +97,15 @@ def _describe_mismatch(package: Package) -> str:
     return f"{package.name} {have}, but must be {package.required}"
 
 
-def _describe_device(torch: TorchInfo) -> str:
-    dtype = "bfloat16" if _bf16_is_fast(torch) else "float32"
-    if torch.devices:
-        return f"{torch.devices[0].name}, {dtype}"
-    threads = torch.threads or 1
-    return f"CPU, {threads} {'thread' if threads == 1 else 'threads'}, {dtype}"
+# ---- views -------------------------------------------------------------------------------------------------
 
 
-def _bf16_is_fast(torch: TorchInfo) -> bool:
-    # Below this, casts cost more than the matrix products gain.
-    return torch.bf16_speedup is not None and torch.bf16_speedup >= 1.3
-
-
-# ---- table rows ----------------------------------------------------------------------------
-
-
-def machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
+def list_machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
     machine, torch = report.machine, report.torch
     return [
         ("attent", __version__),
         ("python", f"{machine.python}, {machine.system}"),
-        *_torch_rows(torch),
+        *_list_torch_rows(torch),
         ("processor", machine.processor),
         ("cores", f"{machine.cores_usable} of {machine.cores} usable"),
         ("memory", f"{_format_size(machine.memory_free)} free of {_format_size(machine.memory_total)}"),
@@ -132,57 +113,76 @@ def machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
     ]
 
 
-def _torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
+def _list_torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
     if torch.error:
         return [("torch", "not usable")]
-    threads = f"{torch.threads} CPU {'thread' if torch.threads == 1 else 'threads'}"
-    return [
-        ("torch", f"{torch.version}, {torch.build}, {threads}"),
-        *_device_rows(torch.devices),
-        ("bfloat16", _describe_bf16(torch)),
-    ]
-
-
-def _device_rows(devices: tuple[Accelerator, ...]) -> list[tuple[str, str]]:
-    if not devices:
-        return [("device", "CPU (torch sees no GPU)")]
-    return [
+    devices = [
         (f"device {i}", f"{d.name} ({d.kind}), {_format_size(d.memory_free)} free of {_format_size(d.memory_total)}")
-        for i, d in enumerate(devices)
+        for i, d in enumerate(torch.devices)
+    ]
+    speed = "fast" if torch.is_bf16_fast else "slow here, float32 is better"
+    bf16 = "not available" if torch.bf16_speedup is None else f"{speed} (measured at {torch.bf16_speedup:.1f}x float32)"
+    return [
+        ("torch", f"{torch.version}, {torch.build}, {_format_threads(torch, 'CPU ')}"),
+        *(devices or [("device", "CPU (torch sees no GPU)")]),
+        ("bfloat16", bf16),
     ]
 
 
-def _describe_bf16(torch: TorchInfo) -> str:
-    if torch.bf16_speedup is None:
-        return "not available"
-    judgement = "fast" if _bf16_is_fast(torch) else "slow here, float32 is better"
-    return f"{judgement} (measured at {torch.bf16_speedup:.1f}x float32)"
-
-
-def package_rows(report: DoctorReport) -> list[tuple[str, str, str, str]]:
-    """(extra, package, version or how to add it, purpose); an extra's name on its first row only."""
-    rows, above = [], None
-    for package in report.packages:
+def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, str], ...]]:
+    """(extra, package, version or how to add it, purpose), each with its style; an extra is named on its first row."""
+    rows: list[tuple[tuple[str, str], ...]] = []
+    above = None
+    for package in packages:
         title = "" if package.extra == above else package.extra or "core"
-        rows.append((title, package.name, _describe_version(package), package.purpose))
+        if package.version is None:
+            version, style = pip_command(package.extra), "yellow" if package.extra else "red"
+        elif package.is_compatible:
+            version, style = package.version, "green"
+        else:
+            version, style = f"{package.version}, not {package.required}", "red"
+        rows.append(((title, "cyan"), (package.name, ""), (version, style), (package.purpose, "dim")))
         above = package.extra
     return rows
 
 
-def _describe_version(package: Package) -> str:
-    if package.version is None:
-        return pip_command(package.extra)
-    return package.version if package.is_compatible else f"{package.version}, not {package.required}"
+def render_report(report: DoctorReport) -> list[Text]:
+    """Return the lines for a terminal, a pipe or a log; colors only show at a terminal."""
+    machine = [((name, "cyan"), (value, "")) for name, value in list_machine_rows(report)]
+    headings = tuple((heading, "dim") for heading in PACKAGE_HEADINGS)
+    return [
+        *_align_columns(machine),
+        Text(),
+        *_align_columns([headings, *list_package_rows(report.packages)]),
+        Text(),
+        *(Text.assemble(("advice: ", "yellow"), line) for line in report.advice),
+        Text(report.verdict, "bold red" if report.problems else "bold green"),
+    ]
+
+
+def _align_columns(rows: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Text]:
+    widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [(text.ljust(width + 2), style) for (text, style), width in zip(row, widths, strict=True)]
+        line = Text.assemble(*cells)
+        line.rstrip()
+        yield line
 
 
 def _format_size(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.1f} GiB"
 
 
-# ---- views -------------------------------------------------------------------------------------------------
+def _format_threads(torch: TorchInfo, kind: str = "") -> str:
+    threads = torch.threads or 1
+    return f"{threads} {kind}{'thread' if threads == 1 else 'threads'}"
 
 
 def format_json(report: DoctorReport) -> str:
+    packages = [
+        asdict(p) | {"fits": p.is_compatible, "purpose": p.purpose, "added_by": pip_command(p.extra)}
+        for p in report.packages
+    ]
     facts = {
         "attent": __version__,
         "ready": not report.problems,
@@ -191,67 +191,6 @@ def format_json(report: DoctorReport) -> str:
         "advice": report.advice,
         "machine": asdict(report.machine) | {"folder": str(Path.cwd())},
         "torch": asdict(report.torch),
-        "packages": [_package_to_dict(package) for package in report.packages],
+        "packages": packages,
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
-
-
-def _package_to_dict(package: Package) -> dict[str, str | bool | None]:
-    added_by = pip_command(package.extra)
-    return {**asdict(package), "fits": package.is_compatible, "purpose": package.purpose, "added_by": added_by}
-
-
-def format_text(report: DoctorReport) -> str:
-    """The page for a pipe or a log: aligned, never wrapped, no colours."""
-    advice = [f"advice: {line}" for line in report.advice]
-    inventory = [PACKAGE_HEADINGS, *package_rows(report)]
-    return "\n".join(
-        [*_align_columns(machine_rows(report)), "", *_align_columns(inventory), "", *advice, report.verdict]
-    )
-
-
-def _align_columns(rows: list[tuple[str, str]] | list[tuple[str, str, str, str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _print_at_terminal(report: DoctorReport) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    console.print(machine_table(report), package_table(report))
-    for line in report.advice:
-        console.print(Text.assemble(("advice  ", "yellow"), line))
-    console.print(Text(report.verdict, style="bold red" if report.problems else "bold green"))
-
-
-def machine_table(report: DoctorReport) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, title="This machine", title_justify="left")
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in machine_rows(report):
-        table.add_row(name, value)
-    return table
-
-
-def package_table(report: DoctorReport) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Packages", title_justify="left")
-    for heading in PACKAGE_HEADINGS:
-        table.add_column(heading, overflow="fold", header_style="dim")
-    for package, (extra, name, version, purpose) in zip(report.packages, package_rows(report), strict=True):
-        table.add_row(Text(extra, "cyan"), name, Text(version, _version_style(package)), Text(purpose, "dim"))
-    return table
-
-
-def _version_style(package: Package) -> str:
-    if package.is_compatible:
-        return "green"
-    return "yellow" if package.extra and package.version is None else "red"

@@ -15,7 +15,7 @@ from attent.cli.input_texts import (
     check_flags,
     load_predictor,
     print_result,
-    read_text_blocks,
+    read_inputs,
 )
 from attent.cli.line_progress import print_message
 from attent.cli.search_flags import OUTPUT_GROUP
@@ -59,12 +59,9 @@ def embed(
     check_usage(flags)
     import torch
 
-    from attent.models import VisionTransformer
-
     predictor = load_predictor(model, flags)
-    are_images = isinstance(predictor.model, VisionTransformer) and texts
     vectors = [torch.empty(0, predictor.width)]
-    for items in [texts or []] if are_images else (block.texts for block in read_text_blocks(texts or [])):
+    for items in read_inputs(predictor, texts or []):
         embedded = predictor.embed(items, flags.pooling, flags.normalize)
         if flags.json:
             for text, vector in zip(items, embedded.tolist(), strict=True):

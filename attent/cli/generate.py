@@ -16,21 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli.search_flags import (
-    COMMON_GROUP,
-    DEVICE_GROUP,
-    OUTPUT_GROUP,
-    check_positive,
-    derive_flags,
-    use_flag_names,
-)
+from attent.cli import search_flags
+from attent.cli.input_texts import STDIN_NAMES
+from attent.cli.search_flags import COMMON_GROUP, DEVICE_GROUP, OUTPUT_GROUP, derive_flags, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
 if TYPE_CHECKING:
     from attent.cli.line_progress import ProgressDisplay
     from attent.decoding import Generation, Generator
 
-STDIN_NAMES = ("-", "./-")  # the command line turns the first into the second
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 BLOCK_PROMPTS = 256
 MAX_SEED = 2**31
@@ -85,14 +79,14 @@ def generate(
     attent generate runs/shakespeare "O Romeo, Romeo," --max-new-tokens 50
     """
     prompt = None if prompt in STDIN_NAMES else prompt
-    check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
-    problem = find_unused_flag(flags) or find_usage_error(prompt, flags)
-    if problem:
+    search_flags.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
+    if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
     run_generate(model, prompt, flags)
 
 
 def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
+    """Return a message about a prompt that cannot be used or a flag that would have no effect, or None."""
     if prompt is not None and flags.file is not None:
         return "give a prompt or a --file of prompts, but not both"
     if prompt is not None and (surrogate := SURROGATE.search(prompt)):
@@ -100,11 +94,6 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
         return (
             f"the prompt must be UTF-8, but byte {byte} is not; convert it, for example with `iconv -f latin1 -t utf-8`"
         )
-    return None
-
-
-def find_unused_flag(flags: GenerateFlags) -> str | None:
-    """Return a message about a flag that would have no effect, or None."""
     has_beams = flags.beam_size is not None and flags.beam_size > 1
     sampling = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
     if has_beams and flags.temperature == 0:
@@ -200,11 +189,8 @@ class GenerateCommand:
 
     def write_texts(self, prompt: str) -> None:
         (generations,) = self.generator.generate([prompt], self.options)
-        for i, generation in enumerate(generations):
-            if i and not self.flags.json:
-                self.out.write(f"{TEXT_SEPARATOR}\n")
-            text = self.format_json(generation) if self.flags.json else self.format_text(generation)
-            self.out.write(f"{text}\n")
+        separator = "\n" if self.flags.json else f"\n{TEXT_SEPARATOR}\n"
+        self.out.write(separator.join(map(self.format_item, generations)) + "\n")
         self.out.flush()
 
     def generate_from_lines(self, progress: ProgressDisplay) -> None:
@@ -232,17 +218,15 @@ class GenerateCommand:
         from attent.decoding.output_format import replace_line_breaks
 
         for generations in self.generator.generate(prompts, self.options, first_index=first_index):
-            for item in generations:
-                text = self.format_json(item) if self.flags.json else replace_line_breaks(self.format_text(item))
-                self.out.write(f"{text}\n")
+            for text in map(self.format_item, generations):
+                self.out.write(f"{text if self.flags.json else replace_line_breaks(text)}\n")
         self.out.flush()
 
-    def format_text(self, generation: Generation) -> str:
-        return generation.prompt + generation.text if self.flags.echo else generation.text
-
-    def format_json(self, generation: Generation) -> str:
+    def format_item(self, generation: Generation) -> str:
         from attent.decoding.output_format import format_json_line
 
+        if not self.flags.json:
+            return generation.prompt + generation.text if self.flags.echo else generation.text
         return format_json_line(
             {
                 "prompt": generation.prompt,

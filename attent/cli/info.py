@@ -111,31 +111,23 @@ def _training_rows(training: TrainingInfo) -> Iterator[str]:
         yield from format_row("checkpoints", f"{len(training.checkpoints):,}, the newest at step {newest:,}")
     elif training.step is not None:
         yield from format_row("checkpoints", "none")
-    if training.last_validation:
-        yield from format_row("last validated", format_validation(training.last_validation))
-    if training.best_validation:
-        yield from format_row("best", format_validation(training.best_validation))
+    for label, validation in (("last validated", training.last_validation), ("best", training.best_validation)):
+        if validation:
+            yield from format_row(label, f"step {validation['step']:,}: {format_metrics(validation)}")
     if training.weights:
         yield from format_row("weights", f"{training.weights}")
     for scores in training.scores:
-        yield from format_row("scores", format_set_scores(scores))
+        count, unit = scores.get("num_examples"), scores.get("unit")
+        size = f" of {format_count(count, str(unit))}" if isinstance(count, int) else ""
+        name = f"{scores.get('split', 'set')} {scores.get('name', '')}{size}"
+        yield from format_row("scores", f"{name}: {format_metrics(scores)}")
     settings = [
-        f"{name.removeprefix('train.')} {format_value(value)}"
+        f"{name.removeprefix('train.')} {' '.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in training.settings.items()
         if value != []
     ]
     if settings:
         yield from format_row("run.toml", ", ".join(settings))
-
-
-def format_validation(validation: Mapping[str, Any]) -> str:
-    return f"step {validation['step']:,}: {format_metrics(validation)}"
-
-
-def format_set_scores(scores: Mapping[str, Any]) -> str:
-    count, unit = scores.get("num_examples"), scores.get("unit")
-    size = f" of {format_count(count, str(unit))}" if isinstance(count, int) else ""
-    return f"{scores.get('split', 'set')} {scores.get('name', '')}{size}: {format_metrics(scores)}"
 
 
 def format_metrics(scores: Mapping[str, Any]) -> str:
@@ -146,10 +138,6 @@ def format_metrics(scores: Mapping[str, Any]) -> str:
     losses = {name: scores.get(name, metrics.get(name)) for name in ("loss", "perplexity")}
     parts = [f"{name} {value:.3f}" for name, value in losses.items() if isinstance(value, int | float)]
     return ", ".join([*parts, *filter(None, [scoring.format_metrics(metrics)])])
-
-
-def format_value(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def format_row(name: str, text: str) -> Iterator[str]:

@@ -58,6 +58,12 @@ def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
     )
 
 
+def reads_images(predictor: "Predictor") -> bool:
+    from attent.models import VisionTransformer
+
+    return isinstance(predictor.model, VisionTransformer)
+
+
 @dataclass(frozen=True)
 class TextBlock:
     """Texts that are processed together."""
@@ -65,6 +71,13 @@ class TextBlock:
     texts: list[str]
     first_number: int = 1  # line number of the first
     is_from_command: bool = True  # False: lines of a file or of standard input
+
+
+def read_inputs(predictor: "Predictor", arguments: list[str]) -> Iterator[list[str]]:
+    """Yield blocks of texts, or names of images, which may also come from standard input."""
+    if reads_images(predictor) and arguments:
+        return iter([arguments])
+    return (block.texts for block in read_text_blocks(arguments))
 
 
 def read_text_blocks(arguments: Sequence[str]) -> Iterator[TextBlock]:

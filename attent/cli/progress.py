@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,29 +33,27 @@ MIN_SAMPLE_HEIGHT = 16  # lines of a terminal, below which no samples are shown
 
 
 class TrainingDisplay:
-    """A context manager and event handler. `history` holds the events of a run that is resumed."""
+    """A context manager and event handler."""
 
     def __init__(
         self,
         console: Console | None = None,
         *,
-        title: str = "",
         quiet: bool = False,
-        history: Iterable[Event] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.quiet = quiet
-        self.title = title
+        self.title = ""
         self._clock = clock
         self._history = EventHistory()
         self._live: Live | None = None
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._next_draw = self._last_line = -math.inf  # times
         self._unprinted: Progress | None = None
-        self.begin_run(title, history)
 
     def begin_run(self, title: str, history: Iterable[Event]) -> None:
+        """Set the title, and the past events of a run that is resumed."""
         self.title = title
         for event in history:
             self._history.add(event)
@@ -64,9 +61,7 @@ class TrainingDisplay:
     def __enter__(self) -> TrainingDisplay:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop_display()
 
     def __call__(self, event: Event) -> None:
@@ -181,7 +176,7 @@ class EventHistory:
             self.losses.append(math.fsum(self._bin) / len(self._bin))
             self._bin = []
         if len(self.losses) >= MAX_LOSSES:
-            self.losses = average_pairs(self.losses)
+            self.losses = [(a + b) / 2 for a, b in zip(self.losses[::2], self.losses[1::2], strict=False)]
             self._bin_size *= 2
 
 
@@ -241,13 +236,13 @@ def _render_metrics(progress: Progress, width: int) -> RenderableType:
     wide, roomy = width >= 78, width >= 96
     targets, busy = progress.targets_per_second, progress.gpu_busy
     cells = [
-        ("loss", format_loss(progress.loss)),
+        ("loss", f"{progress.loss:.3f}"),
         ("perplexity", format_perplexity(progress.perplexity)),
         ("tokens/s", format_speed(progress.tokens_per_second)),
         *([("targets/s", format_speed(targets))] if targets is not None and roomy else []),
         *([("GPU busy", format_percent(busy))] if busy is not None else []),
-        *([("learning rate", format_lr(progress.lr))] if busy is None or roomy else []),
-        ("gradient", format_grad_norm(progress.grad_norm)),
+        *([("learning rate", f"{progress.lr:.1e}")] if busy is None or roomy else []),
+        ("gradient", f"{progress.grad_norm:.2f}" if progress.grad_norm < 100 else f"{progress.grad_norm:.1e}"),
         ("time", format_duration(progress.seconds)),
     ]
     shown = cells if wide else cells[:5]
@@ -261,7 +256,7 @@ def _render_metrics(progress: Progress, width: int) -> RenderableType:
 def _render_sparkline(history: EventHistory, width: int, plain: bool) -> RenderableType:
     if len(history.losses) < 2:
         return Text("")
-    ends = f"{format_loss(history.losses[0])}", f"{format_loss(history.losses[-1])}"
+    ends = f"{history.losses[0]:.3f}", f"{history.losses[-1]:.3f}"
     room = min(width - sum(map(len, ends)) - 10, 64)
     line = draw_sparkline(history.losses, max(room, 1), ASCII_BARS if plain else BLOCK_BARS)
     return Text.assemble(("loss  ", "dim"), (f"{ends[0]} ", "dim"), (line, "cyan"), (f" {ends[1]}", "dim"))
@@ -278,10 +273,6 @@ def draw_sparkline(values: Sequence[float], width: int, bars: str = BLOCK_BARS) 
     return "".join(bars[min(int((value - low) / size * len(bars)), len(bars) - 1)] for value in values)
 
 
-def average_pairs(values: Sequence[float]) -> list[float]:
-    return [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=False)]
-
-
 def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
     metrics = [metric for name, metric in METRICS.items() if any(name in row.metrics for row in rows)]
     table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
@@ -290,8 +281,8 @@ def _render_validations(rows: Sequence[Validated], best: Validated | None, width
     table.add_column("", no_wrap=True)
     for row in rows:
         is_best = best is not None and row.step == best.step
-        cells = [f"{row.step:,}", f"{row.epoch:.1f}", format_loss(row.loss)]
-        cells += [format_score(row.metrics.get(metric.name)) for metric in metrics]
+        cells = [f"{row.step:,}", f"{row.epoch:.1f}", f"{row.loss:.3f}"]
+        cells += ["" if (score := row.metrics.get(metric.name)) is None else f"{score:.1f}" for metric in metrics]
         mark = ("* best" if plain else "★ best") if is_best else ""
         table.add_row(*cells, mark, style="bold green" if is_best else "")
     return table
@@ -312,43 +303,38 @@ def format_progress(event: Progress, steps: int) -> str:
     parts = [
         f"step {event.step:>{len(f'{steps:,}')},}/{steps:,}",
         f"epoch {event.epoch:.1f}",
-        f"loss {format_loss(event.loss)}",
+        f"loss {event.loss:.3f}",
         f"ppl {format_perplexity(event.perplexity)}",
         f"{format_speed(event.tokens_per_second)} tokens/s",
         "" if event.targets_per_second is None else f"({format_speed(event.targets_per_second)} targets/s)",
         "" if event.gpu_busy is None else f"GPU {format_percent(event.gpu_busy)} busy",
-        f"lr {format_lr(event.lr)}",
+        f"lr {event.lr:.1e}",
         format_time_left(event.seconds_left),
     ]
     return "  ".join(part for part in parts if part)
 
 
 def format_validation(event: Validated) -> str:
-    parts = [f"validated at step {event.step:,}", f"loss {format_loss(event.loss)}"]
-    known = [(METRICS[name], value) for name, value in event.metrics.items() if name in METRICS]
-    parts += [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
+    scores = [f"{METRICS[name].title} {value}" for name, value in _format_scores(event)]
     since = format_count(event.validations_since_best, "validation")
-    parts.append("best so far" if event.best else f"best was {since} ago")
-    return "  ".join(parts)
+    end = "best so far" if event.best else f"best was {since} ago"
+    return "  ".join([f"validated at step {event.step:,}", f"loss {event.loss:.3f}", *scores, end])
 
 
 def format_end(event: Ended, best: Validated | None) -> str:
     reasons = {"steps": "done:", "patience": "done: stopped early, no improvement after", "stopped": "stopped after"}
     text = f"{reasons[event.reason]} {format_count(event.step, 'step')} in {format_duration(event.seconds)}"
-    return f"{text}; best at step {best.step:,}: {_format_scores(best)}" if best else text
+    if best is None:
+        return text
+    scores = [f"{value} {METRICS[name].title}" for name, value in _format_scores(best)]
+    return f"{text}; best at step {best.step:,}: {', '.join([f'loss {best.loss:.3f}', *scores])}"
 
 
-def _format_scores(event: Validated) -> str:
-    known = [(METRICS[name], value) for name, value in event.metrics.items() if name in METRICS]
-    scores = [f"{metric.format_value(value)} {metric.title}" for metric, value in known]
-    return ", ".join([f"loss {format_loss(event.loss)}", *scores])
+def _format_scores(event: Validated) -> list[tuple[str, str]]:
+    return [(name, METRICS[name].format_value(value)) for name, value in event.metrics.items() if name in METRICS]
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def format_loss(value: float) -> str:
-    return f"{value:.3f}"
 
 
 def format_perplexity(value: float) -> str:
@@ -358,18 +344,6 @@ def format_perplexity(value: float) -> str:
 def format_speed(value: float) -> str:
     """Three digits: 18,400."""
     return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
-
-
-def format_lr(value: float) -> str:
-    return f"{value:.1e}"
-
-
-def format_grad_norm(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.1e}"
-
-
-def format_score(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def format_time_left(seconds: float | None) -> str:

@@ -86,6 +86,11 @@ class TorchInfo:
     bf16_speedup: float | None  # measured, against float32
     error: str | None = None
 
+    @property
+    def is_bf16_fast(self) -> bool:
+        """False below 1.3x float32, where casts cost more than the matrix products gain."""
+        return self.bf16_speedup is not None and self.bf16_speedup >= 1.3
+
 
 @dataclass(frozen=True)
 class SystemInfo:
@@ -210,17 +215,12 @@ def list_accelerators() -> tuple[Accelerator, ...]:
     import torch
 
     if torch.cuda.is_available():
-        return tuple(_get_cuda_device(index) for index in range(torch.cuda.device_count()))
+        memory = [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
+        names = [torch.cuda.get_device_name(index) for index in range(len(memory))]
+        return tuple(Accelerator(name, "cuda", total, free) for name, (free, total) in zip(names, memory, strict=True))
     if torch.backends.mps.is_available():
         return (Accelerator("Apple GPU", "mps", torch.mps.recommended_max_memory(), None),)
     return ()
-
-
-def _get_cuda_device(index: int) -> Accelerator:
-    import torch
-
-    free, total = torch.cuda.mem_get_info(index)
-    return Accelerator(torch.cuda.get_device_name(index), "cuda", total, free)
 
 
 def _describe_torch_build() -> str:

@@ -103,17 +103,10 @@ def test_accuracy_on_labelled_texts(model: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", model, "A text", "--data", "x.tsv"]) == 2
-    assert "--data names a test set: leave the texts out" in capsys.readouterr().err
     tokenizer = sentencepiece()
     weights.save_model(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
     assert "must be a classifier, but has no labels; fine-tune it: attent train" in capsys.readouterr().err
-
-
-def test_pairs_and_data_exclude_each_other(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", model, "--data", str(tmp_path / "set.tsv"), "--pairs"]) == 2
-    assert "leave it out with --data" in capsys.readouterr().err
 
 
 def test_images_are_cropped_or_squashed_as_configured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

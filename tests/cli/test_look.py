@@ -182,38 +182,20 @@ def test_masked_part(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "words"),
     [
-        (["  "], 2, "must not be empty; leave it out for the live page"),
-        (["a", "--positions"], 2, "--positions does not depend on a sentence"),
-        (["--terminal"], 2, "--terminal needs a sentence"),
-        (["a", "--ablate", "--data", "x"], 2, "leave the sentence out"),
-        (["--ablate"], 2, "need parallel text: add --data"),
-        (["--ablate", "--data", "x", "--json", "-"], 2, "leave --json out"),
-        (["a", "--png", "a.gif"], 2, "--png must be a file that ends in .png"),
-        (["a", "-o", "nowhere/look.html"], 2, "its folder does not exist"),
-        (["a", "-b", "0"], 2, "--beam-size must be 1 or more"),
-        (["a", "--mask", "decoder.blocks.9"], 1, "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
-        (["a", "--layer", "9"], 1, "must select an attention layer"),
-        (["a", "--to", "fr"], 1, "--to must be one of its target languages"),
-        (["--port", "99999"], 2, "--port must be from 0 to 65535"),
-        (["a", "--terminal", "--head", "9"], 1, "there must be a recorded head to draw"),
-        (
-            ["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"],
-            1,
-            "no head matches",
-        ),
-        (["a", "b"], 2, "unexpected argument `b`; put a sentence in quotes"),
-        (["--kind", "cross"], 2, "--kind needs a sentence"),
-        (["--ablate", "--data", "x", "--layers", "0"], 2, "leave --layers out"),
-        (["a", "-o", "."], 2, "must be a file, but is a folder"),
+        (["a", "--mask", "decoder.blocks.9"], "has no part 'decoder.blocks.9'; did you mean decoder.blocks."),
+        (["a", "--layer", "9"], "must select an attention layer"),
+        (["a", "--to", "fr"], "--to must be one of its target languages"),
+        (["a", "--terminal", "--head", "9"], "there must be a recorded head to draw"),
+        (["a", "--svg", "a.svg", "--kind", "cross", "--layer", "0", "--head", "9"], "no head matches"),
     ],
 )
-def test_usage_errors(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+def test_a_selection_that_the_model_lacks_is_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     to = [] if "--to" in arguments else ["--to", "de"]
-    assert cli.main(["look", str(folder), *arguments, *to]) == code
+    assert cli.main(["look", str(folder), *arguments, *to]) == 1
     assert words in capsys.readouterr().err
 
 
@@ -286,23 +268,22 @@ def test_second_text(family: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "code", "words"),
+    ("name", "arguments", "words"),
     [
-        ("gpt", ["a", "--target", "b"], 1, "--target is for translators, but this is a language model"),
-        ("bert", ["a", "--to", "de"], 1, "--to is for translators, but this is a text encoder"),
-        ("gpt", ["a", "--data", "x.tsv"], 1, "--data is for translators"),
-        ("gpt", ["a", "--text-pair", "b"], 1, "`text_pair` is for text encoders"),
-        ("gpt", ["--text-pair", "b"], 2, "--text-pair needs a sentence"),
-        ("vit", [], 1, "the live page takes text only; name an image: attent look"),
-        ("vit", ["nowhere.png"], 1, "nowhere.png: must be an image, but cannot be opened"),
-        ("gpt", ["a", "--kind", "cross"], 1, "must select an attention layer"),
-        ("bert", ["a", "--mask", "decoder.blocks.0"], 1, "did you mean encoder.blocks.0"),
+        ("gpt", ["a", "--target", "b"], "--target is for translators, but this is a language model"),
+        ("bert", ["a", "--to", "de"], "--to is for translators, but this is a text encoder"),
+        ("gpt", ["a", "--data", "x.tsv"], "--data is for translators"),
+        ("gpt", ["a", "--text-pair", "b"], "`text_pair` is for text encoders"),
+        ("vit", [], "the live page takes text only; name an image: attent look"),
+        ("vit", ["nowhere.png"], "nowhere.png: must be an image, but cannot be opened"),
+        ("gpt", ["a", "--kind", "cross"], "must select an attention layer"),
+        ("bert", ["a", "--mask", "decoder.blocks.0"], "did you mean encoder.blocks.0"),
     ],
 )
 def test_options_of_other_families_are_rejected(
-    family: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], code: int, words: str
+    family: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, arguments: list[str], words: str
 ) -> None:
-    assert cli.main(["look", str(family[name]), *arguments]) == code
+    assert cli.main(["look", str(family[name]), *arguments]) == 1
     assert words in capsys.readouterr().err
 
 

@@ -66,7 +66,8 @@ def print_events(
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=width, height=height, color_system=None)
-    with TrainingDisplay(console, title="en-de", quiet=quiet, clock=Clock()) as display:
+    with TrainingDisplay(console, quiet=quiet, clock=Clock()) as display:
+        display.begin_run("en-de", [])
         for event in events:
             display(event)
     return out.getvalue()
@@ -228,9 +229,8 @@ def test_standard_output_is_unchanged(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_resumed_run_shows_earlier_validations() -> None:
     out = io.StringIO()
-    with TrainingDisplay(
-        Console(file=out, force_terminal=True, width=80, height=40), history=[make_validation(77)]
-    ) as display:
+    with TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40)) as display:
+        display.begin_run("en-de", [make_validation(77)])
         display(STARTED)
     assert "77" in out.getvalue()
 

@@ -250,29 +250,6 @@ def test_an_empty_test_set_and_bad_alignments_are_refused(
     assert "does not exist" in run_failing(capsys, tmp_path / "nowhere", *data)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "nothing to score"),
-        (["--force-decode"], "--force-decode needs a model"),
-        (["--alignment", "gold"], "--alignment needs a model"),
-        (["MODEL", "--hypotheses", "out.txt"], "leave MODEL out, or add --force-decode"),
-        (["MODEL", "--force-decode", "--baseline", "x"], "leave --baseline out"),
-        (["MODEL", "--alignment", "gold", "--save", "x"], "leave --save out"),
-        (["--hypotheses", "out.txt", "--worst", "-1"], "--worst must be 0 or more"),
-        (["--hypotheses", "out.txt", "-m", "blue"], 'Did you mean "bleu"'),
-        (["MODEL", "--force-decode", "--ensemble", "x"], "--force-decode translates nothing: leave it out"),
-        (["--hypotheses", "out.txt", "--ensemble", "x"], "--hypotheses translates nothing: leave it out"),
-        (["MODEL", "--threads", "0"], "--threads must be 1 or more"),
-        (["MODEL", "--batch-tokens", "0"], "--batch-tokens must be 1 or more"),
-        (["MODEL", "--beam-size", "0"], "`--beam-size` must be 1 or more"),
-        (["MODEL", "--n-best", "2"], "--n-best"),
-    ],
-)
-def test_contradictory_flags_are_refused(arguments: list[str], message: str, data: list[str], capsys: Capture) -> None:
-    assert message in run_failing(capsys, *arguments, *data, code=2)
-
-
 def test_a_missing_device_is_named_by_its_flag(folder: Path, data: list[str], capsys: Capture) -> None:
     error = run_failing(capsys, folder, *data, "--device", "gpu")
     assert "device gpu: cannot be used" in error

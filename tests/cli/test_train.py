@@ -565,8 +565,3 @@ def test_a_full_disk_at_the_start_is_reported(
         patch.setattr(os, "fsync", full_disk)
         error_message(capsys, lambda: train(corpus, tmp_path / "run"), "the disk is full")
     assert train(corpus, tmp_path / "run") == 0
-
-
-def test_corpora_have_one_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--train", "corpus.tsv", "--out", "run"]) != 0
-    assert "--train" in capsys.readouterr().err

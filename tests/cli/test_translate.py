@@ -467,17 +467,6 @@ def test_a_long_line_is_split_and_reported(
     assert "line 2: a line must have at most 100 words for alignment" in check_one_line(printed.err)
 
 
-def test_conflicting_flags_are_usage_errors(trained_model: Path, capsys: Capture) -> None:
-    assert "`--beam-size` must be 1 or more, but is 0" in run_misused(capsys, trained_model, "-b", 0)
-    assert "`--n-best` must be at most `--beam-size`=2" in run_misused(capsys, trained_model, "-b", 2, "--n-best", 3)
-    assert "--output-type json" in run_misused(capsys, trained_model, "--alignment", "soft")
-    assert "the best translation only" in run_misused(capsys, trained_model, "--alignment", "hard", "--n-best", 2)
-    assert "leave FILE out" in run_misused(capsys, trained_model, "text.txt", "--interactive")
-    assert "--in-place overwrites FILE" in run_misused(capsys, trained_model, "--in-place")
-    assert "--mbr must be at least --n-best, 3" in run_misused(capsys, trained_model, "--mbr", 2, "--n-best", 3)
-    assert "--threads must be 1 or more" in run_misused(capsys, trained_model, "--threads", 0)
-
-
 def test_an_unavailable_device_is_reported(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
