@@ -16,7 +16,7 @@ from attent.models import CausalConfig, CausalLM, build
 from attent.models.presets import GPT2
 from attent.nn import LearnedConfig, RotaryConfig
 from tests.interop.families import make_causal, make_gpt2_config, make_texts, run_causal, run_hf_causal, transformers
-from tests.interop.folders import assert_rejected, change_json, change_tensors, split_shards
+from tests.interop.folders import assert_rejected, change_json, change_tensors
 from tests.interop.greedy import check_greedy
 from tests.interop.parity import same_bits, worst
 
@@ -92,12 +92,6 @@ def test_a_tied_output_may_be_stored_twice(folder: Path) -> None:
     ours = load_as(folder, CausalLM)
     assert same_bits(ours, expected)
     assert ours.output.weight is ours.embedding.weight
-
-
-def test_shards_are_merged(folder: Path) -> None:
-    expected = load(folder)
-    split_shards(folder, 3)
-    assert same_bits(load(folder), expected)
 
 
 def test_end_ids_of_generation_config_take_precedence(folder: Path) -> None:

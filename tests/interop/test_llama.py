@@ -176,12 +176,6 @@ def test_weights_without_a_head_load_if_the_output_is_tied(tmp_path: Path) -> No
     assert same_bits(load(tmp_path / "tied"), expected)
 
 
-def test_shards_are_merged(folder: Path) -> None:
-    expected = load(folder)
-    split_shards(folder, 3)
-    assert same_bits(load(folder), expected)
-
-
 # Rejected folders.
 
 

@@ -280,14 +280,6 @@ def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
     assert worst(run_seq2seq(ours, batch)[batch.real], run_hf_seq2seq(theirs, batch)[batch.real]) < 1e-10
 
 
-def test_sharded_weights_load(tmp_path: Path) -> None:
-    theirs = make_marian(3)
-    theirs.save_pretrained(tmp_path / "whole")
-    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
-    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    assert same_bits(load(tmp_path / "shards"), load(tmp_path / "whole"))
-
-
 def test_token_ids_may_be_in_generation_config(tmp_path: Path) -> None:
     make_marian(4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from attent.interop import load
 from tests.interop.families import FAMILIES, Family
+from tests.interop.folders import assert_rejected, change_tensors, split_shards
 from tests.interop.parity import exact, gradient_errors, max_error, projection, same_bits, save_gradients
 
 
@@ -57,3 +59,22 @@ def test_round_trip_in_float32(family: Family, case: int, tmp_path: Path) -> Non
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not [name for name in info["missing_keys"] if not name.startswith(family.may_be_missing or ("-",))]
     assert max_error(family.run_theirs(again.eval(), inputs), expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_shards_are_merged(family: Family, tmp_path: Path) -> None:
+    family.make_model(3).save_pretrained(tmp_path)
+    expected = load(tmp_path)
+    split_shards(tmp_path, 3)
+    assert same_bits(load(tmp_path), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_missing_and_unknown_tensors_are_rejected(family: Family, tmp_path: Path) -> None:
+    family.make_model(3).save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    missing = next(name for name in sorted(whole) if "norm" in name.lower() or "ln_" in name)
+    change_tensors(tmp_path, lambda _: {name: tensor for name, tensor in whole.items() if name != missing})
+    assert_rejected(tmp_path, "missing", missing)
+    change_tensors(tmp_path, lambda _: whole | {"decoder.adapter.weight": torch.zeros(2)})
+    assert_rejected(tmp_path, "not known", "decoder.adapter.weight")

@@ -211,15 +211,15 @@ def test_results_come_as_sources_finish() -> None:
 
 
 def test_should_stop_is_called_at_every_step() -> None:
-    toy, asked = ToyModel(7), []
+    toy, steps_seen = ToyModel(7), []
 
     def stop() -> bool:
-        asked.append(len(toy.step_rows))
-        return len(asked) == 4
+        steps_seen.append(len(toy.step_rows))
+        return len(steps_seen) == 4
 
     with pytest.raises(SearchCancelled):
         list(make_engine(toy, 4, should_stop=stop).search(make_requests(20), SearchOptions()))
-    assert asked == [0, 1, 2, 3]
+    assert steps_seen == [0, 1, 2, 3]
 
 
 # --- constraints ------------------------------------------------------------------------------------------------------
@@ -365,16 +365,18 @@ class FailingSearch:
 
     def __init__(self, hypotheses: Sequence[list[Hypothesis]], error: Exception) -> None:
         self.hypotheses, self.error = hypotheses, error
-        self.given: list[int] = []
+        self.searched: list[int] = []
 
     def has_room_for(self, batch: RequestBatch, context: object) -> bool:
         return len(batch) <= 2
 
     def search(self, model: object, batch: RequestBatch, *_: Any) -> HypothesisBatch:
-        if self.given:
+        if self.searched:
             raise self.error
-        self.given = (batch.token_ids[batch.decoder_order_offsets] - 3).tolist()  # the first token of `make_requests`
-        best = [self.hypotheses[index][0] for index in self.given]
+        self.searched = (
+            batch.token_ids[batch.decoder_order_offsets] - 3
+        ).tolist()  # the first token of `make_requests`
+        best = [self.hypotheses[index][0] for index in self.searched]
         return make_hypothesis_batch(best)
 
 
@@ -395,8 +397,8 @@ def test_the_reference_engine_takes_over_after_a_failure(
         patched.setattr(eligibility, "get_gpu_search", lambda *_: failing)
         got = run_search(make_engine(model, 3, notify=messages.append), requests, search)
     assert [to_ids(best) for best in got] == [to_ids(best) for best in expected]
-    assert len(failing.given) in (1, 2)
-    assert all(got[index] == expected[index] for index in failing.given)
+    assert len(failing.searched) in (1, 2)
+    assert all(got[index] == expected[index] for index in failing.searched)
     (message,) = messages
     assert message.startswith(f"the GPU kernels failed ({type(error).__name__}: {str(error).splitlines()[0]});")
     assert (model not in eligibility.FAILED_MODELS) == again
@@ -479,7 +481,7 @@ class LimitedSearch:
 
 def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, ready, done = threading.Lock(), threading.Event(), threading.Event()
-    toy, real, asked = ToyModel(7), RequestBatch.from_requests, []
+    toy, real, lock_states = ToyModel(7), RequestBatch.from_requests, []
 
     def from_requests(requests: Sequence[SearchRequest], forbid_loops: bool) -> RequestBatch:
         ready.set()
@@ -487,7 +489,7 @@ def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.
 
     monkeypatch.setattr(RequestBatch, "from_requests", from_requests)
     monkeypatch.setattr(eligibility, "may_support", lambda *_: True)
-    monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: asked.append(lock.locked()))  # unsupported
+    monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: lock_states.append(lock.locked()))  # unsupported
     engine = make_engine(toy, 4, device_lock=lock)
     thread = threading.Thread(target=lambda: (run_search(engine, make_requests(6), SearchOptions()), done.set()))
     with lock:
@@ -495,10 +497,10 @@ def test_a_thread_builds_its_batch_before_it_takes_the_lock(monkeypatch: pytest.
         assert ready.wait(30)
         assert not done.wait(0.1)
         assert not toy.step_rows
-        assert not asked
+        assert not lock_states
     assert done.wait(30)
     thread.join()
-    assert asked == [True]
+    assert lock_states == [True]
     assert toy.step_rows
     assert not lock.locked()
 
