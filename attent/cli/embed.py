@@ -70,7 +70,7 @@ def embed(
             vectors.append(embedded)
     if flags.output is not None:
         matrix = torch.cat(vectors)
-        save_vectors(matrix, flags.output.expanduser())
+        save_vectors(matrix, flags.output)
         print_message(f"wrote {format_count(len(matrix), 'vector')} of width {matrix.shape[1]:,} to {flags.output}")
 
 
@@ -92,9 +92,9 @@ def save_vectors(vectors: Tensor, path: Path) -> None:
     import numpy as np
     from safetensors.torch import save_file
 
-    from attent.storage.atomic import atomic_path
+    from attent.storage.atomic import output_path
 
-    with atomic_path(path) as temporary:
+    with output_path(path) as temporary:
         if path.suffix == ".npy":
             np.save(temporary, vectors.numpy(), allow_pickle=False)
         else:

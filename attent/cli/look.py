@@ -291,9 +291,9 @@ def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
     elif flags.json:
-        from attent.storage.atomic import write_atomic
+        from attent.storage.atomic import write_output
 
-        write_atomic(Path(flags.json).expanduser(), f"{inspection.to_json()}\n".encode())
+        write_output(Path(flags.json), f"{inspection.to_json()}\n".encode())
         print(flags.json)
     if flags.png or flags.svg:
         save_figures(plot(), flags)

@@ -147,12 +147,13 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
     from rich.console import Console
 
     from attent.scoring import report
+    from attent.storage.atomic import write_output
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that cannot show a character
     if flags.sentences and flags.sentences != STDOUT:
         rows = "\n".join([*report.list_sentence_rows(scores), ""])
-        Path(flags.sentences).expanduser().write_text(rows, encoding="utf-8", newline="\n")
+        write_output(Path(flags.sentences), rows.encode())
     if flags.json:
         data = report.report_to_dict(scores, flags.worst)
         print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Group, Parameter
 
@@ -142,7 +141,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
 
     use_utf8(sys.stdout)
     with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
-        check_output_path(file, flags)
+        check_output_path(file, stream, flags)
         check_document_flags(file, flags)
         options = parse_search_options(flags)
         content = stream.read() if is_document(file) else b""
@@ -157,7 +156,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
             if file is None and stream.isatty():
                 progress.print_message("type one sentence per line; end with Ctrl-D")
             source = build_line_source(stream, file)
-            with open_output(flags.output) as out:
+            with select_output(flags.output, progress) as out:
                 progress.start(source.total_bytes, quiet=out.isatty())
                 json_parser = partial(parse_json_line, base=pipeline.constraints)
                 parse_line = json_parser if flags.input_type == "json" else parse_text_line
@@ -211,17 +210,22 @@ def is_document(file: Path | None) -> bool:
     return file is not None and detect_document_format(file.name) not in (None, "text")
 
 
-def check_output_path(file: Path | None, flags: TranslateFlags) -> None:
+def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
     """The input is overwritten only with --in-place."""
+    from attent.storage.atomic import is_same_file
+
     if flags.in_place and not is_document(file):
         raise InputError(f"{file}: --in-place is for {DOCUMENT_SUFFIXES} files; use --output with another name")
-    if flags.output is None:
+    if flags.output is None or flags.output == STDIN:
+        if is_same_file(stream, sys.stdout) and not flags.in_place:
+            raise InputError("standard output must not be the input file; redirect it to another one")
         return
     output = flags.output.expanduser()
     if not output.absolute().parent.is_dir() or output.is_dir():
         raise InputError(f"{flags.output}: must be a file in an existing folder, but is not; create the folder first")
-    if file is not None and output.exists() and os.path.samefile(file.expanduser(), output):
-        raise InputError(f"{flags.output}: must not be the input file; use another name, or --in-place")
+    if is_same_file(output, stream):
+        in_place = ", or --in-place" if is_document(file) else ""
+        raise InputError(f"{flags.output}: must not be the input file; use another name{in_place}")
 
 
 def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
@@ -238,17 +242,19 @@ def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
         raise CycloptsError(msg=problem, command_chain=("translate",))
 
 
-def open_output(path: Path | None) -> AbstractContextManager[TextIO]:
-    if path is None or path == STDIN:
+def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractContextManager[TextIO]:
+    from attent.storage.atomic import is_same_file, open_output
+
+    if path is None or path == STDIN or is_same_file(path.expanduser(), sys.stdout):  # /dev/stdout as well
         return nullcontext(sys.stdout)
-    return open(path.expanduser(), "w", encoding="utf-8", newline="\n")
+    return open_output(path, progress.print_message)
 
 
 def write_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
 ) -> None:
     from attent.decoding.pipeline import pretranslate_document, report_pretranslation
-    from attent.storage.atomic import write_atomic
+    from attent.storage.atomic import write_output
 
     progress.start(None, quiet=sys.stdout.isatty() and flags.output is None)
     result = pretranslate_document(pipeline, content, file, flags.tgt, progress)
@@ -258,5 +264,5 @@ def write_document(
         sys.stdout.flush()
         sys.stdout.buffer.write(result.content)
     else:
-        write_atomic(path.expanduser().resolve(), result.content)
+        write_output(path, result.content)
     report_pretranslation(result, file, progress.print_message)

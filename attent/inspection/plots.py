@@ -23,7 +23,7 @@ from attent.inspection.image_patches import describe_patch_queries, get_key_imag
 from attent.inspection.json_arrays import unpack_array
 from attent.inspection.position_encodings import describe_positions
 from attent.inspection.terminal import escape_control_characters, format_token
-from attent.storage.atomic import write_atomic
+from attent.storage.atomic import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         figure.savefig(content, format=file_type, dpi=DPI, metadata=metadata)
     if file_type != "svg":
         warn_missing_glyphs(texts)
-    write_atomic(path, content.getvalue())
+    write_output(path, content.getvalue())
 
 
 def collect_texts(figure: Figure) -> list[str]:

@@ -33,7 +33,7 @@ from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn.devices import choose_device
 from attent.scoring.pipeline import read_test_set
-from attent.storage.atomic import write_atomic
+from attent.storage.atomic import write_output
 from attent.storage.errors import FolderError
 from attent.storage.manifest import explain_save_errors
 
@@ -171,7 +171,7 @@ class Inspection:
 
     def save_html(self, path: str | Path) -> None:
         """Write one HTML file that works offline."""
-        write_atomic(Path(path).expanduser(), render_page(self.document).encode())
+        write_output(Path(path), render_page(self.document).encode())
 
     def plot(self, *, kind: AttentionKind | None = None, heads: Sequence[int] = (), all_kinds: bool = False) -> Figure:
         """Return a figure of the recorded heads; by default only of cross-attention if there is any."""

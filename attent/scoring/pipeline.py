@@ -26,7 +26,7 @@ from attent.scoring.alignment import (
 )
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import SACREBLEU_METRICS, PairedComparison, ScoreError, compare_outputs
-from attent.storage.atomic import write_atomic
+from attent.storage.atomic import write_output
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
 
@@ -189,7 +189,7 @@ class _Scorer:
         if baseline is None and options.baseline is not None:
             baseline = self.translate(self.load(options.baseline))
         if options.save:
-            write_atomic(options.save.expanduser(), "".join(f"{line}\n" for line in outputs).encode())
+            write_output(options.save, "".join(f"{line}\n" for line in outputs).encode())
         references, metrics, language = test_set.references, options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
         return replace(

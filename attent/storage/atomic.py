@@ -1,19 +1,24 @@
 """Atomic writes: after a crash the old content or the new one is there, never a part of it.
 
 A file is written under a temporary name in the same folder, synced to disk and renamed. `write_files` does the same for
-several files that belong together.
+several files that belong together; `open_output` and `write_output` for files that a user names.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any, TextIO
 
 NEW_SUFFIX = ".new"
+PARTIAL_SUFFIX = ".partial"
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -42,6 +47,88 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def is_temporary(path: Path) -> bool:
     """True for a temporary file or folder of this module, which a killed process leaves behind."""
     return path.name.startswith(".") and NEW_SUFFIX in path.suffixes
+
+
+# ---- files that a user names -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def output_path(path: Path) -> Iterator[Path]:
+    """Yield the path to write an output to: as `atomic_path` for a file, at the end of a link too, but a pipe or a
+    device itself."""
+    path = path.expanduser()
+    if is_stream(path):
+        yield path
+    else:
+        with atomic_path(path.resolve()) as temporary:
+            yield temporary
+
+
+def write_output(path: Path, content: bytes) -> None:
+    with output_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def open_output(path: Path, notify: Callable[[str], None]) -> Iterator[TextIO]:
+    """Open an output that takes long: a file is written as NAME.partial, which is renamed when it is complete.
+
+    If the block fails or the process is killed, the old file and the partial one remain; no run overwrites the partial
+    file of another. A pipe or a device is written directly.
+    """
+    path = path.expanduser()
+    if is_stream(path):
+        with open(path, "w", encoding="utf-8", newline="\n") as out:
+            yield out
+        return
+    target = path.resolve() if path.is_symlink() else path
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "is write-protected; choose another name", str(path))
+    partial = find_free_partial(target, notify)
+    try:
+        with open(partial, "x", encoding="utf-8", newline="\n") as out:
+            yield out
+        fsync_path(partial)
+        if target.exists():
+            shutil.copymode(target, partial)
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            if partial.stat().st_size == 0:
+                partial.unlink()
+            else:
+                state = "keeps its old content" if target.exists() else "is not written"
+                notify(f"{path} {state}, because the run did not finish; its output so far is in {partial}")
+        raise
+
+
+def find_free_partial(target: Path, notify: Callable[[str], None]) -> Path:
+    """Return the first of NAME.partial, NAME.partial2, ... that does not exist; report those that do."""
+    for number in itertools.count(1):
+        partial = target.with_name(f"{target.name}{PARTIAL_SUFFIX}{number if number > 1 else ''}")
+        if not partial.exists():
+            return partial
+        notify(f"{partial}: is left from a run that did not finish, or that is still running; it is not changed")
+    raise AssertionError
+
+
+def is_stream(path: Path) -> bool:
+    """True for a pipe, a terminal, a device or an open descriptor such as /dev/stdout: never to be replaced."""
+    folder = f"{path.parent.resolve()}/"
+    is_descriptor = folder == "/dev/" or folder.startswith(("/dev/fd/", "/proc/"))
+    return is_descriptor or (path.exists() and not path.is_file())
+
+
+def is_same_file(first: Path | IO[Any], second: IO[Any]) -> bool:
+    """True if a path or an open file, such as standard input, is the same regular file as another."""
+    try:
+        one, other = (os.stat(each if isinstance(each, Path) else each.fileno()) for each in (first, second))
+    except (OSError, ValueError):  # no such file, or a stream without a descriptor
+        return False
+    return stat.S_ISREG(one.st_mode) and os.path.samestat(one, other)
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,60 @@ def test_output_file_is_written_and_never_the_input(trained_model: Path, tmp_pat
         capsys, trained_model, text, "--to", "de", "-o", tmp_path / "no" / "x"
     )
     assert text.read_text(encoding="utf-8") == "a dog\n\na man"
+
+
+def test_a_failed_run_keeps_the_old_output_and_names_the_partial_one(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    text, keep, partial = (tmp_path / name for name in ("text.txt", "keep.txt", "keep.txt.partial"))
+    text.write_bytes(b"a dog\nein Stra\xdfe\n")
+    keep.write_text("old\n", encoding="utf-8")
+    for number in (1, 2):
+        assert cli.main(["translate", str(trained_model), str(text), "--to", "de", "-o", str(keep)]) == 1
+        *messages, error = capsys.readouterr().err.splitlines()
+        assert "text.txt, line 2: must be UTF-8, but byte 9 is 0xdf" in error
+        assert (
+            f"keep.txt keeps its old content, because the run did not finish; its output so far is in {partial}"
+            in (messages[-1])
+        )
+        assert (number == 2) == any("keep.txt.partial: is left from a run that did not finish" in m for m in messages)
+    assert keep.read_text(encoding="utf-8") == "old\n"
+    assert partial.read_text(encoding="utf-8").count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_the_old_output(trained_model: Path, tmp_path: Path) -> None:
+    keep, partial = tmp_path / "keep.txt", tmp_path / "keep.txt.partial"
+    keep.write_text("old\n", encoding="utf-8")
+    command = [sys.executable, "-m", "attent", "translate", str(trained_model), "--to", "de", "-o", str(keep)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"a dog\n")
+    process.stdin.flush()  # and no end: the run waits for more
+    end = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert keep.read_text(encoding="utf-8") == "old\n"
+    assert partial.read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_redirected_input_is_never_the_output(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a dog\n", encoding="utf-8")
+    with open(text, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert "text.txt: must not be the input file; use another name" in run_failing(
+            capsys, trained_model, "-", "--to", "de", "-o", text
+        )
+    with open(text, "a", encoding="utf-8") as stdout:  # attent translate MODEL text.txt >> text.txt
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert cli.main(["translate", str(trained_model), str(text), "--to", "de"]) == 1
+    assert "standard output must not be the input file" in capsys.readouterr().err
+    assert text.read_text(encoding="utf-8") == "a dog\n"
 
 
 def test_a_compressed_file_is_decompressed(
