@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,114 +46,70 @@ MAX_TOKENS = 512  # per side: the attention matrices of longer texts need gigaby
 MAX_QUERY_ROWS = 256  # queries sampled from a longer text
 NO_SPELLING = -1  # special tokens equal no other token
 
-StatUnit = Literal["share", "bits", "tokens", "correlation"]
-
-
 MIN_WORDS = 2  # per side: a single word has no competitor for its links
+
+StatUnit = Literal["share", "bits", "tokens", "correlation"]
 
 
 class HeadStatsError(ValueError):
     """Head statistics cannot be measured."""
 
 
+def stat(unit: StatUnit, text: str, label: str = "") -> Any:
+    """A field of `HeadValues`, which is also a column of its table; the default label is the name."""
+    return field(default=None, metadata={"label": label, "unit": unit, "help": text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadValues:
     """Values of one head; None if no key of the category exists."""
 
-    current: float | None = None
-    previous: float | None = None
-    next: float | None = None
-    first: float | None = None
-    end: float | None = None
-    punctuation: float | None = None
-    same_token: float | None = None
-    top_key: float | None = None
-    distance: float | None = None
-    entropy: float | None = None
-    normalized_entropy: float | None = None
-    confidence: float | None = None
-    alignment: float | None = None
-    aligned_on_output: float | None = None
-    aligned_on_input: float | None = None
-    diagonal: float | None = None
-
-
-@dataclass(frozen=True)
-class StatColumn:
-    key: str
-    label: str
-    unit: StatUnit
-    help: str
-
-
-STAT_COLUMNS = (
-    StatColumn(
-        "current", "current", "share", "Weight on the query token itself; in a decoder, on the current input token."
-    ),
-    StatColumn("previous", "previous", "share", "Weight on the previous token, unless it is the first."),
-    StatColumn("next", "next", "share", "Weight on the next token, if it is visible and not the end token."),
-    StatColumn(
-        "first",
-        "first",
+    current: float | None = stat("share", "Weight on the query token itself; in a decoder, on the current input token.")
+    previous: float | None = stat("share", "Weight on the previous token, unless it is the first.")
+    next: float | None = stat("share", "Weight on the next token, if it is visible and not the end token.")
+    first: float | None = stat(
         "share",
         "Weight on the first token (in a decoder, the start token). In self-attention, queries at the first two "
         "positions are excluded.",
-    ),
-    StatColumn(
-        "end",
-        "end",
+    )
+    end: float | None = stat(
         "share",
         "Weight on the end token or a separator, often an attention sink. In self-attention, the end token and the one "
         "before it are excluded as queries.",
-    ),
-    StatColumn("punctuation", "punctuation", "share", "Weight on punctuation other than the query token."),
-    StatColumn(
-        "same_token",
-        "same token",
+    )
+    punctuation: float | None = stat("share", "Weight on punctuation other than the query token.")
+    same_token: float | None = stat(
         "share",
         "Weight on other occurrences of the same token. In cross-attention: on source tokens equal to the output "
         "token, such as names and numbers.",
-    ),
-    StatColumn(
-        "top_key",
-        "top key",
+        "same token",
+    )
+    top_key: float | None = stat(
         "share",
         "Mean weight on the most attended key of a sentence: near 100% if all queries attend to the same key.",
-    ),
-    StatColumn("distance", "distance", "tokens", "Mean distance between query and key."),
-    StatColumn(
-        "entropy", "entropy", "bits", "0: all weight on one key. 3 bits: like a uniform distribution over 8 keys."
-    ),
-    StatColumn(
-        "normalized_entropy",
-        "normalized entropy",
-        "share",
-        "Entropy divided by its maximum: 100% is uniform attention.",
-    ),
-    StatColumn(
-        "confidence",
-        "confidence",
-        "share",
-        "Mean of each query's maximum weight, the end token excluded (Voita et al. 2019).",
-    ),
-    StatColumn("alignment", "alignment", "share", "Maximum of the two alignment columns. Chance gives up to 50%."),
-    StatColumn(
-        "aligned_on_output",
-        "aligned (output)",
+        "top key",
+    )
+    distance: float | None = stat("tokens", "Mean distance between query and key.")
+    entropy: float | None = stat("bits", "0: all weight on one key. 3 bits: like a uniform distribution over 8 keys.")
+    normalized_entropy: float | None = stat(
+        "share", "Entropy divided by its maximum: 100% is uniform attention.", "normalized entropy"
+    )
+    confidence: float | None = stat(
+        "share", "Mean of each query's maximum weight, the end token excluded (Voita et al. 2019)."
+    )
+    alignment: float | None = stat("share", "Maximum of the two alignment columns. Chance gives up to 50%.")
+    aligned_on_output: float | None = stat(
         "share",
         "Share of mutual links: the source word with the most weight from a target word, when that word is the output, "
         "receives no more weight from any other target word.",
-    ),
-    StatColumn(
-        "aligned_on_input", "aligned (input)", "share", "The same one step later, when the word is the decoder input."
-    ),
-    StatColumn(
-        "diagonal",
-        "diagonal",
-        "correlation",
-        "Correlation between target position and attended source position: 1 on the diagonal.",
-    ),
-)
+        "aligned (output)",
+    )
+    aligned_on_input: float | None = stat(
+        "share", "The same one step later, when the word is the decoder input.", "aligned (input)"
+    )
+    diagonal: float | None = stat(
+        "correlation", "Correlation between target position and attended source position: 1 on the diagonal."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,13 +132,11 @@ class HeadStatsReport:
     def to_document(self) -> dict[str, Any]:
         """Return the section `head_stats` of a document, with the columns that any head has."""
         rows = [asdict(head) for head in self.heads]
+        used = [each for each in fields(HeadValues) if any(row["values"][each.name] is not None for row in rows)]
+        columns = [{"key": each.name, **each.metadata, "label": each.metadata["label"] or each.name} for each in used]
         for row in rows:
-            row["values"] = {key: value if value is None else round(value, 4) for key, value in row["values"].items()}
-        columns = [
-            asdict(column) for column in STAT_COLUMNS if any(row["values"][column.key] is not None for row in rows)
-        ]
-        for row in rows:
-            row["values"] = {column["key"]: row["values"][column["key"]] for column in columns}
+            values = {each.name: row["values"][each.name] for each in used}
+            row["values"] = {key: value if value is None else round(value, 4) for key, value in values.items()}
         return {"sentences": self.sentences, "dataset": self.dataset, "columns": columns, "heads": rows}
 
 
@@ -227,14 +180,18 @@ def measure_heads(
     if not sources:
         raise HeadStatsError("there must be at least one pair to measure heads on")
     pairs = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
-    accumulators = {path: HeadAccumulator(layer.heads) for path, layer in attention_layers(model).items()}
+    layers = attention_layers(model)
+    accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
     done = 0
     with eval_mode(model), torch.no_grad():
         for indices in batch_pairs([pair.source for pair in pairs], [pair.target for pair in pairs], batch_tokens):
             rows = [pairs[i] for i in indices]
             words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], pairs[i]) for i in indices]
             batch = TeacherForcingBatch.from_ids(model, [row.source for row in rows], [row.target for row in rows])
-            with attach_stat_observers(model, BatchKeyCategories(model, tokenizer, rows, words), accumulators):
+            categories = BatchKeyCategories(model, tokenizer, rows, words)
+            with attach_observers(
+                layers, {path: categories.make_observer(path, accumulators[path]) for path in layers}
+            ):
                 batch.compute_states(model)
             done += len(indices)
             if progress is not None:
@@ -255,18 +212,6 @@ def sample_evenly(count: int, max_count: int) -> list[int]:
     return [i * count // size for i in range(size)]
 
 
-def attach_stat_observers(
-    model: nn.Module, categories: BatchKeyCategories, accumulators: Mapping[str, HeadAccumulator]
-) -> AbstractContextManager[None]:
-    """Accumulate the attention of every layer inside the `with` block."""
-
-    def make_observer(path: str) -> Callable[[AttentionRecord], None]:
-        return lambda record: accumulators[path].observe(record.weights.float(), categories.get_for_layer(path, record))
-
-    layers = attention_layers(model)
-    return attach_observers(layers, {path: make_observer(path) for path in layers})
-
-
 class BatchKeyCategories:
     """Key categories of a batch, computed once for all layers of a stack and kind."""
 
@@ -283,11 +228,15 @@ class BatchKeyCategories:
         self.word_pairs = word_pairs
         self.cache: dict[tuple[str, str], KeyCategories] = {}
 
-    def get_for_layer(self, path: str, record: AttentionRecord) -> KeyCategories:
+    def make_observer(self, path: str, accumulator: HeadAccumulator) -> Callable[[AttentionRecord], None]:
         kind = path.partition(".")[0], path.rpartition(".")[2]
-        if kind not in self.cache:
-            self.cache[kind] = self.build_categories(*kind, record)
-        return self.cache[kind]
+
+        def observer(record: AttentionRecord) -> None:
+            if kind not in self.cache:
+                self.cache[kind] = self.build_categories(*kind, record)
+            accumulator.observe(record.weights.float(), self.cache[kind])
+
+        return observer
 
     def build_categories(self, stack: str, sublayer: str, record: AttentionRecord) -> KeyCategories:
         B, _, Tq, Tk = record.weights.shape
@@ -319,20 +268,16 @@ def build_token_features(
     end_ids = {vocabulary.end} - set(special_ids)  # a decoder may start from the end token (T5: from padding)
     without_text = {vocabulary.end, vocabulary.pad, vocabulary.start, vocabulary.unknown, *special_ids}
     without_text |= {vocabulary.get_tag_id(language) for language in vocabulary.tags}
-    pieces = dict(iter_pieces(vocabulary, {i for row in rows for i in row} - without_text))
+    # Imported models may have more rows than pieces.
+    ids = [i for i in {i for row in rows for i in row} - without_text if i < vocabulary.size]
+    pieces = dict(zip(ids, vocabulary.to_pieces(ids), strict=True))
+    spellings = [[get_spelling_id(pieces.get(i, ""), spelling_ids) for i in row] for row in rows]
     return TokenFeatures(
-        spelling_ids=pad_rows(
-            [[get_spelling_id(pieces.get(i, ""), spelling_ids) for i in row] for row in rows], NO_SPELLING
-        ),
+        spelling_ids=pad_rows(spellings, NO_SPELLING),
         is_end=pad_rows([[i in end_ids for i in row] for row in rows], False),
         is_punctuation=pad_rows([[is_punctuation(pieces.get(i, "")) for i in row] for row in rows], False),
         is_token=pad_rows([[True for _ in row] for row in rows], False),
     )
-
-
-def iter_pieces(vocabulary: Vocabulary, token_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    valid_ids = [i for i in token_ids if i < vocabulary.size]  # imported models may have more rows than pieces
-    return zip(valid_ids, vocabulary.to_pieces(valid_ids), strict=True)
 
 
 def get_spelling_id(piece: str, spelling_ids: dict[str, int]) -> int:
@@ -425,15 +370,11 @@ def build_category_masks(queries: TokenFeatures, keys: TokenFeatures, is_self: b
 
 
 def compute_position_moments(is_query: Tensor, is_key: Tensor) -> Tensor:
-    """1, x, y, xx, yy, xy of the relative positions, (6, B, Tq, Tk); 0 for padding."""
-    x, y = compute_relative_positions(is_query)[:, :, None], compute_relative_positions(is_key)[:, None]
+    """1, x, y, xx, yy, xy of the positions from 0 (first token) to 1 (last), (6, B, Tq, Tk); 0 for padding."""
+    x, y = (torch.arange(t.shape[1]) / (t.sum(1, keepdim=True) - 1).clamp(min=1) for t in (is_query, is_key))
+    x, y = x[:, :, None], y[:, None]
     is_pair = is_query[:, :, None] & is_key[:, None]
     return torch.stack([is_pair * moment for moment in (torch.ones(()), x, y, x * x, y * y, x * y)])
-
-
-def compute_relative_positions(is_token: Tensor) -> Tensor:
-    """Positions from 0 (first token) to 1 (last token)."""
-    return torch.arange(is_token.shape[1]) / (is_token.sum(1, keepdim=True) - 1).clamp(min=1)
 
 
 # ---- accumulation ----------------------------------------------------------------------------------------------------
@@ -488,15 +429,15 @@ class HeadAccumulator:
                 self.add(key, links[:, 0], links[:, 1])
 
     def compute_values(self, head: int) -> HeadValues:
-        means = {key: compute_mean(*pair[head].tolist()) for key, pair in self.totals.items()}
+        sums = {key: pair[head].tolist() for key, pair in self.totals.items()}
+        means = {key: total / count if count else None for key, (total, count) in sums.items()}
         max_entropy = means.pop("max_entropy", None)
         entropy = means.get("entropy")
         means["normalized_entropy"] = None if entropy is None or not max_entropy else entropy / max_entropy
         shares = (means.get(key) for key in ("aligned_on_output", "aligned_on_input"))
         means["alignment"] = max((share for share in shares if share is not None), default=None)
-        means["diagonal"] = (
-            None if self.position_moments is None else compute_correlation(self.position_moments[:, head].tolist())
-        )
+        if self.position_moments is not None:
+            means["diagonal"] = compute_correlation(self.position_moments[:, head].tolist())
         return HeadValues(**means)
 
 
@@ -508,10 +449,6 @@ def count_word_links(weights: Tensor, word_pair: TokenWordMap, step_offset: int)
     # Without an end token, the last word is never decoder input.
     word_pair = replace(word_pair, target_word_ids=word_pair.target_word_ids[: tokens.shape[1]])
     return count_mutual_links(word_pair.pool_by_word(tokens))
-
-
-def compute_mean(total: float, count: float) -> float | None:
-    return total / count if count else None
 
 
 def compute_correlation(sums: Sequence[float]) -> float | None:
@@ -577,10 +514,11 @@ def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_
     shares = get_shares(values, ("current", "previous", "next", *SINK_CATEGORIES))
     if values.same_token is not None and values.same_token >= DOMINANT_SHARE > max(shares.values(), default=0.0):
         return f"attends to {names['same_token']} ({format_percent(values.same_token)} if there are any)"
+    local = {key: shares[key] for key in ("previous", "current", "next") if key in shares}
+    local_focus = "local: " + ", ".join(f"{names[key]} {format_percent(share)}" for key, share in local.items())
     return (
-        describe_dominant_key(shares, names)
-        or describe_end_and_punctuation(shares, names)
-        or describe_local_focus(shares, names)
+        describe_dominant_keys(shares, names)
+        or (local_focus if sum(local.values()) >= COMBINED_SHARE else "")
         or describe_spread(values)
         or describe_sharp_focus(values, names)
         or describe_preference(values, shares, names)
@@ -592,43 +530,34 @@ def describe_cross_attention(values: HeadValues) -> str:
     """Describe the pattern of a cross-attention head."""
     shares = get_shares(values, SINK_CATEGORIES)
     names = SELF_ATTENTION_NAMES
-    sink = describe_dominant_key(shares, names) or describe_end_and_punctuation(shares, names)
-    alignment = describe_alignment(values)
-    if sink and (rest := alignment or describe_loose_alignment(values)):
-        return f"{sink}; otherwise {rest}"
+    sink = describe_dominant_keys(shares, names)
+    alignment, loose_alignment = describe_alignment(values)
+    if sink and (alignment or loose_alignment):
+        return f"{sink}; otherwise {alignment or loose_alignment}"
+    copies = values.alignment is None and (values.same_token or 0.0) >= DOMINANT_SHARE  # no alignable words: numbers
+    share = format_percent(values.same_token or 0.0)
     return (
         sink
         or alignment
-        or describe_copying(values)
+        or (f"copies: attends to the output token in the source ({share} if it occurs)" if copies else "")
         or describe_spread(values)
-        or describe_loose_alignment(values)
+        or loose_alignment
         or describe_sharp_focus(values)
         or describe_preference(values, shares, names)
         or describe_mixed_pattern(values, {}, names)
     )
 
 
-def describe_dominant_key(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
+def describe_dominant_keys(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
+    """Describe heads with most weight on one category, or on the end token and the final punctuation together."""
     best = max(shares, key=shares.__getitem__, default=None)
-    if best is None or shares[best] < DOMINANT_SHARE:
-        return ""
-    return f"attends to {names[best]} ({format_percent(shares[best])})"
-
-
-def describe_end_and_punctuation(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
-    """Describe heads that split their weight between the end token and the final punctuation."""
+    if best is not None and shares[best] >= DOMINANT_SHARE:
+        return f"attends to {names[best]} ({format_percent(shares[best])})"
     end, punctuation = (shares.get(key, 0.0) for key in ("end", "punctuation"))
     if end + punctuation < COMBINED_SHARE:
         return ""
     percents = f"{format_percent(end)} + {format_percent(punctuation)}"
     return f"attends to {names['end']} and {names['punctuation']} ({percents})"
-
-
-def describe_local_focus(shares: Mapping[str, float], names: Mapping[str, str]) -> str:
-    local = {key: shares[key] for key in ("previous", "current", "next") if key in shares}
-    if sum(local.values()) < COMBINED_SHARE:
-        return ""
-    return "local: " + ", ".join(f"{names[key]} {format_percent(share)}" for key, share in local.items())
 
 
 def describe_sharp_focus(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
@@ -644,24 +573,15 @@ def get_shares(values: HeadValues, keys: Sequence[str]) -> dict[str, float]:
     return {key: share for key in keys if (share := getattr(values, key)) is not None}
 
 
-def describe_alignment(values: HeadValues) -> str:
-    if values.alignment is None or values.alignment < ALIGNED_SHARE or (values.confidence or 0.0) < MIN_CONFIDENCE:
-        return ""
-    step = "output" if values.alignment == values.aligned_on_output else "input"
-    return f"aligns when the word is the {step} ({format_percent(values.alignment)} mutual links)"
-
-
-def describe_copying(values: HeadValues) -> str:
-    """Describe copying heads, for texts without alignable words such as numbers."""
-    if values.alignment is not None or values.same_token is None or values.same_token < DOMINANT_SHARE:
-        return ""
-    return f"copies: attends to the output token in the source ({format_percent(values.same_token)} if it occurs)"
-
-
-def describe_loose_alignment(values: HeadValues) -> str:
-    if values.alignment is None or values.alignment < LOOSELY_ALIGNED_SHARE:
-        return ""
-    return f"aligns loosely ({format_percent(values.alignment)} mutual links)"
+def describe_alignment(values: HeadValues) -> tuple[str, str]:
+    """Describe the alignment of a head that aligns well, and of one that does so loosely."""
+    share = values.alignment or 0.0
+    is_good = share >= ALIGNED_SHARE and (values.confidence or 0.0) >= MIN_CONFIDENCE
+    step = "output" if share == values.aligned_on_output else "input"
+    return (
+        f"aligns when the word is the {step} ({format_percent(share)} mutual links)" if is_good else "",
+        f"aligns loosely ({format_percent(share)} mutual links)" if share >= LOOSELY_ALIGNED_SHARE else "",
+    )
 
 
 def describe_spread(values: HeadValues) -> str:

@@ -36,11 +36,7 @@ MAX_CELL_SIZE = 0.27  # inches per token in a large figure
 MAX_PANEL_SIZE = 1.7  # inches of one head in a grid
 MIN_FONT_SIZE = 3.5  # points; smaller labels are omitted
 MAX_TITLE_LENGTH = 64  # characters
-TEXT_COLOR, SPECIAL_TOKEN_COLOR, GRID_COLOR = (
-    "#1a1a1a",
-    "#8a5a00",
-    "#d9d9d9",
-)
+TEXT_COLOR, SPECIAL_TOKEN_COLOR, GRID_COLOR = "#1a1a1a", "#8a5a00", "#d9d9d9"
 HEATMAP_COLORS = ("#ffffff", "#d6e6f4", "#8fbcdd", "#3a84bd", "#08417c", "#04203f")
 RC_PARAMS: dict[Any, Any] = {
     "text.parse_math": False,  # tokens may contain dollar signs
@@ -52,9 +48,6 @@ RC_PARAMS: dict[Any, Any] = {
     "axes.edgecolor": "#9a9a9a",
     "font.size": 9,
 }
-
-PlotStyle = Literal["map", "lines"]
-
 
 QUERY_LABELS = {"target": "output", "decoder_input": "decoder input"}
 
@@ -117,12 +110,9 @@ def list_fonts() -> dict[str, str]:
     from matplotlib.font_manager import fontManager
 
     regular = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
-    regular = {
-        name: file for name, file in regular.items() if "Last Resort" not in name
-    }  # has placeholder glyphs for everything
-    return dict(
-        sorted(regular.items(), key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font))
-    )
+    # Last Resort has placeholder glyphs for everything.
+    fonts = ((name, file) for name, file in regular.items() if "Last Resort" not in name)
+    return dict(sorted(fonts, key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font)))
 
 
 @cache
@@ -137,10 +127,12 @@ def get_font_characters(name: str) -> frozenset[str]:
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write .png, .svg or .pdf atomically."""
+    from matplotlib.text import Text
+
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise PlotError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
-    texts = collect_texts(figure)
+    texts = [text.get_text() for text in figure.findobj(Text)]
     content = io.BytesIO()
     file_type = path.suffix.lower()[1:]
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type)
@@ -150,13 +142,6 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     if file_type != "svg":
         warn_missing_glyphs(texts)
     write_output(path, content.getvalue())
-
-
-def collect_texts(figure: Figure) -> list[str]:
-    from matplotlib.text import Text
-
-    texts: list[Any] = figure.findobj(Text)
-    return [text.get_text() for text in texts]
 
 
 def warn_missing_glyphs(texts: Iterable[str]) -> None:
@@ -180,7 +165,7 @@ def plot_heads(
     path: str = "*",
     kind: Literal["self", "cross"] | None = None,
     heads: Sequence[int] | None = None,
-    style: PlotStyle = "map",
+    style: Literal["map", "lines"] = "map",
     title: str | None = None,
 ) -> Figure:
     """Plot one head large with its tokens, or several in a grid with a row per layer.
@@ -235,22 +220,17 @@ def format_title(text: str) -> str:
 
 def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel, title: str | None) -> Figure:
     rows, columns = panel.weights.shape
-    size = compute_cell_size(max(rows, columns))
+    size = min(MAX_CELL_SIZE, (MAX_WIDTH - 3) / max(rows, columns))
     figure = create_figure(columns * size + 2.3, rows * size + 1.9)
     axes = figure.subplots()
     image = draw_heatmap(axes, panel.weights, vmax=max(0.1, float(panel.weights.max())))
     label_axes(axes, document, panel.layer, size)
-    axes.set_title(
-        format_title(title or f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"), pad=12
-    )
+    name = f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"
+    axes.set_title(format_title(title or name), pad=12)
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2.5 / (rows * size)), aspect=18, pad=0.02)
     bar.set_label("attention weight")
     bar.outline.set_visible(False)
     return figure
-
-
-def compute_cell_size(count: int) -> float:
-    return min(MAX_CELL_SIZE, (MAX_WIDTH - 3) / count)
 
 
 def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
@@ -271,12 +251,13 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
     axes.xaxis.set_label_position("top")
     set_token_ticks(axes.xaxis, keys["tokens"], font_size, rotation=60)
     set_token_ticks(axes.yaxis, queries["tokens"], font_size)
-    axes.set_xlabel(get_side_label(keys), labelpad=8, color="#555555")
-    axes.set_ylabel(get_side_label(queries), labelpad=8, color="#555555")
     axes.tick_params(length=0, pad=3)
+    for axis, side in ((axes.xaxis, keys), (axes.yaxis, queries)):
+        axis.set_label_text(get_side_label(side), color="#555555")
+        axis.labelpad = 8
+        if size > 0.1:
+            axis.set_ticks([i - 0.5 for i in range(1, len(side["tokens"]))], minor=True)
     if size > 0.1:
-        for axis, tokens in ((axes.xaxis, keys["tokens"]), (axes.yaxis, queries["tokens"])):
-            axis.set_ticks([i - 0.5 for i in range(1, len(tokens))], minor=True)
         axes.grid(which="minor", color=GRID_COLOR, linewidth=0.4)
         axes.tick_params(which="minor", length=0)
 
@@ -291,8 +272,7 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
         return
     axis.set_ticks(range(len(tokens)), [format_token(token) for token in tokens], fontsize=font_size)
     for text, token in zip(axis.get_ticklabels(), tokens, strict=True):
-        text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
-        text.set_style("italic" if token["special"] else "normal")
+        style_token(text, token)
         if rotation:
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
@@ -306,7 +286,10 @@ def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], tit
     for panel in panels:
         blocks.setdefault(describe_layer(panel.layer), {}).setdefault(panel.layer["path"], []).append(panel)
     columns = max(len(row) for block in blocks.values() for row in block.values())
-    rows = [len(block) * compute_aspect_ratio(block) for block in blocks.values()]
+    rows = []  # of the width of a panel
+    for block in blocks.values():
+        num_queries, num_keys = next(iter(block.values()))[0].weights.shape
+        rows.append(len(block) * min(2.0, max(0.5, num_queries / num_keys)))
     size = min(MAX_PANEL_SIZE, (MAX_WIDTH - 1.5) / columns, (MAX_HEIGHT - 1.2 * len(blocks)) / sum(rows))
     heights = [count * (size + 0.15) + 0.9 for count in rows]
     figure = create_figure(columns * (size + 0.1) + 1.5, sum(heights) + 0.3)
@@ -315,12 +298,6 @@ def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], tit
         draw_layer_group(part, document, name, list(block.values()), size)
     figure.suptitle(format_title(title if title is not None else document.get("title", "")), fontsize=11)
     return figure
-
-
-def compute_aspect_ratio(block: Mapping[str, Sequence[HeadPanel]]) -> float:
-    """Return height / width of the panels of a group."""
-    rows, columns = next(iter(block.values()))[0].weights.shape
-    return min(2.0, max(0.5, rows / columns))
 
 
 def draw_layer_group(
@@ -418,7 +395,8 @@ def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: 
     size = min(MAX_CELL_SIZE, (MAX_HEIGHT - 2) / count)
     figure = create_figure(5.2, count * size + 1.4)
     axes = figure.subplots()
-    positions = [center_positions(len(side["tokens"]), count) for side in (queries, keys)]
+    lengths = [len(side["tokens"]) for side in (queries, keys)]
+    positions = [[i + (count - length) / 2 for i in range(length)] for length in lengths]
     for number, panel in enumerate(panels):
         draw_lines(axes, panel.weights, positions, LINE_COLORS[number % len(LINE_COLORS)])
     for side, x, ys, align in ((queries, -0.03, positions[0], "right"), (keys, 1.03, positions[1], "left")):
@@ -430,10 +408,6 @@ def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: 
     if len(panels) > 1:
         draw_legend(axes, panels)
     return figure
-
-
-def center_positions(count: int, total: int) -> list[float]:
-    return [i + (total - count) / 2 for i in range(count)]
 
 
 def draw_lines(axes: Axes, weights: Tensor, positions: Sequence[Sequence[float]], color: str) -> None:
@@ -456,17 +430,14 @@ def draw_tokens(
 ) -> None:
     axes.text(x, -1.2, get_side_label(side), ha=align, va="center", fontsize=8, color="#555555")
     for token, y in zip(side["tokens"], positions, strict=True):
-        is_special = bool(token["special"])
-        axes.text(
-            x,
-            y,
-            format_token(token),
-            ha=align,
-            va="center",
-            fontsize=font_size,
-            color=SPECIAL_TOKEN_COLOR if is_special else TEXT_COLOR,
-            style="italic" if is_special else "normal",
-        )
+        text = axes.text(x, y, format_token(token), ha=align, va="center", fontsize=font_size)
+        style_token(text, token)
+
+
+def style_token(text: Any, token: Mapping[str, Any]) -> None:
+    """Show special tokens in italics and another color."""
+    text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
+    text.set_style("italic" if token["special"] else "normal")
 
 
 def draw_legend(axes: Axes, panels: Sequence[HeadPanel]) -> None:
@@ -495,24 +466,22 @@ def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str,
         figure = create_figure(9.5, 3.7 * len(entries) + 0.2)
         parts = figure.subfigures(len(entries), 1, squeeze=False)[:, 0]
         for part, (stacks, entry) in zip(parts, entries, strict=True):
-            part.suptitle(
-                f"{' and '.join(stacks)}: {SCHEME_NAMES.get(entry['scheme'], entry['scheme'])} positions", fontsize=10.5
-            )
+            scheme = SCHEME_NAMES.get(entry["scheme"], entry["scheme"])
+            part.suptitle(f"{' and '.join(stacks)}: {scheme} positions", fontsize=10.5)
             left, right = part.subplots(1, 2, width_ratios=[1.35, 1])
+            pairwise = unpack_array(entry["pairwise"])
             if "values" in entry:
                 draw_values(part, left, entry)
-                draw_pairwise(part, right, unpack_array(entry["pairwise"]), entry)
             else:
-                draw_curves(left, unpack_array(entry["pairwise"]))
-                draw_pairwise(part, right, unpack_array(entry["pairwise"])[0], entry)
+                draw_curves(left, pairwise)
+            draw_pairwise(part, right, pairwise if "values" in entry else pairwise[0], entry)
         return figure
 
 
 def group_position_entries(source: Any) -> list[tuple[list[str], Mapping[str, Any]]]:
-    if isinstance(source, nn.Module):
-        entries: Sequence[Mapping[str, Any]] = describe_positions(source)
-    else:
-        entries = source.get("positions", ()) if isinstance(source, Mapping) else source
+    entries = describe_positions(source) if isinstance(source, nn.Module) else source
+    if isinstance(entries, Mapping):
+        entries = entries.get("positions", ())
     grouped: list[tuple[list[str], Mapping[str, Any]]] = []
     for entry in entries:
         equal = [names for names, other in grouped if {**other, "stack": ""} == {**entry, "stack": ""}]
@@ -527,23 +496,20 @@ def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
     values = unpack_array(entry["values"])
     vmax = float(values.abs().quantile(0.995)) or 1.0
     image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
-    axes.set(
-        xlabel="feature", ylabel="position", title="values" if entry["applied_as"] == "embed" else "cosines and sines"
-    )
-    axes.title.set_fontsize(9)
+    axes.set(xlabel="feature", ylabel="position")
+    axes.set_title("values" if entry["applied_as"] == "embed" else "cosines and sines", fontsize=9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
 
 def draw_pairwise(part: SubFigure, axes: Axes, pairwise: Tensor, entry: Mapping[str, Any]) -> None:
-    titles = {
-        "embed": "dot products between positions",
-        "angles": "dot products of rotated ones",
-        "bias": "bias of head 0",
-    }
+    x, y, title = {
+        "embed": ("position", "position", "dot products between positions"),
+        "angles": ("position", "position", "dot products of rotated ones"),
+        "bias": ("key", "query", "bias of head 0"),
+    }[entry["applied_as"]]
     image = axes.imshow(pairwise.numpy(), cmap="viridis", interpolation="nearest")
-    sides = ("position", "position") if entry["applied_as"] != "bias" else ("key", "query")
-    axes.set(xlabel=sides[0], ylabel=sides[1], title=titles[entry["applied_as"]])
-    axes.title.set_fontsize(9)
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize=9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
 
@@ -554,8 +520,8 @@ def draw_curves(axes: Axes, bias: Tensor) -> None:
     for head, row in enumerate(bias[:, middle].tolist()):
         axes.plot(distances, row, linewidth=1.4, color=LINE_COLORS[head % len(LINE_COLORS)], label=f"head {head}")
     axes.axvline(0, color=GRID_COLOR, linewidth=0.8, zorder=0)
-    axes.set(xlabel="key - query", ylabel="bias", title="by distance")
-    axes.title.set_fontsize(9)
+    axes.set(xlabel="key - query", ylabel="bias")
+    axes.set_title("by distance", fontsize=9)
     axes.legend(fontsize=6.5, framealpha=0.85, edgecolor="none", ncols=2)
 
 
@@ -567,19 +533,18 @@ def style_colorbar(bar: Any) -> None:
 # ---- ablation --------------------------------------------------------------------------------------------------------
 
 
+CHANGE_LABELS = {"bleu": "change of BLEU", "loss": "change of loss"}
+
+
 def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
     """Plot the section `ablation`: the change of BLEU (or loss) by masking each head, sub-layer and layer."""
     measure = "bleu" if ablation.get("bleu") is not None else "loss"
     baseline = ablation[measure]
-    changes = {
-        each["part"]: (each["kind"], each[measure] - baseline)
-        for each in ablation["parts"]
-        if each.get(measure) is not None
-    }
-    if not changes:
+    measured = [each for each in ablation["parts"] if each.get(measure) is not None]
+    if not measured:
         raise PlotError("there must be ablation results to draw, but there are none; run attent look --ablate first")
-    heads = {part: change for part, (kind, change) in changes.items() if kind == "head"}
-    others = {part: change for part, (kind, change) in changes.items() if kind != "head"}
+    heads = {each["part"]: each[measure] - baseline for each in measured if each["kind"] == "head"}
+    others = {each["part"]: each[measure] - baseline for each in measured if each["kind"] != "head"}
     rows = len({part.partition(":")[0] for part in heads})
     high = max(rows * 0.34 + 1.2 if heads else 0.0, len(others) * 0.24 + 1.2 if others else 0.0)
     with plot_context([]):
@@ -605,47 +570,35 @@ def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float], meas
     for (path, head), change in zip(cells, heads.values(), strict=True):
         table[paths.index(path), head] = change
     vmax = max(0.1, float(np.nanmax(np.abs(table))))
-    colormap = "RdBu" if measure == "bleu" else "RdBu_r"  # red is worse
+    colormap, digits = ("RdBu", 1) if measure == "bleu" else ("RdBu_r", 2)  # red is worse
     image = axes.imshow(table, cmap=colormap, vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
     for (row, column), change in np.ndenumerate(table):
         if not np.isnan(change):
             color = "white" if abs(change) > 0.6 * vmax else TEXT_COLOR
-            axes.text(column, row, format_change(change, measure), ha="center", va="center", fontsize=6.5, color=color)
+            text = f"{change:+.{digits}f}" if round(change, digits) else f"{0:.{digits}f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
     axes.set_xticks(range(count))
     axes.set_yticks(range(len(paths)), [shorten_path(path) for path in paths], fontsize=7.5)
-    axes.set(xlabel="head", title="each head")
-    axes.title.set_fontsize(9)
+    axes.set_xlabel("head")
+    axes.set_title("each head", fontsize=9)
     axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes, aspect=25, pad=0.02)
-    bar.set_label(get_change_label(measure), fontsize=8)
+    bar.set_label(CHANGE_LABELS[measure], fontsize=8)
     style_colorbar(bar)
-
-
-def format_change(change: float, measure: str) -> str:
-    digits = 1 if measure == "bleu" else 2
-    return f"{change:+.{digits}f}" if round(change, digits) else f"{0:.{digits}f}"
 
 
 def draw_bars(axes: Axes, parts: Mapping[str, float], measure: str) -> None:
     is_worse = [change < 0 if measure == "bleu" else change > 0 for change in parts.values()]
-    axes.barh(
-        range(len(parts)),
-        list(parts.values()),
-        color=["#b2182b" if worse else "#2166ac" for worse in is_worse],
-        height=0.7,
-    )
+    colors = ["#b2182b" if worse else "#2166ac" for worse in is_worse]
+    axes.barh(range(len(parts)), list(parts.values()), color=colors, height=0.7)
     axes.set_yticks(range(len(parts)), [shorten_path(part) for part in parts], fontsize=7.5)
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(0, color="#555555", linewidth=0.7)
-    axes.set(xlabel=get_change_label(measure), title="each sub-layer and layer")
-    axes.title.set_fontsize(9)
+    axes.set_xlabel(CHANGE_LABELS[measure])
+    axes.set_title("each sub-layer and layer", fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
-
-
-def get_change_label(measure: str) -> str:
-    return {"bleu": "change of BLEU", "loss": "change of loss"}[measure]
 
 
 def shorten_path(path: str) -> str:

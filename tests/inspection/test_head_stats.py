@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from attent.inspection.attention_trace import TraceSide, build_layer
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.head_stats import (
     HEAD_STATS_FILE,
-    STAT_COLUMNS,
     HeadStats,
     HeadStatsError,
     HeadStatsReport,
@@ -337,7 +336,7 @@ def test_measured_values_equal_a_plain_python_loop() -> None:
         others = {"top_key", "alignment", "aligned_on_output", "aligned_on_input", "diagonal"} | expected[
             head.path, head.head
         ].keys()
-        assert all(getattr(head.values, column.key) is None for column in STAT_COLUMNS if column.key not in others)
+        assert all(value is None for key, value in asdict(head.values).items() if key not in others)
 
 
 def test_batching_and_padding_change_nothing() -> None:
@@ -347,11 +346,10 @@ def test_batching_and_padding_change_nothing() -> None:
     alone = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=longest)
     backwards = measure_heads(toy, of, SOURCES[::-1], TARGETS[::-1])
     for entry, other, third in zip(together.heads, alone.heads, backwards.heads, strict=True):
-        for column in STAT_COLUMNS:
-            value = getattr(entry.values, column.key)
-            close = 1e-4 if column.key == "diagonal" else 2e-5  # nearly constant values
-            assert value == pytest.approx(getattr(other.values, column.key), abs=close)
-            assert value == pytest.approx(getattr(third.values, column.key), abs=close)
+        for key, value in asdict(entry.values).items():
+            close = 1e-4 if key == "diagonal" else 2e-5  # nearly constant values
+            assert value == pytest.approx(getattr(other.values, key), abs=close)
+            assert value == pytest.approx(getattr(third.values, key), abs=close)
 
 
 def test_one_pair_equals_its_document() -> None:
@@ -472,7 +470,10 @@ def test_document_has_the_columns_with_values() -> None:
     assert "alignment" not in keys
     assert list(found["heads"][0]["values"]) == keys
     assert all(set(column) == {"key", "label", "unit", "help"} for column in found["columns"])
-    assert [column.key for column in STAT_COLUMNS] == list(HeadValues.__dataclass_fields__)
+    labels = {column["key"]: (column["label"], column["unit"]) for column in found["columns"]}
+    assert labels["previous"] == ("previous", "share")
+    assert labels["normalized_entropy"] == ("normalized entropy", "share")
+    assert labels["entropy"] == ("entropy", "bits")
 
 
 @pytest.mark.parametrize("piece", [".", "▁,", "▁(", "--", "。", "«", "▁$", "Ġ!"])
