@@ -19,14 +19,14 @@ from attent.cli.search_flags import (
     check_positive,
     use_flag_names,
 )
-from attent.scoring.metrics import SACREBLEU_METRICS
+from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS
 
 if TYPE_CHECKING:
     from attent.scoring.pipeline import ScoreOptions, ScoreReport
 
     MetricName = str
 else:
-    MetricName = Literal[SACREBLEU_METRICS]
+    MetricName = Literal[SCORE_METRICS]
 
 INPUT_GROUP, OUTPUT_GROUP = (
     Group(name, sort_key=number) for number, name in enumerate(("What to score", "What to show"), -1)
@@ -61,9 +61,13 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     metrics: Annotated[
         tuple[MetricName, ...],
         Parameter(
-            name=["--metrics", "-m"], group=OUTPUT_GROUP, consume_multiple=True, negative_iterable="", help="metrics"
+            name=["--metrics", "-m"],
+            group=OUTPUT_GROUP,
+            consume_multiple=True,
+            negative_iterable="",
+            help=f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}",
         ),
-    ] = SACREBLEU_METRICS
+    ] = DEFAULT_SCORE_METRICS
     score_only: Annotated[
         bool, Parameter(name=["--score-only", "-b"], group=OUTPUT_GROUP, negative="", help="print only the numbers")
     ] = False
@@ -104,7 +108,7 @@ def score(
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate a test set and score it by sacreBLEU, with 95% confidence intervals.
+    """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals.
 
     attent score runs/en-de --data test.tsv --src en --tgt de
     """
@@ -195,7 +199,7 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
     elif flags.worst < 0:
         problem = f"--worst must be 0 or more, but is {flags.worst}"
     elif not flags.metrics:
-        problem = f"-m must be followed by one or more of {', '.join(SACREBLEU_METRICS)}"
+        problem = f"-m must be followed by one or more of {', '.join(SCORE_METRICS)}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("score",))
     check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)

@@ -34,17 +34,14 @@ def build_display_token(vocabulary: Vocabulary, token_id: int, piece: str) -> Di
     if token_id in vocabulary.sentinels:
         return DisplayToken(piece, piece.strip("<>"), special="mask")
     text = vocabulary.decode([token_id])
-    space = piece.startswith(SPACE_MARKERS) or has_space_before(vocabulary, token_id, text)
+    # WordPiece marks continuations, not word starts: does the decoder put a space before the token?
+    space = bool(text.strip()) and f"{text} {text}" == vocabulary.decode([token_id, token_id])
+    space = space or piece.startswith(SPACE_MARKERS)
     if REPLACEMENT_CHARACTER in text:
         return DisplayToken(piece, piece.lstrip("".join(SPACE_MARKERS)) or piece, space, "byte")
     if piece.startswith(CONTINUATION_PREFIX) and piece != CONTINUATION_PREFIX:
         return DisplayToken(piece, piece.removeprefix(CONTINUATION_PREFIX), False)
     return DisplayToken(piece, text.strip() or NEWLINE_SYMBOL * text.count("\n"), space)
-
-
-def has_space_before(vocabulary: Vocabulary, token_id: int, text: str) -> bool:
-    """True if the decoder puts a space before the token: WordPiece marks continuations, not word starts."""
-    return bool(text.strip()) and f"{text} {text}" == vocabulary.decode([token_id, token_id])
 
 
 def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> SpecialKind | None:

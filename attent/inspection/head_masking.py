@@ -88,8 +88,11 @@ def iter_output_weights(model: nn.Module, part: ModelPart) -> Iterator[Tensor]:
     """Yield views of the weights through which a part writes to the residual stream."""
     module = find_part(model, part)
     match module:
+        case Attention() if part.head is not None:
+            width = module.head_width
+            yield module.output.weight.data[:, part.head * width : (part.head + 1) * width]
         case Attention():
-            yield from iter_attention_output_weights(module, part)
+            yield from iter_linear_weights(module.output)
         case FeedForward():
             yield from iter_linear_weights(module.contract)
         case Block():
@@ -97,14 +100,6 @@ def iter_output_weights(model: nn.Module, part: ModelPart) -> Iterator[Tensor]:
             if module.cross_attn is not None:
                 yield from iter_linear_weights(module.cross_attn.output)
             yield from iter_linear_weights(module.feedforward.contract)
-
-
-def iter_attention_output_weights(attention: Attention, part: ModelPart) -> Iterator[Tensor]:
-    if part.head is None:
-        yield from iter_linear_weights(attention.output)
-    else:
-        width = attention.head_width
-        yield attention.output.weight.data[:, part.head * width : (part.head + 1) * width]
 
 
 def iter_linear_weights(linear: nn.Linear) -> Iterator[Tensor]:

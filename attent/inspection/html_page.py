@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import html
 import json
 import re
 from importlib.resources import files
@@ -21,6 +22,7 @@ IMPORT_PATTERN = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";\n', re
 EXPORT_PATTERN = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
 DEFINITION_PATTERN = re.compile(r"^(?:async )?(?:function\*?|const|let|class) (\w+)", re.MULTILINE)
 UNSUPPORTED_PATTERN = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+LONE_SURROGATES, REPLACEMENT_CHARACTER = re.compile("[\ud800-\udfff]"), "\ufffd"
 JSON_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -31,7 +33,7 @@ def render_page(document: dict[str, Any]) -> str:
     title = " ".join(["attent look", *([document["title"][:80]] if document.get("title") else [])])
     blocks = {
         "policy": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        "title": f"<title>{escape_html(title)}</title>",
+        "title": f"<title>{html.escape(LONE_SURROGATES.sub(REPLACEMENT_CHARACTER, title))}</title>",
         "style": f"<style>{style}</style>",
         "document": f'<script type="application/json" id="document">{encode_json_for_html(document)}</script>',
         "script": f'<script type="module">{script}</script>',
@@ -43,8 +45,7 @@ def build_csp(style: str, script: str, *, live: bool) -> str:
     connect = "; connect-src 'self'" if live else ""
     return (
         f"default-src 'none'; script-src '{compute_csp_hash(script)}'; style-src '{compute_csp_hash(style)}'; "
-        f"img-src data:{connect}; "
-        "base-uri 'none'; form-action 'none'"
+        f"img-src data:{connect}; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -101,10 +102,5 @@ def compute_csp_hash(text: str) -> str:
 def encode_json_for_html(document: dict[str, Any]) -> str:
     """Encode JSON that is safe inside HTML; lone surrogates, which UTF-8 cannot encode, stay escaped."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    text = re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = LONE_SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return re.sub("[<>&\u2028\u2029]", lambda match: JSON_ESCAPES[match[0]], text)
-
-
-def escape_html(text: str) -> str:
-    text = re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

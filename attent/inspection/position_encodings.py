@@ -6,7 +6,6 @@ are shown without changes here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,35 +19,26 @@ from attent.nn.positions import Angles
 DEFAULT_LENGTH = 64  # positions shown
 
 
-@dataclass(frozen=True)
-class SchemeDescription:
-    formula: str
-    note: str
-
-
-SCHEME_DESCRIPTIONS = {
-    "sinusoidal": SchemeDescription(
+SCHEME_DESCRIPTIONS = {  # formula and note
+    "sinusoidal": (
         "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
         "Waves are added to the embeddings; the dot product of two positions depends only on their distance.",
     ),
-    "learned": SchemeDescription(
-        "x + P[pos]",
-        "Each position has a learned vector, which is added to the embedding.",
-    ),
-    "rotary": SchemeDescription(
+    "learned": ("x + P[pos]", "Each position has a learned vector, which is added to the embedding."),
+    "rotary": (
         "pair i of the features of a query or key is rotated by the angle pos / base^(2i/d)",
         "Queries and keys are rotated by angles proportional to the position: dot products depend on the distance.",
     ),
-    "relative": SchemeDescription(
+    "relative": (
         "score + b[head, bucket(key - query)]",
         "Each head adds a learned bias for each bucket of distances to its scores.",
     ),
-    "alibi": SchemeDescription(
+    "alibi": (
         "score - slope[head] * |query - key|",
         "Each head subtracts a penalty proportional to the distance, with its own slope.",
     ),
 }
-UNKNOWN_SCHEME = SchemeDescription("", "A custom scheme.")
+UNKNOWN_SCHEME = ("", "A custom scheme.")
 
 
 def describe_positions(model: nn.Module, length: int = DEFAULT_LENGTH) -> list[dict[str, Any]]:
@@ -56,12 +46,11 @@ def describe_positions(model: nn.Module, length: int = DEFAULT_LENGTH) -> list[d
     if length < 1:
         raise ValueError(f"`length` must be 1 or more positions, but is {length}")
     stacks = {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, Stack)}
-    entries = (describe_stack_positions(get_stack_name(path, stack), stack, length) for path, stack in stacks.items())
+    entries = []
+    for path, stack in stacks.items():
+        name = path.rstrip(".") or ("decoder" if stack.config.causal else "encoder")
+        entries.append(describe_stack_positions(name, stack, length))
     return [entry for entry in entries if entry is not None]
-
-
-def get_stack_name(path: str, stack: Stack) -> str:
-    return path.rstrip(".") or ("decoder" if stack.config.causal else "encoder")
 
 
 @torch.no_grad()
@@ -89,13 +78,13 @@ def build_position_entry(
     name: str, stack: Stack, applied_as: Literal["embed", "angles", "bias"], values: Tensor | None, pairwise: Tensor
 ) -> dict[str, Any]:
     kind = stack.config.positions.kind
-    description = SCHEME_DESCRIPTIONS.get(kind, UNKNOWN_SCHEME)
+    formula, note = SCHEME_DESCRIPTIONS.get(kind, UNKNOWN_SCHEME)
     entry: dict[str, Any] = {
         "stack": name,
         "scheme": kind,
         "applied_as": applied_as,
-        "formula": description.formula,
-        "note": description.note,
+        "formula": formula,
+        "note": note,
         "width": stack.config.width if values is None else values.shape[-1],
     }
     if values is not None:

@@ -24,7 +24,7 @@ from attent.inspection import ablate, head_stats
 from attent.inspection.attention_trace import AttentionKind
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
-from attent.inspection.inspectors.base import InspectionError, InspectionRequest, Inspector, LayerFilter
+from attent.inspection.inspectors.base import InspectionError, InspectionRequest, Inspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.inspectors.vision import VisionInspector
@@ -71,9 +71,10 @@ def look(
         to=to,
         search=SearchOptions(beam_size=beam_size),
         masked_parts=tuple(map(ModelPart.parse, mask)),
+        kind=kind,
+        layers=None if layers is None else tuple(layers),
     )
-    layer_filter = LayerFilter(kind=kind, layers=None if layers is None else tuple(layers))
-    return Inspection(open_inspector(model).inspect(request, layer_filter))
+    return Inspection(open_inspector(model).inspect(request))
 
 
 def open_inspector(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Literal
 
 from rich.cells import cell_len
@@ -32,8 +33,6 @@ SPACE_SYMBOL, REPLACEMENT_SYMBOL, DOTTED_CIRCLE = "␣", "\ufffd", "◌"
 CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {"\x7f": "␡", "\n": "⏎", "\t": "⇥"}
 # Characters that change the text direction or break lines, though they are not control characters.
 BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"}
-
-
 LEFT_TO_RIGHT_MARK = "\u200e"  # zero-width
 
 
@@ -123,8 +122,9 @@ def draw_head(
     if not rows or not columns:
         raise TerminalPlotError(f"{path} must have tokens on both sides, but has none")
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
+    horizontal = [[pad_text(truncate_text(word, MAX_WORD_WIDTH), VERTICAL_COLUMN_WIDTH + 1) for word in columns]]
     if len(rows) <= MAX_ROWS:
-        for header in (build_horizontal_header(columns), build_vertical_header(columns)):
+        for header in (horizontal, build_vertical_header(columns)):
             widths = [max(map(cell_len, cells)) for cells in zip(*header, strict=True)]
             if INDENT + side + sum(widths) + COLUMN_GAP * len(widths) <= width:
                 return "\n".join(draw_matrix(header, widths, [truncate_text(row, side) for row in rows], weights))
@@ -153,13 +153,8 @@ def select_head(layer: Mapping[str, Any], weights: Tensor, head: int | str | Non
     return weights[head_indices.index(head)]
 
 
-def build_horizontal_header(columns: Sequence[str]) -> list[list[str]]:
-    """Header with horizontal words, as lines of cells."""
-    return [[pad_text(truncate_text(word, MAX_WORD_WIDTH), VERTICAL_COLUMN_WIDTH + 1) for word in columns]]
-
-
 def build_vertical_header(columns: Sequence[str]) -> list[list[str]]:
-    """Header with vertical words that end on the last line."""
+    """Header with vertical words that end on the last line, as lines of cells."""
     words = [split_graphemes(word) for word in columns]
     words = [word if len(word) <= MAX_WORD_HEIGHT else [*word[: MAX_WORD_HEIGHT - 1], "…"] for word in words]
     height = max(map(len, words))
@@ -175,9 +170,8 @@ def draw_matrix(
         words = (pad_text(cell, width) for cell, width in zip(cells, widths, strict=True))
         yield " " * (INDENT + side) + "".join(" " * COLUMN_GAP + word for word in words).rstrip()
     for row, line in zip(rows, weights.tolist(), strict=True):
-        cells = "".join(
-            " " * COLUMN_GAP + get_shade(weight) * width for weight, width in zip(line, widths, strict=True)
-        )
+        shades = (get_shade(weight) * width for weight, width in zip(line, widths, strict=True))
+        cells = "".join(" " * COLUMN_GAP + shade for shade in shades)
         yield " " * INDENT + pad_text(row, side, align_right=True) + cells.rstrip()
 
 
@@ -197,9 +191,8 @@ def list_top_keys(rows: Sequence[str], columns: Sequence[str], weights: Tensor, 
     """`word ← word 87%, word 9%`"""
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
     best = weights.topk(min(TOP_KEYS, weights.shape[1]), -1)
-    for row, values, indices in list(zip(rows, best.values.tolist(), best.indices.tolist(), strict=True))[
-        :MAX_LIST_LINES
-    ]:
+    lines = zip(rows, best.values.tolist(), best.indices.tolist(), strict=True)
+    for row, values, indices in islice(lines, MAX_LIST_LINES):
         keys = [
             f"{anchor_direction(truncate_text(columns[index], MAX_WORD_WIDTH))} {100 * value:.0f}%"
             for rank, (value, index) in enumerate(zip(values, indices, strict=True))
@@ -222,8 +215,6 @@ SUMMARY_LABELS = {
     "confidence": "highest confidence",
     "normalized_entropy": "most uniform",
 }
-
-
 IMAGE_SUMMARY_LABELS = SUMMARY_LABELS | {
     "previous": "most weight on the patch to the left",
     "next": "most weight on the patch to the right",
@@ -251,9 +242,10 @@ def summarize_heads(document: Mapping[str, Any]) -> str:
 
 def find_top_head(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
     """Return the head with the largest value; alignment is weighted by confidence (diffuse heads link by chance)."""
-    measured = [head["values"] for head in heads if head["values"].get(key) is not None]
-    weighted = key == "alignment"
-    best = max(
-        measured, key=lambda values: values[key] * ((values.get("confidence") or 0.0) if weighted else 1), default=None
-    )
-    return next((head for head in heads if head["values"] is best), None)
+    measured = [head for head in heads if head["values"].get(key) is not None]
+
+    def rate_head(head: Mapping[str, Any]) -> float:
+        value: float = head["values"][key]
+        return value * (head["values"].get("confidence") or 0.0) if key == "alignment" else value
+
+    return max(measured, key=rate_head, default=None)

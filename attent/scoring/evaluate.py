@@ -10,17 +10,17 @@ from itertools import islice, pairwise
 
 from attent.scoring.metrics import (
     DEFAULT_METRIC,
+    DEFAULT_SCORE_METRICS,
     NUM_RESAMPLES,
-    SACREBLEU_METRICS,
     SCRIPT_SAMPLE,
     SENTENCE_METRICS,
     MetricScore,
     ScoreError,
     check_same_length,
     compute_metrics,
-    exact_match_rate,
     score_sentences,
 )
+from attent.text import scripts
 
 WORD_LIMITS = (10, 20, 30, 40, 50)  # the maximum length of each group
 CHARACTER_LIMITS = (20, 40, 60, 80, 100)
@@ -69,7 +69,7 @@ def evaluate(
     references: Sequence[str],
     outputs: Sequence[str],
     *,
-    metrics: Sequence[str] = SACREBLEU_METRICS,
+    metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     resamples: int = NUM_RESAMPLES,
 ) -> Evaluation:
@@ -77,29 +77,20 @@ def evaluate(
     check_same_length(outputs, references)
     if len(sources) != len(references):
         raise ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
-    length_unit, limits = _choose_length_unit(sources)
-    lengths = [_measure_length(source, length_unit) for source in sources]
+    used_scripts = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
+    in_words = not used_scripts & scripts.UNSPACED_SCRIPTS
+    lengths = [len(source.split()) if in_words else len("".join(source.split())) for source in sources]
+    limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
     pairs = zip(outputs, references, strict=True)
     return Evaluation(
         scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
-        exact=exact_match_rate(outputs, references),
+        exact=compute_metrics(outputs, references, ("exact",), resamples=0)[0].value,
         num_empty=sum(not output.strip() and bool(reference.strip()) for output, reference in pairs),
         length_ratio=sum(map(len, outputs)) / max(1, sum(map(len, references))),
-        length_unit=length_unit,
+        length_unit="words" if in_words else "characters",
         groups=tuple(_group_by_length(lengths, limits, references, outputs, metrics, language)),
         sentences=tuple(_score_sentences(sources, references, outputs, language)),
     )
-
-
-def _choose_length_unit(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-    from attent.text import scripts
-
-    used = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
-    return ("characters", CHARACTER_LIMITS) if used & scripts.UNSPACED_SCRIPTS else ("words", WORD_LIMITS)
-
-
-def _measure_length(text: str, unit: str) -> int:
-    return len(text.split()) if unit == "words" else len("".join(text.split()))
 
 
 def _group_by_length(

@@ -1,5 +1,5 @@
-"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, 95% confidence intervals by
-bootstrap, paired tests of two systems, and exact matches.
+"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, and exact matches, with 95%
+confidence intervals by bootstrap and paired tests of two systems.
 
 BLEU counts words; for scripts without spaces it counts characters, as published figures do. To add a metric, add an
 entry: flags, logs, curves and model cards read the table.
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
@@ -37,7 +38,7 @@ class Metric:
     digits: int = 1
     lower_is_better: bool = False
     build: Callable[[str, bool], SacreMetric] | None = None  # (sacreBLEU tokenizer, for single sentences)
-    rate: Callable[[Sequence[str], Sequence[str]], float] | None = None  # (outputs, references), where not sacreBLEU's
+    by_default: bool = False  # computed by `attent score` without -m
     in_validation: bool = False  # cheap enough for every validation
     per_sentence: bool = False  # listed for each sentence of a test set
 
@@ -47,12 +48,6 @@ class Metric:
     @property
     def heading(self) -> str:
         return self.title.capitalize() if self.title.islower() else self.title
-
-
-def exact_match_rate(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Percentage of outputs that equal their reference, ignoring leading and trailing spaces."""
-    matches = sum(output.strip() == reference.strip() for output, reference in zip(outputs, references, strict=True))
-    return 100 * matches / len(outputs)
 
 
 def _build_bleu(tokenize: str, per_sentence: bool) -> SacreMetric:
@@ -68,28 +63,49 @@ def _build_chrf(tokenize: str, per_sentence: bool, word_order: int = 0) -> Sacre
     return CHRF(word_order=word_order)
 
 
-def _build_chrf_plus(tokenize: str, per_sentence: bool) -> SacreMetric:
-    return _build_chrf(tokenize, per_sentence, word_order=2)
-
-
 def _build_ter(tokenize: str, per_sentence: bool) -> SacreMetric:
     from sacrebleu.metrics.ter import TER
 
     return TER(normalized=tokenize != "13a", asian_support=tokenize != "13a")
 
 
+def _build_exact(tokenize: str, per_sentence: bool) -> SacreMetric:
+    """Percentage of outputs that equal their reference, ignoring leading and trailing spaces."""
+    from sacrebleu.metrics.base import Metric as SacreMetric
+    from sacrebleu.metrics.base import Score
+
+    class ExactMatch(SacreMetric):
+        def _preprocess_segment(self, sent: str) -> str:
+            return sent.strip()
+
+        def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+            return {"references": refs}
+
+        def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+            return [hypothesis in ref_kwargs["references"], 1]
+
+        def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
+            return Score("exact", 100 * float(stats[0]) / float(stats[1]))
+
+        def _aggregate_and_compute(self, stats: Sequence[Sequence[float]]) -> Score:
+            return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    return ExactMatch()  # type: ignore[no-untyped-call]
+
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(name="bleu", title="BLEU", build=_build_bleu, in_validation=True, per_sentence=True),
-        Metric(name="chrf", title="chrF", build=_build_chrf, in_validation=True, per_sentence=True),
-        Metric(name="chrf++", title="chrF++", build=_build_chrf_plus),
-        Metric(name="ter", title="TER", build=_build_ter, lower_is_better=True),
-        Metric(name="exact", title="exact", unit="%", rate=exact_match_rate, in_validation=True),
+        Metric(name="bleu", title="BLEU", build=_build_bleu, by_default=True, in_validation=True, per_sentence=True),
+        Metric(name="chrf", title="chrF", build=_build_chrf, by_default=True, in_validation=True, per_sentence=True),
+        Metric(name="chrf++", title="chrF++", build=partial(_build_chrf, word_order=2)),
+        Metric(name="ter", title="TER", build=_build_ter, by_default=True, lower_is_better=True),
+        Metric(name="exact", title="exact", unit="%", build=_build_exact, in_validation=True),
         Metric(name="accuracy", title="accuracy", unit="%", digits=2),
     )
 }
-SACREBLEU_METRICS = tuple(name for name, metric in METRICS.items() if metric.build)
+SCORE_METRICS = tuple(name for name, metric in METRICS.items() if metric.build)
+DEFAULT_SCORE_METRICS = tuple(name for name, metric in METRICS.items() if metric.by_default)
 VALIDATION_METRICS = tuple(name for name, metric in METRICS.items() if metric.in_validation)
 SENTENCE_METRICS = tuple(name for name, metric in METRICS.items() if metric.per_sentence)
 DEFAULT_METRIC = "chrf"  # selects the best checkpoint and the worst sentences
@@ -169,43 +185,41 @@ class CorpusScores:
 
 def score_corpus(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> CorpusScores:
     """Compute all validation metrics. `language` is that of the references; None: judged by their script."""
-    names = [name for name in VALIDATION_METRICS if METRICS[name].build]
-    scores = compute_metrics(outputs, references, names, language, resamples=0)
-    values = {score.metric: score.value for score in scores}
-    rates = {name: rate(outputs, references) for name in VALIDATION_METRICS if (rate := METRICS[name].rate)}
-    return CorpusScores(metrics=values | rates, signatures=tuple(score.signature for score in scores))
+    scores = compute_metrics(outputs, references, VALIDATION_METRICS, language, resamples=0)
+    return CorpusScores(
+        metrics={score.metric: score.value for score in scores},
+        signatures=tuple(score.signature for score in scores if score.metric != "exact"),
+    )
 
 
 def compute_metrics(
     outputs: Sequence[str],
     references: Sequence[str],
-    metrics: Sequence[str] = SACREBLEU_METRICS,
+    metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     *,
     resamples: int = NUM_RESAMPLES,
 ) -> list[MetricScore]:
     """Score a whole test set by each metric; with `resamples`, also its bootstrap mean and confidence interval."""
     check_same_length(outputs, references)
-    if not resamples:
-        return [_score_once(outputs, references, name, language) for name in metrics]
     scores = []
     for name in metrics:
-        ((value, mean, half_width, _),), signature = _bootstrap([outputs], references, name, language, resamples)
+        mean = half_width = None
+        if resamples:
+            ((value, mean, half_width, _),), signature = _bootstrap([outputs], references, name, language, resamples)
+        else:
+            metric = make_metric(name, language, references)
+            value = metric.corpus_score(outputs, [references]).score
+            signature = str(metric.get_signature())
         scores.append(MetricScore(metric=name, value=value, mean=mean, ci_half_width=half_width, signature=signature))
     return scores
-
-
-def _score_once(outputs: Sequence[str], references: Sequence[str], name: str, language: str | None) -> MetricScore:
-    metric = make_metric(name, language, references)
-    value = metric.corpus_score(outputs, [references]).score
-    return MetricScore(metric=name, value=value, mean=None, ci_half_width=None, signature=str(metric.get_signature()))
 
 
 def compare_outputs(
     outputs: Sequence[str],
     baseline_outputs: Sequence[str],
     references: Sequence[str],
-    metrics: Sequence[str] = SACREBLEU_METRICS,
+    metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     *,
     resamples: int = NUM_RESAMPLES,
@@ -216,7 +230,9 @@ def compare_outputs(
     comparisons = []
     for name in metrics:
         (baseline, system), signature = _bootstrap([baseline_outputs, outputs], references, name, language, resamples)
-        p_value = 1.0 if system[0] == baseline[0] else system[3]  # for equal scores the test reports p near 0
+        # For equal scores, the test reports its smallest p if no resample differs: there is no difference to test.
+        is_same = system[0] == baseline[0] and system[3] <= 1 / (resamples + 1)
+        p_value = 1.0 if is_same else system[3]
         comparisons.append(
             PairedComparison(metric=name, value=system[0], baseline=baseline[0], p_value=p_value, signature=signature)
         )

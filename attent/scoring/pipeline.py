@@ -25,7 +25,7 @@ from attent.scoring.alignment import (
     read_gold_alignments,
 )
 from attent.scoring.evaluate import Evaluation, evaluate
-from attent.scoring.metrics import SACREBLEU_METRICS, PairedComparison, ScoreError, compare_outputs
+from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs
 from attent.storage.atomic import write_output
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ Notify = Callable[[str], None]
 class ScoreOptions:
     """Options of `score`."""
 
-    metrics: Sequence[str] = SACREBLEU_METRICS
+    metrics: Sequence[str] = DEFAULT_SCORE_METRICS
     search: SearchOptions = field(default_factory=SearchOptions)
     ensemble: Sequence[Path] = ()  # models that translate together with the model
     hypotheses: Path | None = None  # a file of translations to score instead of translating

@@ -155,7 +155,8 @@ def render_scores(evaluation: Evaluation) -> Iterator[Text]:
     yield from render_table(rows, bold_column=1)
     if evaluation.exact and any(score.metric == "bleu" and score.value == 0 for score in evaluation.scores):
         yield Text("BLEU is 0 because no output shares four consecutive words with its reference: they are too short")
-    summary = f"{evaluation.exact:.1f}% exact matches; length ratio {100 * evaluation.length_ratio:.1f}%"
+    ratio = f"length ratio {evaluation.length_ratio:.3f} (characters of the output to those of the reference)"
+    summary = f"{evaluation.exact:.1f}% exact matches; {ratio}"
     yield Text(summary + (f"; {evaluation.num_empty:,} empty" if evaluation.num_empty else ""))
     yield from (Text(f"{score.title:<6} {score.signature}", "dim") for score in evaluation.scores)
 

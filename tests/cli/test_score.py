@@ -60,7 +60,7 @@ def run_failing(capsys: Capture, *arguments: object, code: int = 1) -> str:
 def test_a_file_is_scored_as_sacrebleu_would(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json"))
     scores = {score["metric"]: score for score in result["scores"]}
-    assert list(scores) == ["bleu", "chrf", "chrf++", "ter"]
+    assert list(scores) == ["bleu", "chrf", "ter"]
     assert scores["bleu"]["value"] == sacrebleu.corpus_bleu(WORSE, [REFERENCES]).score
     assert scores["ter"]["value"] == sacrebleu.corpus_ter(WORSE, [REFERENCES]).score
     assert "tok:13a" in scores["bleu"]["signature"]
@@ -80,6 +80,14 @@ def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], t
     assert f"pair {COUNT}  BLEU 0.0, chrF 0.0" in page
     assert page.count("  reference  ") == 2
     assert "1 empty" in page
+    ratio = sum(map(len, WORSE)) / sum(map(len, REFERENCES))
+    assert f"; length ratio {ratio:.3f} (characters of the output to those of the reference)" in page
+
+
+def test_exact_matches_are_a_metric(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    matches = sum(output == reference for output, reference in zip(WORSE, REFERENCES, strict=True))
+    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "exact", "chrf++")
+    assert printed.startswith(f"{100 * matches / COUNT:.2f}\n")
 
 
 def test_bare_numbers_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:

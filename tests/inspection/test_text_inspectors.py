@@ -14,7 +14,7 @@ from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
-from attent.inspection.inspectors.base import InspectionRequest, LayerFilter
+from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.nn import attention_layers
 from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer
@@ -114,7 +114,7 @@ def test_masked_parts_change_the_continuation(writer: CausalLMInspector, inspect
 
 
 def test_layer_filter(writer: CausalLMInspector) -> None:
-    document = writer.inspect(InspectionRequest(text=TEXT), LayerFilter(layers=(1,)))
+    document = writer.inspect(InspectionRequest(text=TEXT, layers=(1,)))
     assert [layer["path"] for layer in document["layers"]] == ["decoder.blocks.1.self_attn"]
 
 

@@ -21,7 +21,6 @@ from attent.inspection.inspectors.base import PageBudget
 from attent.inspection.inspectors.translation import (
     InspectionError,
     InspectionRequest,
-    LayerFilter,
     TranslationInspector,
 )
 from attent.interop.ctranslate2 import find_suppressed_tokens
@@ -134,7 +133,7 @@ def test_given_translation_is_used(inspector: TranslationInspector) -> None:
 
 
 def test_layer_filter(inspector: TranslationInspector) -> None:
-    document = inspector.inspect(InspectionRequest(text=TEXT), LayerFilter(kind="cross", layers=(1,)))
+    document = inspector.inspect(InspectionRequest(text=TEXT, kind="cross", layers=(1,)))
     assert [layer["path"] for layer in document["layers"]] == ["decoder.blocks.1.cross_attn"]
 
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from sacrebleu.significance import PairedTest
 
 from attent.scoring.evaluate import evaluate
-from attent.scoring.metrics import ScoreError, compare_outputs, compute_metrics, score_sentences
+from attent.scoring.metrics import (
+    SCORE_METRICS,
+    ScoreError,
+    compare_outputs,
+    compute_metrics,
+    make_metric,
+    score_sentences,
+)
 
 SOURCES = ["ein Hund", "wort " * 10, "wort " * 11, "wort " * 25, "wort " * 99, ""]
 REFERENCES = [
@@ -66,7 +74,7 @@ def test_sentence_scores_are_those_of_sacrebleu() -> None:
 def test_metrics_and_confidence_intervals_are_those_of_sacrebleu() -> None:
     import sacrebleu
 
-    scores = {score.metric: score for score in compute_metrics(OUTPUTS, REFERENCES)}
+    scores = {score.metric: score for score in compute_metrics(OUTPUTS, REFERENCES, SCORE_METRICS)}
     assert scores["bleu"].value == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
     assert scores["chrf"].value == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
     assert scores["chrf++"].value == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES], word_order=2).score
@@ -76,7 +84,7 @@ def test_metrics_and_confidence_intervals_are_those_of_sacrebleu() -> None:
         assert score.ci_half_width is not None
         assert abs(score.mean - score.value) < score.ci_half_width < 100
         assert "bs:1000|seed:12345" in score.signature
-    assert compute_metrics(OUTPUTS, REFERENCES) == list(scores.values())  # seeded
+    assert compute_metrics(OUTPUTS, REFERENCES, SCORE_METRICS) == list(scores.values())  # seeded
     assert compute_metrics(OUTPUTS, REFERENCES, ["ter"], resamples=0)[0].ci_half_width is None
 
 
@@ -95,6 +103,48 @@ def test_a_paired_test_finds_significant_differences() -> None:
     assert back[0].value == scores["bleu"].baseline
     (same,) = compare_outputs(worse, worse, references, ["chrf"], resamples=200)
     assert (same.is_better, same.difference, same.p_value) == (None, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["bleu", "chrf", "ter", "exact"])
+def test_a_paired_test_of_tied_scores_is_that_of_sacrebleu(name: str) -> None:
+    """Each system is wrong on the other half of the sentences: equal scores of different outputs."""
+    references = ["the men walk over old bridges to the town"] * 40
+    wrong = "the men walk over new roads to the town"
+    first = [wrong if i < 20 else text for i, text in enumerate(references)]
+    second = [text if i < 20 else wrong for i, text in enumerate(references)]
+    (tie,) = compare_outputs(first, second, references, [name], "en", resamples=300)
+    assert tie.difference == 0
+    p_values = {}
+    for test, samples in (("bs", 300), ("ar", 1000)):
+        systems = [("second", second), ("first", first)]
+        metric = make_metric(name, "en", references)
+        _, results = PairedTest(systems, {name: metric}, [references], test_type=test, n_samples=samples)()
+        ((_, result),) = [rows for title, rows in results.items() if title != "System"]
+        p_values[test] = result.p_value  # type: ignore[union-attr]
+    assert 0.05 < tie.p_value == p_values["bs"] < 1
+    assert p_values["ar"] > 0.05
+    assert tie.is_better is None
+
+
+def test_outputs_that_a_metric_cannot_tell_apart_are_not_significant() -> None:
+    spaced = [f"{text} " for text in OUTPUTS]
+    (comparison,) = compare_outputs(OUTPUTS, spaced, REFERENCES, ["bleu"], resamples=100)
+    assert (comparison.difference, comparison.p_value, comparison.is_better) == (0, 1, None)
+
+
+def test_the_exact_metric_has_intervals_and_paired_tests() -> None:
+    references = [f"sentence {i}" for i in range(50)]
+    half = [text if i % 2 else f" {text}!" for i, text in enumerate(references)]
+    (score,) = compute_metrics(half, references, ["exact"], resamples=200)
+    assert score.value == 50
+    assert score.mean == pytest.approx(50, abs=5)
+    assert 5 < (score.ci_half_width or 0) < 20
+    (comparison,) = compare_outputs([f"{text} " for text in references], half, references, ["exact"], resamples=200)
+    assert (comparison.value, comparison.baseline, comparison.is_better) == (100, 50, True)
+
+
+def test_scores_by_default() -> None:
+    assert [score.metric for score in compute_metrics(OUTPUTS, REFERENCES, resamples=0)] == ["bleu", "chrf", "ter"]
 
 
 @pytest.mark.parametrize(

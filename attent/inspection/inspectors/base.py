@@ -31,11 +31,12 @@ from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
-from attent.nn import AttentionRecord, StackConfig
+from attent.nn import Attention, AttentionRecord, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
 
 ModelT = TypeVar("ModelT", bound=Model)
+StopCheck = Callable[[], bool] | None  # polled during a search; True cancels it
 
 TOP_K, LONG_TEXT_TOP_K = 10, 3  # predictions listed per position
 LONG_TEXT_STEPS = 300  # texts with more tokens count as long
@@ -62,15 +63,8 @@ class InspectionRequest:
     search: SearchOptions = field(default_factory=SearchOptions)
     prefix: tuple[int, ...] = ()  # forced first tokens of the translation
     masked_parts: tuple[ModelPart, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerFilter:
-    """Selects the attention layers to record."""
-
-    pattern: str = "*"
-    kind: AttentionKind | None = None
-    layers: tuple[int, ...] | None = None
+    kind: AttentionKind | None = None  # record only this kind of attention
+    layers: tuple[int, ...] | None = None  # record only these layers of each stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,29 +97,25 @@ class Inspector(Generic[ModelT]):
         """
         self.model, self.name = model, name
         self.head_stats, self.ablation = head_stats, ablation
-        self.positions = describe_positions(model, length=get_num_positions(model))
+        length = DEFAULT_LENGTH
+        if isinstance(model, VisionTransformer):  # all positions of an image are shown
+            length = int(model.config.class_token) + model.config.num_patches
+        self.positions = describe_positions(model, length=length)
 
-    def inspect(
-        self,
-        request: InspectionRequest,
-        layer_filter: LayerFilter | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> dict[str, Any]:
+    def inspect(self, request: InspectionRequest, should_stop: StopCheck = None) -> dict[str, Any]:
         """Return the trace document of a request."""
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
                 raise InspectionError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
         with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
-            recorded = self._run(request, layer_filter or LayerFilter(), should_stop)
+            recorded = self._run(request, should_stop)
         mark_masked_heads(recorded.layers, request.masked_parts)
         document = build_document(recorded.title, recorded.sides, recorded.layers)
         document |= {"model": self.get_model_info()} | recorded.sections
         document["head_stats"] = self.head_stats or measure_document_heads(document)
         return document | self._get_model_sections()
 
-    def _run(
-        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
-    ) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
         raise NotImplementedError
 
     def build_model_document(self, title: str) -> dict[str, Any]:
@@ -134,13 +124,8 @@ class Inspector(Generic[ModelT]):
         return document if self.head_stats is None else document | {"head_stats": self.head_stats}
 
     def get_model_info(self) -> dict[str, Any]:
-        width = get_stack_configs(self.model)[0].width
-        return {
-            "name": self.name,
-            "kind": self.model.config.kind,
-            "summary": summarize_model(self.model),
-            "width": width,
-        }
+        info = {"name": self.name, "kind": self.model.config.kind, "summary": summarize_model(self.model)}
+        return {**info, "width": get_stack_configs(self.model)[0].width}
 
     def _get_model_sections(self) -> dict[str, Any]:
         sections: dict[str, Any] = {"positions": self.positions}
@@ -148,16 +133,12 @@ class Inspector(Generic[ModelT]):
 
     @contextmanager
     def record_layers(
-        self, sides: Mapping[str, TraceSide], layer_filter: LayerFilter
+        self, sides: Mapping[str, TraceSide], request: InspectionRequest
     ) -> Iterator[list[dict[str, Any]]]:
         """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document."""
-        selected = select_attention_layers(
-            self.model, layer_filter.pattern, layer_filter.kind, layer_filter.layers, None
-        )
+        selected = select_attention_layers(self.model, "*", request.kind, request.layers, None)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
-        budget = PageBudget.from_layers(
-            {path: (layer.heads, layer.head_width) for path, layer in observed.items()}, sides
-        )
+        budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
         with attach_observers(observed, {path: budget.make_observer(path, sides, recorded) for path in observed}):
@@ -173,13 +154,12 @@ class PageBudget:
     include_qkv: bool
 
     @classmethod
-    def from_layers(cls, layers: Mapping[str, tuple[int, int]], sides: Mapping[str, TraceSide]) -> PageBudget:
-        """`layers`: the number of heads and the head width of each."""
+    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> PageBudget:
         num_weights = num_rows = num_values = 0
-        for path, (heads, width) in layers.items():
+        for path, layer in layers.items():
             queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
-            num_weights, num_rows = num_weights + heads * queries * keys, num_rows + heads * queries
-            num_values += heads * width * (queries + 2 * keys)
+            num_weights, num_rows = num_weights + layer.heads * queries * keys, num_rows + layer.heads * queries
+            num_values += layer.heads * layer.head_width * (queries + 2 * keys)
         max_dense = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
         if num_weights <= max_dense:
             return cls(weights_per_row=None, include_qkv=num_values <= MAX_QKV_VALUES)
@@ -195,13 +175,11 @@ class PageBudget:
 
         def observer(record: AttentionRecord) -> None:
             weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
-            layer = build_layer(
-                path, names, weights, causal=record.mask.causal, scale=record.scale, top_k=self.weights_per_row
-            )
+            causal, scale = record.mask.causal, record.scale
+            recorded[path] = build_layer(path, names, weights, causal=causal, scale=scale, top_k=self.weights_per_row)
             if self.include_qkv:
-                qkv = RecordedQKV(record.q, record.k, record.v, record.bias, record.scale)
-                layer |= pack_qkv(qkv, 0, shape)
-            recorded[path] = layer
+                qkv = RecordedQKV(record.q, record.k, record.v, record.bias, scale)
+                recorded[path] |= pack_qkv(qkv, 0, shape)
 
         return observer
 
@@ -211,9 +189,8 @@ def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPar
         path = layer["path"]
         heads = {part.head for part in parts if part.path == path}
         all_masked = None in heads or any(path.startswith(f"{part.path}.") for part in parts)
-        layer["masked_heads"] = (
-            list(range(layer["heads"])) if all_masked else sorted(head for head in heads if head is not None)
-        )
+        masked = range(layer["heads"]) if all_masked else sorted(head for head in heads if head is not None)
+        layer["masked_heads"] = list(masked)
 
 
 # --- predictions -----------------------------------------------------------------------------------------------------
@@ -264,13 +241,6 @@ def get_stack_configs(model: Model) -> tuple[StackConfig, ...]:
     if isinstance(model, Seq2Seq):
         return model.config.encoder, model.config.decoder
     return (model.config.stack,)
-
-
-def get_num_positions(model: Model) -> int:
-    """Return how many positions to show: all of an image's."""
-    if isinstance(model, VisionTransformer):
-        return int(model.config.class_token) + model.config.num_patches
-    return DEFAULT_LENGTH
 
 
 def summarize_model(model: Model) -> str:

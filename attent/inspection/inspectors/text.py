@@ -5,7 +5,7 @@ predictions and labels of text encoders.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from attent.inspection.inspectors.base import (
     InspectionError,
     InspectionRequest,
     Inspector,
-    LayerFilter,
     RecordedPass,
+    StopCheck,
     check_length,
     describe_labels,
     describe_predictions,
@@ -46,25 +46,27 @@ class CausalLMInspector(Inspector[CausalLM]):
     def __init__(
         self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "", head_stats: dict[str, Any] | None = None
     ) -> None:
-        check_vocabulary(vocabulary, model.config.vocab)
+        if vocabulary.size > model.config.vocab:
+            raise InspectionError(
+                f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
+                f"{vocabulary.size}; load both from the same folder"
+            )
         super().__init__(model, name=name, head_stats=head_stats)
         self.vocabulary = vocabulary
 
-    def _run(
-        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
-    ) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
         text = validate_text(request.text)
         ids = [*self.vocabulary.prefix_ids, *self.vocabulary.encode([text])[0]]
         check_length(self.model.decoder, len(ids), "the text")
         sides = {"text": TraceSide(label="text", text=text, tokens=build_display_tokens(self.vocabulary, ids))}
-        with self.record_layers(sides, layer_filter) as layers:
+        with self.record_layers(sides, request) as layers:
             logits = self.model(torch.tensor([ids], device=get_device(self.model)))[0]
         continuation = self._continue_greedily(ids, should_stop)
         steps = describe_predictions(self.vocabulary, [*ids[1:], None], compute_log_probs(logits, self.vocabulary))
         sections = build_sections("next", range(1, len(steps) + 1), steps, "continuation", continuation)
         return RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
 
-    def _continue_greedily(self, token_ids: Sequence[int], should_stop: Callable[[], bool] | None) -> str:
+    def _continue_greedily(self, token_ids: Sequence[int], should_stop: StopCheck) -> str:
         """Return the greedy continuation of a text."""
         max_length = self.model.decoder.positions.max_length
         limit = CONTINUATION_TOKENS if max_length is None else min(CONTINUATION_TOKENS, max_length - len(token_ids))
@@ -104,15 +106,13 @@ class EncoderInspector(Inspector[TextEncoder]):
     def get_model_info(self) -> dict[str, Any]:
         return super().get_model_info() | ({"mask_token": self.mask_piece} if self.can_fill_masks else {})
 
-    def _run(
-        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
-    ) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
         texts = [validate_text(text).strip() for text in (request.text, request.text_pair) if text is not None]
         encoded = self._encode_texts(texts)
         check_length(self.model.encoder, len(encoded.token_ids), "the text")
         tokens = build_display_tokens(self.vocabulary, encoded.token_ids)
         sides = {"text": TraceSide(label="text", text=" ".join(texts), tokens=tokens)}
-        with self.record_layers(sides, layer_filter) as layers:
+        with self.record_layers(sides, request) as layers:
             states = self._compute_states([encoded.token_ids], encoded.segment_ids)
         sections = self._predict(texts, encoded, states, should_stop)
         return RecordedPass(title=" ".join(texts), sides=sides, layers=layers, sections=sections)
@@ -136,7 +136,7 @@ class EncoderInspector(Inspector[TextEncoder]):
         return self.model(torch.tensor(rows, device=device), segments=segments)
 
     def _predict(
-        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: Callable[[], bool] | None
+        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: StopCheck
     ) -> dict[str, Any]:
         """Return the sections `predictions`, `labels` and `output`, as far as the model has the heads for them."""
         sections: dict[str, Any] = {}
@@ -158,17 +158,19 @@ class EncoderInspector(Inspector[TextEncoder]):
         text = self.predictor.fill(texts)[0].text if len(texts) == 1 else self.vocabulary.decode(filled)
         return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
 
-    def _predict_each_token(self, encoded: EncoderInput, should_stop: Callable[[], bool] | None) -> dict[str, Any]:
+    def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck) -> dict[str, Any]:
         """Mask each token in turn and predict it from the others."""
         logits: list[Tensor] = []
+        mask = self.vocabulary.mask
+        assert mask is not None
         for start in range(0, len(encoded.word_positions), MASKED_BATCH_ROWS):
             if should_stop is not None and should_stop():
                 raise SearchCancelled("the request was cancelled")
             positions = encoded.word_positions[start : start + MASKED_BATCH_ROWS]
-            states = self._compute_states(
-                [replace_with_mask(encoded.token_ids, position, self.vocabulary) for position in positions],
-                encoded.segment_ids,
-            )
+            rows = [list(encoded.token_ids) for _ in positions]
+            for row, position in zip(rows, positions, strict=True):
+                row[position] = mask
+            states = self._compute_states(rows, encoded.segment_ids)
             logits.append(self.model.masked_logits(states[range(len(positions)), positions]))
         words = [encoded.token_ids[i] for i in encoded.word_positions]
         suppressed = torch.tensor(sorted(set(self.predictor.suppressed_tokens) - set(words)))
@@ -189,24 +191,11 @@ def build_sections(
     }
 
 
-def check_vocabulary(vocabulary: Vocabulary, max_size: int) -> None:
-    if vocabulary.size > max_size:
-        raise InspectionError(
-            f"the tokenizer must have at most {max_size} pieces to fit the model, but has {vocabulary.size}; "
-            f"load both from the same folder"
-        )
-
-
 def validate_text(text: str) -> str:
     text = replace_surrogates(text)
     if not text.strip():
         raise InspectionError("the sentence must not be empty")
     return text
-
-
-def replace_with_mask(token_ids: Sequence[int], position: int, vocabulary: Vocabulary) -> list[int]:
-    assert vocabulary.mask is not None
-    return [*token_ids[:position], vocabulary.mask, *token_ids[position + 1 :]]
 
 
 def compute_log_probs(logits: Tensor, vocabulary: Vocabulary) -> Tensor:

@@ -5,7 +5,7 @@ best hypothesis (or over a given translation).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from attent.inspection.inspectors.base import (
     InspectionError,
     InspectionRequest,
     Inspector,
-    LayerFilter,
     RecordedPass,
+    StopCheck,
     check_length,
     describe_predictions,
     describe_token,
@@ -60,9 +60,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
         super().__init__(translator.model, name=name, head_stats=head_stats, ablation=ablation)
         self.translator, self.languages = translator, languages
 
-    def _run(
-        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
-    ) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
         target = None if request.target is None else replace_surrogates(request.target)
         request = replace(request, text=replace_surrogates(request.text), target=target)
         search_request = self._build_search_request(request)
@@ -71,7 +69,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
             search_trace, repeated = self._trace_search(search_request, request.search, should_stop)
         hypothesis = self._encode_given_target(request) if search_trace is None else search_trace.hypotheses[0]
         sides = self._build_sides(request, search_request, hypothesis)
-        layers, log_probs = self._run_forward(search_request, hypothesis, sides, layer_filter)
+        layers, log_probs = self._run_forward(request, search_request, hypothesis, sides)
         vocabulary = self.translator.tokenizer.target
         predictions = describe_predictions(vocabulary, self._get_output_ids(hypothesis), log_probs)
         if search_trace is None:
@@ -101,7 +99,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
         return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
 
     def _trace_search(
-        self, search_request: SearchRequest, search: SearchOptions, should_stop: Callable[[], bool] | None
+        self, search_request: SearchRequest, search: SearchOptions, should_stop: StopCheck
     ) -> tuple[SearchTrace, bool]:
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
@@ -162,16 +160,16 @@ class TranslationInspector(Inspector[Seq2Seq]):
 
     def _run_forward(
         self,
+        request: InspectionRequest,
         search_request: SearchRequest,
         hypothesis: Hypothesis,
         sides: Mapping[str, TraceSide],
-        layer_filter: LayerFilter,
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """Return the recorded layers and the log-probabilities of every output position, (T, V)."""
         batch = TeacherForcingBatch.from_ids(
             self.model, [list(search_request.source_ids)], [self._get_output_ids(hypothesis)]
         )
-        with self.record_layers(sides, layer_filter) as layers:
+        with self.record_layers(sides, request) as layers:
             states = batch.compute_states(self.model)
         logits = self.model.output(states)[0].float()
         suppressed = find_suppressed_tokens(self.model.config, self.translator.tokenizer)
@@ -183,8 +181,8 @@ class TranslationInspector(Inspector[Seq2Seq]):
     def _describe_search(
         self, search_trace: SearchTrace, request: InspectionRequest, predictions: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        in_results = {index for last in search_trace.last_nodes for index in search_trace.path_to(last)}
-        on_best_path = set(search_trace.path_to(search_trace.last_nodes[0]))
+        paths = [set(search_trace.path_to(last)) for last in search_trace.last_nodes]
+        on_best_path, in_results = paths[0], set().union(*paths)
         last_step = max(node.step for node in search_trace.nodes)
         shown = [n for n in search_trace.nodes if last_step < LONG_TEXT_STEPS or n.is_live or n.score is not None]
         results = zip(search_trace.hypotheses, search_trace.last_nodes, strict=True)
@@ -192,9 +190,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
             "formula": request.search.score_formula,
             "beam_size": request.search.beam_size,
             "forced": len(request.prefix),
-            "nodes": [
-                self._describe_node(node, node.index in on_best_path, node.index in in_results) for node in shown
-            ],
+            "nodes": [self._describe_node(n, n.index in on_best_path, n.index in in_results) for n in shown],
             "results": [
                 {
                     "text": self._decode_target(hypothesis.token_ids),
@@ -237,11 +233,6 @@ def describe_given_target(
 ) -> dict[str, Any]:
     """The section `decoding` for a given translation: token probabilities only."""
     log_prob = round_for_json(math.fsum(math.log(choice["p"]) if choice["p"] else -math.inf for choice in predictions))
-    result = {
-        "text": sides["target"].text,
-        "score": log_prob,
-        "log_prob": log_prob,
-        "node": None,
-        "ended": hypothesis.is_finished,
-    }
+    text, ended = sides["target"].text, hypothesis.is_finished
+    result = {"text": text, "score": log_prob, "log_prob": log_prob, "node": None, "ended": ended}
     return {"given": True, "formula": "", "forced": 0, "nodes": [], "results": [result], "choices": predictions}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from attent.inspection.inspectors.base import (
     InspectionError,
     InspectionRequest,
     Inspector,
-    LayerFilter,
     RecordedPass,
+    StopCheck,
     describe_labels,
 )
 from attent.models import VisionConfig, VisionTransformer
@@ -30,21 +29,17 @@ class VisionInspector(Inspector[VisionTransformer]):
 
     model_kind = "a vision model"
 
-    def _run(
-        self, request: InspectionRequest, layer_filter: LayerFilter, should_stop: Callable[[], bool] | None
-    ) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
         pixels = load_pixels(request.text, self.model.config)
         name = Path(request.text).name
         sides = {"image": build_image_side(pixels, self.model.config, name)}
-        with self.record_layers(sides, layer_filter) as layers:
+        with self.record_layers(sides, request) as layers:
             states = self.model.compute_states(self.model.normalize(pixels[None]))
-        return RecordedPass(title=name, sides=sides, layers=layers, sections=self._classify(states))
-
-    def _classify(self, states: Tensor) -> dict[str, Any]:
-        if self.model.classifier is None:
-            return {}
-        labels = describe_labels(self.model.config.labels, self.model.classifier(self.model.pool(states))[0])
-        return {"labels": labels, "output": {"label": "label", "text": labels["best"][0]["label"]}}
+        sections: dict[str, Any] = {}
+        if self.model.classifier is not None:
+            labels = describe_labels(self.model.config.labels, self.model.classifier(self.model.pool(states))[0])
+            sections = {"labels": labels, "output": {"label": "label", "text": labels["best"][0]["label"]}}
+        return RecordedPass(title=name, sides=sides, layers=layers, sections=sections)
 
 
 def load_pixels(location: str, config: VisionConfig) -> Tensor:
@@ -68,12 +63,9 @@ def build_image_side(pixels: Tensor, config: VisionConfig, name: str) -> TraceSi
     patches = tuple(
         DisplayToken(f"{row},{column}", f"{row},{column}", True) for row in range(count) for column in range(count)
     )
-    image = PatchImage(src=encode_data_uri(pixels), rows=count, columns=count, num_prefix_tokens=len(prefix))
+    src = "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode()
+    image = PatchImage(src=src, rows=count, columns=count, num_prefix_tokens=len(prefix))
     return TraceSide(label="image", text=name, tokens=prefix + patches, image=image)
-
-
-def encode_data_uri(pixels: Tensor) -> str:
-    return "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode()
 
 
 def encode_png(pixels: Tensor) -> bytes:
