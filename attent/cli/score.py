@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,56 +29,44 @@ if TYPE_CHECKING:
 else:
     MetricName = Literal[SCORE_METRICS]
 
-INPUT_GROUP, OUTPUT_GROUP = (
-    Group(name, sort_key=number) for number, name in enumerate(("What to score", "What to show"), -1)
+input_flag, output_flag = (
+    partial(Parameter, group=Group(name, sort_key=number))
+    for number, name in enumerate(("What to score", "What to show"), -1)
 )
+SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 STDOUT = "-"
+ALIGNMENT_HELP = (
+    "alignment error rate of every layer and head against gold alignments (0-0 1-2); or auto: select the heads on "
+    "which both directions agree most. The best heads are saved in the folder"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
-    src: Annotated[str | None, Parameter(group=INPUT_GROUP, help="language of the sources, as a tag: en")] = None
-    tgt: Annotated[str | None, Parameter(group=INPUT_GROUP, help="language of the references: de")] = None
-    hypotheses: Annotated[
-        Path | None, Parameter(group=INPUT_GROUP, help="score this file of translations, one line for each pair")
-    ] = None
-    baseline: Annotated[
-        Path | None, Parameter(group=INPUT_GROUP, help="compare with another model, or a file of its translations")
-    ] = None
+    src: Annotated[str | None, input_flag(help="language of the sources, as a tag: en")] = None
+    tgt: Annotated[str | None, input_flag(help="language of the references: de")] = None
+    hypotheses: Annotated[Path | None, input_flag(help="score this file of translations, one line for each pair")] = (
+        None
+    )
+    baseline: Annotated[Path | None, input_flag(help="compare with another model, or a file of its translations")] = (
+        None
+    )
     force_decode: Annotated[
-        bool,
-        Parameter(
-            group=INPUT_GROUP, negative="", help="perplexity of the references, or --hypotheses, under the model"
-        ),
+        bool, SWITCH, input_flag(help="perplexity of the references, or --hypotheses, under the model")
     ] = False
-    alignment: Annotated[
-        Path | None,
-        Parameter(
-            group=INPUT_GROUP,
-            help="alignment error rate of every layer and head against gold alignments (0-0 1-2); or auto: select the "
-            "heads on which both directions agree most. The best heads are saved in the folder",
-        ),
-    ] = None
+    alignment: Annotated[Path | None, input_flag(help=ALIGNMENT_HELP)] = None
     metrics: Annotated[
         tuple[MetricName, ...],
-        Parameter(
-            name=["--metrics", "-m"],
-            group=OUTPUT_GROUP,
-            consume_multiple=True,
-            negative_iterable="",
-            help=f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}",
-        ),
+        LIST,
+        output_flag(name=["--metrics", "-m"], help=f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}"),
     ] = DEFAULT_SCORE_METRICS
-    score_only: Annotated[
-        bool, Parameter(name=["--score-only", "-b"], group=OUTPUT_GROUP, negative="", help="print only the numbers")
-    ] = False
-    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print a JSON object")] = False
+    score_only: Annotated[bool, SWITCH, output_flag(name=["--score-only", "-b"], help="print only the numbers")] = False
+    json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
     sentences: Annotated[
-        str | None,
-        Parameter(group=OUTPUT_GROUP, allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them"),
+        str | None, output_flag(allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them")
     ] = None
-    worst: Annotated[int, Parameter(group=OUTPUT_GROUP, help="number of worst translations to show")] = 5
-    save: Annotated[Path | None, Parameter(group=OUTPUT_GROUP, help="file for the translations")] = None
+    worst: Annotated[int, output_flag(help="number of worst translations to show")] = 5
+    save: Annotated[Path | None, output_flag(help="file for the translations")] = None
     beam_size: Annotated[
         int | None,
         Parameter(
@@ -99,12 +88,8 @@ def score(
     *,
     data: Annotated[
         list[str],
-        Parameter(
-            group=INPUT_GROUP,
-            consume_multiple=True,
-            negative_iterable="",
-            help="the test set: files, - for stdin; of a folder or a built-in corpus its test part",
-        ),
+        LIST,
+        input_flag(help="the test set: files, - for stdin; of a folder or a built-in corpus its test part"),
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
 ) -> None:

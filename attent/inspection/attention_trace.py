@@ -150,12 +150,11 @@ class Trace(Mapping[str, list[Tensor]]):
             shape = (len(sides[queries].tokens), len(sides[keys].tokens))
             weights = crop_weights(calls[-1], row, shape, path)
             info = self.layer_info[path]
-            layer = build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale)
+            layers.append(build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale))
             if info.head_indices is not None:
-                layer["head_indices"] = list(info.head_indices)
+                layers[-1]["head_indices"] = list(info.head_indices)
             if path in self.qkv:
-                layer |= pack_qkv(self.qkv[path][-1], row, shape)
-            layers.append(layer)
+                layers[-1] |= pack_qkv(self.qkv[path][-1], row, shape)
         return build_document(title, sides, layers)
 
     def to_json(self, sides: Mapping[str, TraceSide] | None = None, *, title: str = "", row: int = 0) -> str:
@@ -279,10 +278,10 @@ def build_layer(
 
 
 def pack_qkv(recorded: RecordedQKV, row: int, shape: tuple[int, int]) -> dict[str, Any]:
+    lengths = {"q": shape[0], "k": shape[1], "v": shape[1]}
     packed = {
-        "q": pack_array(recorded.q[row, :, : shape[0]], "float16", drop_low_bit=True),
-        "k": pack_array(recorded.k[row, :, : shape[1]], "float16", drop_low_bit=True),
-        "v": pack_array(recorded.v[row, :, : shape[1]], "float16", drop_low_bit=True),
+        name: pack_array(getattr(recorded, name)[row, :, :length], "float16", drop_low_bit=True)
+        for name, length in lengths.items()
     }
     if recorded.bias is not None:
         bias = recorded.bias[row if recorded.bias.shape[0] > 1 else 0, :, : shape[0], : shape[1]]
@@ -299,3 +298,23 @@ def unpack_weights(layer: Mapping[str, Any], num_keys: int, rows: Tensor | None 
     if rows is not None:
         values, indices = values[:, rows], indices[:, rows]
     return torch.zeros(*values.shape[:2], num_keys).scatter(-1, indices, values)
+
+
+# --- image patches ---------------------------------------------------------------------------------------------------
+
+
+def get_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the image of a layer's key side, if it has one."""
+    image: Mapping[str, Any] | None = document["sides"][layer["keys"]].get("image")
+    return image
+
+
+def describe_patch_queries(image: Mapping[str, Any]) -> str:
+    return "attention of the class token" if image.get("num_prefix_tokens", 0) else "mean attention of all patches"
+
+
+def reshape_to_patches(weights: Tensor, image: Mapping[str, Any]) -> Tensor:
+    """(Tq, Tk) -> (rows, columns): weights of the class token on each patch; without one, the mean of all queries."""
+    num_prefix_tokens = image.get("num_prefix_tokens", 0)
+    query_weights = weights[0] if num_prefix_tokens else weights.mean(0)
+    return query_weights[num_prefix_tokens:].view(image["rows"], image["columns"])

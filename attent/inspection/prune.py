@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -96,29 +96,23 @@ def select_heads(
         raise PruneError("the ablation must have heads to prune, but has none; ablate heads first")
     if not max_bleu_drop >= 0:
         raise PruneError(f"`within` must be 0 BLEU or more, but is {max_bleu_drop}")
-    selector = HeadSelector(measure_without, ablation, max_bleu_drop, progress)
+    min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
+    selector = HeadSelector(measure_without, ablation.bleu, min_bleu, max_loss, progress)
     selector.add_group(rank_heads(ablation, max_bleu_drop))
     return PruneSelection(heads=tuple(selector.heads), bleu=selector.bleu, trials=tuple(selector.trials))
 
 
+@dataclass
 class HeadSelector:
     """Bisects groups of heads: few trials if most heads, or hardly any, can be removed."""
 
-    def __init__(
-        self,
-        measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]],
-        ablation: Ablation,
-        max_bleu_drop: float,
-        progress: Callable[[PruneTrial], None] | None,
-    ) -> None:
-        self.measure_without, self.progress = measure_without, progress
-        self.bleu, self.min_bleu, self.max_loss = (
-            ablation.bleu,
-            ablation.bleu - max_bleu_drop,
-            ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop,
-        )
-        self.heads: list[ModelPart] = []
-        self.trials: list[PruneTrial] = []
+    measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]]
+    bleu: float
+    min_bleu: float
+    max_loss: float
+    progress: Callable[[PruneTrial], None] | None
+    heads: list[ModelPart] = field(default_factory=list)
+    trials: list[PruneTrial] = field(default_factory=list)
 
     def add_group(self, group: Sequence[ModelPart], *, known_rejected: bool = False) -> bool:
         """Remove as many heads of the group as possible; return whether all were removed."""
@@ -133,10 +127,8 @@ class HeadSelector:
     def try_group(self, group: Sequence[ModelPart]) -> bool:
         heads = [*self.heads, *group]
         bleu, loss = self.measure_without(heads)
-        accepted = bleu >= self.min_bleu and loss <= self.max_loss
-        trial = PruneTrial(
-            num_removed=len(heads), added=tuple(map(str, group)), bleu=bleu, loss=loss, accepted=accepted
-        )
+        accepted, added = bleu >= self.min_bleu and loss <= self.max_loss, tuple(map(str, group))
+        trial = PruneTrial(num_removed=len(heads), added=added, bleu=bleu, loss=loss, accepted=accepted)
         self.trials.append(trial)
         if trial.accepted:
             self.heads, self.bleu = heads, bleu

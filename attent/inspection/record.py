@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -77,9 +78,8 @@ def select_attention_layers(
         if (kind is None or kind == get_attention_kind(path)) and (layers is None or get_layer_index(path) in layers)
     }
     if not chosen:
-        filters = ", ".join(
-            f"{name} {value}" for name, value in (("kind", kind), ("layers", layers)) if value is not None
-        )
+        given = {"kind": kind, "layers": layers}
+        filters = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
         raise ValueError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
     for path, layer in chosen.items():
         for head in heads or ():
@@ -106,19 +106,19 @@ def attach_observers(
 def record_hidden_states(model: nn.Module, hidden_states: dict[str, list[Tensor]]) -> Iterator[None]:
     """Record the input of each stack and the output of every block."""
 
-    def record_input(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda _, inputs: hidden_states.setdefault(path, []).append(inputs[0].detach())
+    def record_input(path: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        hidden_states.setdefault(path, []).append(inputs[0].detach())
 
-    def record_output(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        return lambda _, __, output: hidden_states.setdefault(path, []).append(output.detach())
+    def record_output(path: str, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
+        hidden_states.setdefault(path, []).append(output.detach())
 
     handles: list[torch.utils.hooks.RemovableHandle] = []
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             path = name.replace(COMPILED_PREFIX, "") or "stack"
-            handles.append(module.blocks[0].register_forward_pre_hook(record_input(path)))
+            handles.append(module.blocks[0].register_forward_pre_hook(partial(record_input, path)))
             for i, block in enumerate(module.blocks):
-                handles.append(block.register_forward_hook(record_output(f"{path}.blocks.{i}")))
+                handles.append(block.register_forward_hook(partial(record_output, f"{path}.blocks.{i}")))
     try:
         yield
     finally:

@@ -14,9 +14,13 @@ from typing import Any, Literal
 from rich.cells import cell_len
 from torch import Tensor
 
-from attent.inspection.attention_trace import unpack_weights
+from attent.inspection.attention_trace import (
+    describe_patch_queries,
+    get_key_image,
+    reshape_to_patches,
+    unpack_weights,
+)
 from attent.inspection.head_stats import measure_document_heads
-from attent.inspection.image_patches import describe_patch_queries, get_key_image, reshape_to_patches
 
 SHADES = " ░▒▓█"
 LINE_WIDTH = 80  # columns

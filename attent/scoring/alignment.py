@@ -26,7 +26,7 @@ from attent.decoding.alignment import (
     get_default_selection,
     list_selections,
 )
-from attent.decoding.forced_decoding import EncodedPair, check_pairs, encode_pairs
+from attent.decoding.forced_decoding import check_pairs, encode_pairs
 from attent.models import Seq2Seq
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def read_gold_alignments(path: Path) -> list[GoldAlignment]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise GoldAlignmentError(
-            f"{path}: must be a file of alignments, but cannot be read ({error.strerror})"
-        ) from error
+        problem = f"{path}: must be a file of alignments, but cannot be read ({error.strerror})"
+        raise GoldAlignmentError(problem) from error
     except UnicodeDecodeError as error:
         raise GoldAlignmentError(f"{path}: must be a text file of alignments such as `0-0 1-2`, but is none") from error
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -165,14 +164,16 @@ def score_alignments(links: Sequence[Links], gold: Sequence[GoldAlignment]) -> A
     sure_hits = sum(len(predicted & pair.sure) for predicted, pair in pairs)
     possible_hits = sum(len(predicted & pair.possible) for predicted, pair in pairs)
     return AlignmentScores(
-        aer=compute_aer(sure_hits, possible_hits, num_links, num_sure),
+        aer=compute_aer((sure_hits, possible_hits, num_links), num_sure),
         precision=100 * possible_hits / max(1, num_links),
         recall=100 * sure_hits / max(1, num_sure),
         num_links=num_links,
     )
 
 
-def compute_aer(sure_hits: float, possible_hits: float, num_links: float, num_sure: float) -> float:
+def compute_aer(hits: Sequence[float], num_sure: float) -> float:
+    """`hits`: predicted links that are sure, that are possible, and all of them."""
+    sure_hits, possible_hits, num_links = hits
     return 100 * (1 - (sure_hits + possible_hits) / max(1, num_links + num_sure))
 
 
@@ -193,9 +194,13 @@ def evaluate_alignment(
         raise GoldAlignmentError(
             f"{location}: at least two pairs with sure links are needed: one to select by, one to measure on"
         )
-    rows = encode_pairs(model, tokenizer, sources, targets, to)
-    counts, mutual = count_hits(model, tokenizer, sources, targets, rows, gold)
-    candidates = tuple(compute_candidates(counts, gold, list_selections(model)))
+    rows, selections = encode_pairs(model, tokenizer, sources, targets, to), list_selections(model)
+    counts = torch.zeros(len(rows), len(selections), 3)  # of sure, possible and all predicted links
+    mutual = torch.zeros(len(selections), 2)  # mutual and all links
+    for index, weights in compute_word_weights(model, tokenizer, sources, targets, rows):
+        counts[index] = count_pair_hits(weights, gold[index])
+        mutual += count_mutual_links(weights)
+    candidates = tuple(compute_candidates(counts, gold, selections))
     best = min(candidates, key=lambda candidate: candidate.selection_aer)  # the first of equals: means before heads
     alignments = align_rows(model, tokenizer, sources, targets, rows, best.choice)[TEST_HALF]
     return AlignmentReport(
@@ -209,24 +214,6 @@ def evaluate_alignment(
         skipped_links=skipped,
         model_fingerprint=compute_fingerprint(model),
     )
-
-
-def count_hits(
-    model: Seq2Seq,
-    tokenizer: Tokenizer,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    rows: Sequence[EncodedPair],
-    gold: Sequence[GoldAlignment],
-) -> tuple[Tensor, Tensor]:
-    """Return counts (pairs, selections, 3) of sure, possible and all predicted links, and (selections, 2) of mutual and
-    all links."""
-    num_selections = len(list_selections(model))
-    counts, mutual = torch.zeros(len(rows), num_selections, 3), torch.zeros(num_selections, 2)
-    for index, weights in compute_word_weights(model, tokenizer, sources, targets, rows):
-        counts[index] = count_pair_hits(weights, gold[index])
-        mutual += count_mutual_links(weights)
-    return counts, mutual
 
 
 def count_pair_hits(word_weights: Tensor, gold: GoldAlignment) -> Tensor:
@@ -247,8 +234,5 @@ def compute_candidates(
     num_sure = [len(pair.sure) for pair in gold]
     parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
     for i, choice in enumerate(choices):
-        selection_aer, test_aer, aer = (
-            compute_aer(sure, possible, links, total)
-            for (sure, possible, links), total in ((s[i], n) for s, n in parts)
-        )
+        selection_aer, test_aer, aer = (compute_aer(sums[i], total) for sums, total in parts)
         yield AlignmentCandidate(choice=choice, selection_aer=selection_aer, test_aer=test_aer, aer=aer)

@@ -155,15 +155,14 @@ def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
             f"{path}: must have a line for each of the {len(test_set.references):,} pairs of {test_set.name}{skipped}, "
             f"but has {len(lines):,}; translate this test set, including its empty lines"
         )
-    return [_decode_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
-
-
-def _decode_line(line: bytes, location: str) -> str:
-    try:
-        return line.decode().strip()
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        raise ScoreError(f"{location}: must be UTF-8, but {byte}; convert the file first") from error
+    outputs = []
+    for number, line in enumerate(lines, 1):
+        try:
+            outputs.append(line.decode().strip())
+        except UnicodeDecodeError as error:
+            byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+            raise ScoreError(f"{path}:{number}: must be UTF-8, but {byte}; convert the file first") from error
+    return outputs
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------
@@ -329,6 +328,7 @@ DESCRIBED_OPTIONS = frozenset(
 def describe_search(options: ScoreOptions, dtype: str) -> str:
     """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
     search = options.search
+    changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
     limit = f"source + {MAX_EXTRA_TOKENS}" if search.max_length is None else f"{search.max_length:,}"
     parts = [
         describe_sampling(search.sampling) if search.sampling else describe_beam(search),
@@ -339,15 +339,9 @@ def describe_search(options: ScoreOptions, dtype: str) -> str:
         f"engine {options.device.engine}" if options.device.engine else "",
         dtype if dtype != "float32" else "",
         *(f"with {folder}" for folder in options.ensemble),
-        *describe_other_options(search),
+        *(f"{name} {getattr(search, name)}" for name in changed if name not in DESCRIBED_OPTIONS),
     ]
     return ", ".join(filter(None, parts))
-
-
-def describe_other_options(search: SearchOptions) -> list[str]:
-    """`name value` of each option with a value of its own that `describe_search` has no phrase for."""
-    changed = [field for field in fields(search) if getattr(search, field.name) != field.default]
-    return [f"{each.name} {getattr(search, each.name)}" for each in changed if each.name not in DESCRIBED_OPTIONS]
 
 
 def describe_beam(search: SearchOptions) -> str:

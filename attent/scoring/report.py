@@ -16,7 +16,7 @@ from attent.decoding.alignment import HeadSelection, MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
-from attent.scoring.evaluate import Evaluation, SentenceScore
+from attent.scoring.evaluate import Evaluation
 from attent.scoring.metrics import DEFAULT_METRIC, METRICS, SENTENCE_METRICS, format_metrics
 from attent.scoring.pipeline import ScoreReport
 
@@ -104,13 +104,17 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
         if worst:
             yield render_heading("Worst sentences", f"by {METRICS[DEFAULT_METRIC].title} of the sentence")
         for sentence in worst:
-            yield from render_sentence(sentence)
+            yield Text(f"pair {sentence.number:,}  {format_metrics(sentence.metrics)}", "cyan")
+            for name in ("source", "reference", "output"):
+                yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(getattr(sentence, name)))
     if report.baseline:
         yield from render_comparison(report)
     if report.forced is not None:
         yield from render_forced(report.forced)
     if isinstance(report.alignment, MeasuredSelection):
-        yield from render_agreement(report.alignment)
+        selection, agreement = report.alignment.selection, report.alignment.agreement
+        yield render_heading("Heads for alignment", f"{selection}; saved in the model folder")
+        yield Text(f"{agreement:.1f}% of their links are mutual, more than for any other choice")
     elif report.alignment:
         yield from render_alignment(report.alignment)
 
@@ -172,25 +176,12 @@ def render_groups(evaluation: Evaluation) -> Iterator[Text]:
     yield from render_table(rows, header)
 
 
-def render_sentence(sentence: SentenceScore) -> Iterator[Text]:
-    yield Text(f"pair {sentence.number:,}  {format_metrics(sentence.metrics)}", "cyan")
-    for name, text in (("source", sentence.source), ("reference", sentence.reference), ("output", sentence.output)):
-        yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(text))
-
-
 def render_comparison(report: ScoreReport) -> Iterator[Text]:
     yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
-    rows = [
-        [
-            c.title,
-            f"{c.value:.2f}",
-            f"{c.baseline:.2f}",
-            f"{c.difference:+.2f}",
-            f"{c.p_value:.4f}",
-            VERDICTS[c.is_better],
-        ]
-        for c in report.comparisons
-    ]
+    rows = []
+    for c in report.comparisons:
+        numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
+        rows.append([c.title, *numbers, VERDICTS[c.is_better]])
     yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
 
 
@@ -241,8 +232,3 @@ def render_best_alignment(report: AlignmentReport) -> Iterator[Text]:
 
 def _short_choice(choice: HeadSelection) -> str:
     return str(choice).partition(", when")[0]
-
-
-def render_agreement(selection: MeasuredSelection) -> Iterator[Text]:
-    yield render_heading("Heads for alignment", f"{selection.selection}; saved in the model folder")
-    yield Text(f"{selection.agreement:.1f}% of their links are mutual, more than for any other choice")
