@@ -956,7 +956,7 @@ FAULTS = """
 + with torch.no_grad()
 
 # tasks: documents have no end token
-@ training/tasks/causal_lm.py::CausalLMTask.concatenate_documents: cli/test_train_tasks.py -k bits
+@ training/tasks/causal_lm.py::CausalLMTask.prepare_texts: cli/test_train_tasks.py -k bits
 - self.vocabulary.prefix_ids, (self.vocabulary.end,))
 + self.vocabulary.prefix_ids, ())
 

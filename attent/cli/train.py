@@ -10,13 +10,12 @@ from cyclopts import Group, Parameter
 
 from attent.cli.config_flags import add_config_flags
 from attent.training.run_options import SETTING_TABLES, Size
-from attent.training.tasks import TASK_HELP, TaskName
+from attent.training.tasks import DATA_HELP, TASK_HELP, TaskName
 
 COMMON, TEXT, IMAGES, RECIPE, SCORES = (
     Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
 )
 GROUPS = {"data": TEXT, "data.images": IMAGES, "train": RECIPE, "decode": SCORES}
-
 
 DataFlag = Annotated[
     list[str] | None,
@@ -25,9 +24,7 @@ DataFlag = Annotated[
         consume_multiple=True,
         allow_repeating=True,
         negative_iterable="",
-        help="translate: files, folders, built-in corpora, - for stdin, each with an optional weight (own.tmx:3). "
-        "lm: .txt or .jsonl documents; mlm, spans: one text per line; classify: .tsv of text and label; "
-        "images: one folder per class, or idx files",
+        help=DATA_HELP,
     ),
 ]
 SetFlag = Annotated[

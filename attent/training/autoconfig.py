@@ -20,16 +20,8 @@ from attent import settings
 from attent.data.estimate import CorpusEstimate, TextPairs, TokenRows, TrainingEstimate, estimate_tokens
 from attent.models import Seq2Seq, Seq2SeqConfig, build, presets, shift_right
 from attent.text.tokenizer import Tokenizer
-from attent.training.config import (
-    M,
-    Run,
-    Size,
-    TrainConfig,
-    TrainError,
-    UserSettings,
-    build_model_config,
-    flatten_settings,
-)
+from attent.training import config as run_config
+from attent.training.config import M, Run, Size, TrainConfig, TrainError, UserSettings
 from attent.training.hardware import activate_device, pick_precision
 from attent.training.schedule import compute_paper_lr
 
@@ -86,23 +78,17 @@ def choose_model(
     """Return (size, config, reason) of a translation model."""
     num_pairs = data_size.num_examples
     size = run.size or choose_size_and_epochs(num_pairs, device_type)[0]
-    reason = "as requested" if run.size else _explain_size(size, num_pairs, device_type)
+    reason = "as requested" if run.size else f"for {num_pairs:,} pairs"
+    if not run.size and size != "base":
+        too_slow = device_type == "cpu" and size == "small" and num_pairs >= 2_000_000
+        reason += ": base would take weeks on a CPU" if too_slow else ": a larger model would overfit"
     preset = fit_to_tokenizer(getattr(presets, size)(tokenizer.source.size), tokenizer)
     dropout = max(look_up(DROPOUT_BY_PAIRS, num_pairs), preset.encoder.dropout if size == "big" else 0.0)
     encoder, decoder = (replace(stack, dropout=dropout) for stack in (preset.encoder, preset.decoder))
-    config = build_model_config(requested, replace(preset, encoder=encoder, decoder=decoder))
+    config = run_config.build_model_config(requested, replace(preset, encoder=encoder, decoder=decoder))
     if config.encoder.dropout == dropout:
         reason += f"; dropout {dropout:g}" + (", since few pairs are easily overfitted" if dropout > 0.1 else "")
     return size, config, reason
-
-
-def _explain_size(size: Size, num_pairs: int, device_type: str) -> str:
-    if size == "base":
-        return f"for {num_pairs:,} pairs"
-    on_cpu = device_type == "cpu" and size == "small" and num_pairs >= 2_000_000
-    return f"for {num_pairs:,} pairs: " + (
-        "base would take weeks on a CPU" if on_cpu else "a larger model would overfit"
-    )
 
 
 def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConfig:
@@ -123,10 +109,10 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
 
     `vocab_sizes` are those of its tokenizer, of each side.
     """
-    own = {f"model.{name}": value for name, value in flatten_settings(settings.to_dict(config))}
+    own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config))}
     fixed = [
         path
-        for path, value in flatten_settings(requested)
+        for path, value in run_config.flatten_settings(requested)
         if (path in FIXED_SETTINGS or path.startswith("model."))
         and not path.endswith("dropout")
         and (path, value) not in own.items()
@@ -143,7 +129,7 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
             f"{origin}: its tokenizer does not match its model: {ids} subwords for embeddings of {rows}; copy the "
             "model again"
         )
-    return build_model_config(requested, config)
+    return run_config.build_model_config(requested, config)
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -165,7 +151,11 @@ def fill_train_config(
     epochs = choose_size_and_epochs(data_size.num_examples, device.type)[1] / divisor
     steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, math.ceil(epochs * steps_per_epoch)))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
-    lr = train.lr or (FINETUNE_LR if finetune else _choose_lr(model, warmup, steps))
+    # Equation 3, without a higher rate after a short warm-up; doubled for small models as in the paper's own code
+    # (tensor2tensor), given enough steps.
+    paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
+    paper_lr *= 2 if model.encoder.width < 512 and steps >= MIN_STEPS else 1
+    lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
     return fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
 
@@ -189,13 +179,6 @@ def fill_defaults(
     )
 
 
-def _choose_lr(model: Seq2SeqConfig, warmup: int, steps: int) -> float:
-    """Equation 3; doubled for small models as in the paper's own code (tensor2tensor), given enough steps."""
-    lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))  # a short warm-up must not reach a higher rate
-    doubled = model.encoder.width < 512 and steps >= MIN_STEPS
-    return float(f"{2 * lr if doubled else lr:.3g}")
-
-
 def describe_choices(run: Run, size_reason: str, data_size: DataSize) -> Iterator[str]:
     """Sentences about the model and the schedule of a translation run."""
     model = run.model
@@ -204,24 +187,27 @@ def describe_choices(run: Run, size_reason: str, data_size: DataSize) -> Iterato
         f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers, "
         f"width {model.encoder.width}, vocabulary {model.vocab:,}; {size_reason}"
     )
-    yield from describe_schedule(run.train, data_size, "greedy")
+    yield from describe_schedule(run.train, count_batches(run.train, data_size), "greedy")
 
 
-def describe_schedule(train: TrainConfig, data_size: DataSize, validation_note: str = "") -> Iterator[str]:
+def count_batches(train: TrainConfig, data_size: DataSize) -> int:
+    """Batches of an epoch."""
     assert train.batch_tokens
+    return math.ceil(data_size.num_tokens / train.batch_tokens)
+
+
+def describe_schedule(train: TrainConfig, num_batches: int, note: str = "", batches: str = "") -> Iterator[str]:
+    """Sentences about the steps and validations; `num_batches` of an epoch, `note` about validation."""
     assert train.steps
-    epochs = train.steps * train.accumulate / max(1, math.ceil(data_size.num_tokens / train.batch_tokens))
-    batches = f"batches of {train.batch_tokens:,} tokens{f' x {train.accumulate}' if train.accumulate > 1 else ''}"
-    yield from format_schedule(train, batches, epochs, validation_note)
-
-
-def format_schedule(train: TrainConfig, batches: str, epochs: float, validation_note: str = "") -> Iterator[str]:
+    epochs = train.steps * train.accumulate / max(1, num_batches)
+    times = f" x {train.accumulate}" if train.accumulate > 1 else ""
+    batches = batches or f"batches of {train.batch_tokens:,} tokens{times}"
     yield (
         f"schedule: {train.optimizer}, learning rate up to {train.lr:g} after {train.warmup:,} steps, {batches}, at "
         f"most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
     )
     patience = f"; stops after {train.patience} without improvement" if train.patience else ""
-    note = f" ({validation_note})" if validation_note else ""
+    note = f" ({note})" if note else ""
     yield f"validate every {train.valid_every:,} steps{note}, checkpoint every {train.save_every:,}{patience}"
 
 

@@ -23,17 +23,10 @@ from torch import Tensor
 
 from attent import settings
 from attent.models.folder import encode_json
+from attent.storage import manifest
 from attent.storage.atomic import fsync_path, make_folder, write_synced
 from attent.storage.errors import FolderError
-from attent.storage.manifest import (
-    MANIFEST_FILE,
-    ManifestEntry,
-    explain_save_errors,
-    find_damage,
-    hash_file,
-    read_manifest,
-    write_manifest,
-)
+from attent.storage.manifest import MANIFEST_FILE, ManifestEntry
 from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
 
 STATE_FILE = "state.json"
@@ -62,15 +55,18 @@ class Checkpoint:
 def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     """Write `state/step-N`. Whatever happens meanwhile, older checkpoints load, and this one is complete or missing."""
     root = Path(root)
-    with _wrap_errors(root), explain_save_errors(root, "checkpoint"):
+    with _wrap_errors(root), manifest.explain_save_errors(root, "checkpoint"):
         target = checkpoint_path(root, checkpoint.step)
         state = encode_json(checkpoint.state, STATE_FILE)
-        groups = _prepare_groups(checkpoint.tensors)
+        groups = {group: _prepare_group(group, tensors) for group, tensors in checkpoint.tensors.items()}
         make_folder(root)
         _clean_up(root)
         try:
             staged = _write_staged(root / f"{SAVING_PREFIX}{_format_step(checkpoint.step)}", state, groups)
-            _rename_into_place(staged, target)
+            if os.path.lexists(target):  # rename cannot replace a full folder: move it away, where it still counts
+                os.rename(target, target.with_name(target.name.replace(STEP_PREFIX, REPLACED_PREFIX)))
+            os.rename(staged, target)
+            fsync_path(root)
         finally:
             with suppress(OSError):  # the next save or prune removes what is left
                 _clean_up(root)
@@ -83,15 +79,10 @@ def _format_step(step: int) -> str:
     return f"{step:08}"
 
 
-def _prepare_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+def _prepare_group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors on the CPU, each in its own memory: a tied tensor is stored once per name."""
-    for group in groups:
-        if not GROUP_NAME.fullmatch(group):
-            raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
-    return {group: _prepare_group(tensors) for group, tensors in groups.items()}
-
-
-def _prepare_group(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not GROUP_NAME.fullmatch(group):
+        raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
     storages: set[int] = set()
     for name, tensor in tensors.items():
         check_storable(name, tensor)
@@ -108,16 +99,9 @@ def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Ten
         shutil.copymode(staged / STATE_FILE, path)  # safetensors files are private to their owner
         fsync_path(path)
     names = [STATE_FILE, *(group + TENSOR_SUFFIX for group in groups)]
-    write_manifest(staged / MANIFEST_FILE, {name: hash_file(staged / name) for name in names})
+    manifest.write_manifest(staged / MANIFEST_FILE, {name: manifest.hash_file(staged / name) for name in names})
     fsync_path(staged)
     return staged
-
-
-def _rename_into_place(staged: Path, target: Path) -> None:
-    if os.path.lexists(target):  # rename cannot replace a full folder: move the old one away, where it still counts
-        os.rename(target, target.with_name(target.name.replace(STEP_PREFIX, REPLACED_PREFIX)))
-    os.rename(staged, target)
-    fsync_path(target.parent)
 
 
 def _clean_up(root: Path) -> None:
@@ -198,13 +182,16 @@ def list_steps(root: Path) -> list[int]:
 def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Checkpoint:
     """Load the checkpoint `state/step-N`, or only some groups of its tensors, after verifying every byte."""
     folder = Path(folder)
-    step = _parse_step(folder)
+    match = re.fullmatch(f"{STEP_PREFIX}([0-9]{{8,15}})", folder.name)
+    if match is None:
+        raise CheckpointError(f"{folder}: must be a checkpoint folder; give one such as step-00000120")
+    step = int(match[1])
     with _wrap_errors(folder):
         path = _find_folder(folder.parent, step)
         files = _read_manifest(path)
         names = _select_files(path, files, groups)
         for name in (STATE_FILE, *names.values()):
-            problem = find_damage(path / name, files[name])
+            problem = manifest.find_damage(path / name, files[name])
             if problem is not None:
                 raise FolderError(f"{path / name}: {problem}; copy the checkpoint again, or take an older one")
         state = settings.read_json(path / STATE_FILE)
@@ -233,20 +220,13 @@ def load_newest(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     )
 
 
-def _parse_step(folder: Path) -> int:
-    match = re.fullmatch(f"{STEP_PREFIX}([0-9]{{8,15}})", folder.name)
-    if match is None:
-        raise CheckpointError(f"{folder}: must be a checkpoint folder; give one such as step-00000120")
-    return int(match[1])
-
-
 def checkpoint_path(root: Path, step: int) -> Path:
     return root / f"{STEP_PREFIX}{_format_step(step)}"
 
 
 def _find_folder(root: Path, step: int) -> Path:
     """Return the folder of a checkpoint: .replaced-N if a save that was to replace it was interrupted."""
-    path, replaced = root / f"{STEP_PREFIX}{_format_step(step)}", root / f"{REPLACED_PREFIX}{_format_step(step)}"
+    path, replaced = checkpoint_path(root, step), root / f"{REPLACED_PREFIX}{_format_step(step)}"
     return replaced if not os.path.lexists(path) and replaced.is_dir() else path
 
 
@@ -254,7 +234,7 @@ def _read_manifest(folder: Path) -> dict[str, ManifestEntry]:
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise FolderError(f"{folder}: must be a checkpoint folder, but {problem}; give another")
-    files = read_manifest(folder / MANIFEST_FILE, "checkpoint")
+    files = manifest.read_manifest(folder / MANIFEST_FILE, "checkpoint")
     for name in files.keys() - {STATE_FILE}:
         if not name.endswith(TENSOR_SUFFIX) or not GROUP_NAME.fullmatch(name.removesuffix(TENSOR_SUFFIX)):
             raise FolderError(

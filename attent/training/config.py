@@ -7,8 +7,9 @@ None means "chosen from the data and the machine" (`autoconfig`); the resolved r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from difflib import get_close_matches
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,16 +20,8 @@ from attent.training.run_options import DataConfig, DecodeConfig, Precision, Siz
 from attent.training.tasks import TASKS, TaskName, get_task_class
 
 __all__ = [
-    "DataConfig",
-    "DecodeConfig",
-    "Precision",
-    "Run",
-    "Size",
-    "TaskName",
-    "TrainConfig",
-    "TrainError",
-    "UserSettings",
-]
+    "DataConfig", "DecodeConfig", "Precision", "Run", "Size", "TaskName", "TrainConfig", "TrainError", "UserSettings",
+]  # fmt: skip
 
 M = TypeVar("M", bound=ModelConfig)
 
@@ -46,31 +39,16 @@ class Run:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seq2SeqRun(Run):
-    model: Seq2SeqConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalRun(Run):
-    model: CausalConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderRun(Run):
-    model: EncoderConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionRun(Run):
-    model: VisionConfig | None = None
-
-
-RUN_CLASS_BY_MODEL: dict[type[Any], type[Run]] = {
-    Seq2SeqConfig: Seq2SeqRun,
-    CausalConfig: CausalRun,
-    EncoderConfig: EncoderRun,
-    VisionConfig: VisionRun,
+# By the class of the model.
+RUN_CLASSES: dict[type[Any], type[Run]] = {
+    config: make_dataclass(
+        config.__name__.replace("Config", "Run"),
+        [("model", config | None, None)],
+        bases=(Run,),
+        frozen=True,
+        kw_only=True,
+    )
+    for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
 }
 
 # Settings, or tables of them, that not every task reads (see `Task.settings`); one that has no effect is refused.
@@ -93,8 +71,6 @@ RESUMABLE_CHANGES = frozenset(
 STACK_FIELDS = {field.name for field in fields(StackConfig)} - {"causal", "cross_attention"}
 PLACEHOLDER_VOCAB = 1000  # to validate the model's settings before the vocabulary is known
 DATA_DERIVED_FIELDS = ("vocab", "target_vocab", "labels")  # of a model; settings for them are ignored
-
-
 UserSettings = dict[str, Any]  # nested tables
 
 
@@ -126,25 +102,18 @@ def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any])
     task = requested.get("task", "translate")
     defaults, used = dict(flatten_settings(settings.to_dict(Run()))), get_task_class(task).settings
     for path, value in flatten_settings(requested):
-        table = next((name for name in _path_prefixes(path) if name in TASK_SETTINGS), None)
+        tables = accumulate(path.split("."), "{}.{}".format)  # a.b.c -> a, a.b, a.b.c
+        table = next((name for name in reversed(list(tables)) if name in TASK_SETTINGS), None)
         is_file_layout = path == "data.layout" and path in in_file
         is_default = path in defaults and (value == defaults[path] or not (value or defaults[path]))
         if table and table not in used and not is_default and not is_file_layout:
             raise TrainError(f"`{path}` has no effect with --task {task}; leave it out")
 
 
-def _path_prefixes(path: str) -> list[str]:
-    """a.b.c -> a.b.c, a.b, a"""
-    parts = path.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-
-
 def get_run_class(requested: UserSettings) -> type[Run]:
     """Return the class for the task; an invalid task is reported by `validate_settings`."""
     task = requested.get("task", "translate")
-    return (
-        RUN_CLASS_BY_MODEL[get_task_class(task).config_class] if isinstance(task, str) and task in TASKS else Seq2SeqRun
-    )
+    return RUN_CLASSES[get_task_class(task if task in list(TASKS) else "translate").config_class]
 
 
 def read_run(path: Path) -> Run:
@@ -175,7 +144,7 @@ def build_model_config(requested: UserSettings, preset: M, where: str = "run.tom
     table = {name: value for name, value in requested.get("model", {}).items() if name not in DATA_DERIVED_FIELDS}
     merged = _merge_tables(settings.to_dict(preset), table)
     try:
-        config = settings.from_dict(RUN_CLASS_BY_MODEL[type(preset)], {"model": merged}, where=where).model
+        config = settings.from_dict(RUN_CLASSES[type(preset)], {"model": merged}, where=where).model
         assert isinstance(config, type(preset))
         return config
     except settings.SettingsError:
@@ -204,7 +173,14 @@ def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[
 
 def get_stack_names(run_class: type[Run]) -> tuple[str, ...]:
     """Names of the stacks in the model's table."""
-    return ("encoder", "decoder") if run_class is Seq2SeqRun else ("stack",)
+    return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
+
+
+def get_stacks(config: ModelConfig) -> tuple[StackConfig | None, StackConfig | None]:
+    """Encoder and decoder; some models have only one of them."""
+    if isinstance(config, Seq2SeqConfig):
+        return config.encoder, config.decoder
+    return (None, config.stack) if isinstance(config, CausalConfig) else (config.stack, None)
 
 
 MODEL_FIELDS = {
@@ -233,10 +209,9 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
     merged = dict(base)
     for name, value in table.items():
         old = merged.get(name)
-        same = (
-            isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        )
-        merged[name] = _merge_tables(old, value) if same and isinstance(old, dict) else value
+        if isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+            value = _merge_tables(old, value)
+        merged[name] = value
     return merged
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from attent.scoring.metrics import METRICS
 from attent.storage.atomic import write_atomic
@@ -120,13 +121,8 @@ def downsample(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Po
         return list(points)
     inner, groups = points[1:-1], max_points - 2
     bounds = [round(i * len(inner) / groups) for i in range(groups + 1)]
-    means = [(_mean(x for x, _ in inner[a:b]), _mean(y for _, y in inner[a:b])) for a, b in pairwise(bounds)]
+    means = [(fmean(x for x, _ in inner[a:b]), fmean(y for _, y in inner[a:b])) for a, b in pairwise(bounds)]
     return [points[0], *means, points[-1]]
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers)
 
 
 def value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[float, float]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -81,21 +81,11 @@ class DistributedContext:
     @contextmanager
     def no_sync(self, module: nn.Module, is_last: bool) -> Iterator[None]:
         """Synchronize gradients on the last micro-batch only."""
-        if self.world_size == 1 or is_last:
-            _set_gradient_sync(module, True)
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(is_last)
+        postpone = isinstance(module, DistributedDataParallel) and not is_last
+        with module.no_sync() if postpone else nullcontext():  # type: ignore[operator]
             yield
-        elif isinstance(module, DistributedDataParallel):
-            with module.no_sync():
-                yield
-        else:
-            _set_gradient_sync(module, False)
-            yield
-
-
-def _set_gradient_sync(module: nn.Module, enabled: bool) -> None:
-    setter = getattr(module, "set_requires_gradient_sync", None)  # FSDP2 only
-    if setter is not None:
-        setter(enabled)
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:

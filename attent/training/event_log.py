@@ -34,13 +34,20 @@ class EventLog:
     """An event handler that writes each event as a line, unbuffered.
 
     `from_step`: the step that the run resumes from; lines of later steps are removed first. 0 starts a new log.
+    `history`: the events that stay.
     """
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self.path = Path(path)
         self._file: FileIO | None = None
+        self.history: list[Event] = []
         try:
-            truncate_log(self.path, from_step)
+            objects = list(_read_objects(self.path)) if self.path.is_file() else []
+            earlier = [(line, data) for line, data in objects if from_step and _get_step(data) <= from_step]
+            self.history = [event for _, data in earlier if (event := _parse_event(data)) is not None]
+            earlier_lines = b"".join(line for line, _ in earlier)
+            if self.path.is_file() and self.path.stat().st_size != len(earlier_lines):
+                write_atomic(self.path, earlier_lines)
             self._file = FileIO(self.path, "a")  # unbuffered: a kill loses at most the line being written
         except OSError as error:
             self._disable(error)
@@ -75,26 +82,13 @@ def read_events(path: Path) -> list[Event]:
     return [event for _, data in _read_objects(path) if (event := _parse_event(data)) is not None]
 
 
-def truncate_log(path: Path, step: int) -> None:
-    """Remove the events after a step, atomically."""
-    if not path.is_file():
-        return
-    earlier_lines = b"".join(line for line, data in _read_objects(path) if step and _get_step(data) <= step)
-    if path.stat().st_size == len(earlier_lines):
-        return
-    write_atomic(path, earlier_lines)
-
-
 def to_json_line(event: Event, now: datetime) -> bytes:
     """Serialize an event; NaN and infinity, which JSON lacks, become null."""
-    values = {name: _finite_or_none(value) for name, value in settings.to_dict(event).items()}
-    data = {"event": type(event).__name__.lower(), "time": now.isoformat(timespec="seconds"), **values}
+    data: dict[str, Any] = {"event": type(event).__name__.lower(), "time": now.isoformat(timespec="seconds")}
+    for name, value in settings.to_dict(event).items():
+        data[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     # A lone surrogate cannot be UTF-8; Python's escape for it is also JSON's.
     return (json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -6,7 +6,7 @@ Reads only. Every checksum of the model is verified; checkpoints are only listed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import Tokenizer, TokenizerError, find_tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary
 from attent.training.checkpoint import list_steps
+from attent.training.config import flatten_settings, get_stacks
 from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, Event, Progress, Started, Validated
 from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
@@ -107,7 +108,6 @@ class FolderInfo:
 
 def inspect_folder(folder: Path) -> FolderInfo:
     """Describe a folder; damage is listed in `problems`, and a folder without a model or a run is an error."""
-
     root = folder.expanduser()
     problems: list[str] = []
     training = inspect_training(root, problems)
@@ -117,7 +117,7 @@ def inspect_folder(folder: Path) -> FolderInfo:
     except FolderError as error:
         if training is None:
             raise
-        if not _has_no_model(root):
+        if any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE)):
             problems.append(str(error))
     if model is not None and training is not None and training.settings.get("task") == "spans":
         model = replace(model, commands=SPAN_MODEL_COMMANDS)
@@ -134,14 +134,10 @@ def inspect_folder(folder: Path) -> FolderInfo:
     )
 
 
-def _has_no_model(root: Path) -> bool:
-    return not any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE))
-
-
 def inspect_model(root: Path, name: str) -> ModelInfo:
     model = interop.load(name)  # verifies the checksums of attent folders
     is_ours = hf_folder.is_attent_folder(root)
-    encoder, decoder = _describe_stacks(model)
+    encoder, decoder = (None if stack is None else _describe_stack(stack) for stack in get_stacks(model.config))
     return ModelInfo(
         kind=MODEL_KINDS[model.config.kind],
         saved_by="attent" if is_ours else "Hugging Face",
@@ -157,13 +153,6 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
         has_checksums=is_ours,
     )
-
-
-def _describe_stacks(model: Model) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    if isinstance(model, Seq2Seq):
-        return _describe_stack(model.config.encoder), _describe_stack(model.config.decoder)
-    stack = _describe_stack(model.config.stack)
-    return (None, stack) if isinstance(model, CausalLM) else (stack, None)
 
 
 def _describe_images(model: Model) -> str:
@@ -260,7 +249,6 @@ def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:
 
 def _read_finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
     """Read the summary of a complete run; empty if training has continued since."""
-
     summary: dict[str, Any] = {}
     try:
         summary = settings.read_json(path) if path.is_file() else {}
@@ -283,14 +271,8 @@ def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}
-    return {name: value for name in SHOWN_SETTINGS if (value := _get_setting(tables, name)) is not None}
-
-
-def _get_setting(tables: Mapping[str, Any], path: str) -> Any:
-    value: Any = tables
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+    resolved = dict(flatten_settings(tables))
+    return {name: resolved[name] for name in SHOWN_SETTINGS if resolved.get(name) is not None}
 
 
 def _summarize_events(events: Sequence[Event]) -> dict[str, Any]:

@@ -88,8 +88,7 @@ class Trainer:
         self.loss_factor = torch.zeros((), device=distributed.device)  # 1 / targets, read by captured steps
         if self.compiled and distributed.device.type == "cuda":
             self.enable_cuda_graphs(make_cuda_capture(distributed.device))
-        self.start_step, self.last_clock = 0, time.monotonic()
-        self.eta_start = (time.monotonic(), 0)  # time and step from which the time left is extrapolated
+        self.start_clocks()
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
 
@@ -131,7 +130,10 @@ class Trainer:
         self.state.step += 1
         self.update_ema()
         self.state.epoch, self.state.batch_index = next_position
-        self.record_batches(batches)
+        for batch in batches:
+            ids = batch.example_ids.astype("<i8").tobytes()
+            self.state.order_digest = hashlib.sha256(self.state.order_digest.encode() + ids).hexdigest()
+            self.state.tokens += batch.num_tokens
         self.metrics.count_batches(batches)
         self.restart_clocks_while_compiling()
         self.report_progress()
@@ -166,9 +168,7 @@ class Trainer:
         return "patience" if patience and self.state.validations_without_progress >= patience else None
 
     def begin(self) -> None:
-        self.last_clock = time.monotonic()
-        self.start_step = self.state.step
-        self.eta_start = (self.last_clock, self.start_step)
+        self.start_clocks()
         self.emit(self.build_started_event())
         if self.compiled and not self.get_stop_reason():
             self.compile_start = time.monotonic()
@@ -194,12 +194,16 @@ class Trainer:
 
     def accumulate_gradients(self, batches: list[TrainBatch], targets: int) -> None:
         """Compute the gradient of the mean loss over all targets; out of memory, retry with smaller micro-batches."""
+        world_size = self.distributed.world_size
         while True:
             snapshot = self.metrics.snapshot()
             try:
                 for number, batch in enumerate(batches):
-                    is_last = number == len(batches) - 1
-                    self.backward_batch(batch, number, targets, is_last)
+                    micro_batches = split_batch(batch, self.state.micro_batch_tokens, world_size)
+                    assigned = list(assign_to_rank(micro_batches, self.distributed.rank, world_size))
+                    for micro_batch in assigned:
+                        is_last = number == len(batches) - 1 and micro_batch is assigned[-1]
+                        self.backward_micro_batch(batch, micro_batch, number, targets, is_last)
                 return
             except torch.OutOfMemoryError:
                 freed_graphs = self.step_graphs is not None and self.step_graphs.clear()
@@ -209,13 +213,6 @@ class Trainer:
             if self.distributed.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.state.micro_batch_tokens = micro_batch_tokens
-
-    def backward_batch(self, batch: TrainBatch, number: int, targets: int, is_last: bool) -> None:
-        world_size = self.distributed.world_size
-        micro_batches = split_batch(batch, self.state.micro_batch_tokens, world_size)
-        assigned = list(assign_to_rank(micro_batches, self.distributed.rank, world_size))
-        for micro_batch in assigned:
-            self.backward_micro_batch(batch, micro_batch, number, targets, is_last and micro_batch is assigned[-1])
 
     def backward_micro_batch(
         self, batch: TrainBatch, micro_batch: MicroBatch, batch_number: int, targets: int, is_last: bool
@@ -274,12 +271,6 @@ class Trainer:
             parameters = [parameter.detach() for parameter in self.trainable_parameters.values()]
             torch._foreach_lerp_(list(self.ema.values()), parameters, 1 - decay)
 
-    def record_batches(self, batches: list[TrainBatch]) -> None:
-        for batch in batches:
-            ids = batch.example_ids.astype("<i8").tobytes()
-            self.state.order_digest = hashlib.sha256(self.state.order_digest.encode() + ids).hexdigest()
-            self.state.tokens += batch.num_tokens
-
     # ---- CUDA graphs -------------------------------------------------------------------------------------------------
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
@@ -305,19 +296,16 @@ class Trainer:
         graph = graphs.get_or_capture(batch)
         if graph is None:
             if graphs.failure:
-                self.disable_cuda_graphs(graphs.failure)
+                self.optimizer.zero_grad()  # gradients of the failed capture
+                self.step_graphs = None
+                self.warn(f"CUDA graph capture failed, so kernels are launched one by one ({graphs.failure})")
             return False
         rng.seed_torch(self.config.seed, self.state.step, 0, 0)
         self.optimizer.set_lr(self.get_lr(self.state.step + 1))
         self.loss_factor.fill_(1 / targets)
-        graphs.replay(graph, batch, self.metrics.nonfinite)
+        graphs.replay(graph, batch, self.state.step + 1, self.metrics.nonfinite)
         self.metrics.local_targets += batch.num_targets
         return True
-
-    def disable_cuda_graphs(self, reason: str) -> None:
-        self.optimizer.zero_grad()  # gradients of the failed capture
-        self.step_graphs = None
-        self.warn(f"CUDA graph capture failed, so kernels are launched one by one ({reason})")
 
     def restart_clocks_while_compiling(self) -> None:
         """Restart the clocks during the first steps, which compile and capture."""
@@ -344,6 +332,11 @@ class Trainer:
             trainable_parameters=sum(parameter.numel() for parameter in self.trainable_parameters.values()),
             device=f"{device}, {world_size} processes" if world_size > 1 else device,
         )
+
+    def start_clocks(self) -> None:
+        self.start_step, self.last_clock = self.state.step, time.monotonic()
+        self.eta_start = (self.last_clock, self.start_step)  # from which the time left is extrapolated
+        self.checked_step = self.start_step  # the last step whose gradient is known to be finite or reported
 
     def update_clock(self) -> float:
         """Add the time since the last call to `state.seconds`, and return it."""
@@ -425,9 +418,10 @@ class Trainer:
 
         Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
         """
-        in_flight = self.step_graphs.in_flight if self.step_graphs else None
+        in_flight, step = self.step_graphs.in_flight if self.step_graphs else None, self.state.step
         if in_flight is not None and in_flight.steps:
-            in_a_row, total = (int(count) for count in in_flight.nonfinite)  # of a few steps ago
+            step = in_flight.finished_step  # of a few steps ago
+            in_a_row, total = (int(count) for count in in_flight.nonfinite)
         elif self.distributed.device.type != "cpu" and self.state.step % MAX_NONFINITE_STEPS:
             return False
         else:
@@ -435,7 +429,10 @@ class Trainer:
         if (new := total - self.metrics.reported_nonfinite) > 0:
             self.state.skipped_steps += new
             self.metrics.reported_nonfinite = total
-            self.warn(f"step {self.state.step:,} skipped: non-finite gradient ({self.state.skipped_steps:,} so far)")
+            skipped = f"{new:,} of the steps {self.checked_step + 1:,} to {step:,}"
+            skipped = f"step {step:,}" if step == self.checked_step + 1 else skipped
+            self.warn(f"{skipped} skipped: non-finite gradient ({self.state.skipped_steps:,} so far)")
+        self.checked_step = step
         return in_a_row >= MAX_NONFINITE_STEPS
 
     def rollback(self) -> None:
@@ -490,14 +487,15 @@ class Trainer:
         return self.update_best(loss, metrics, result)
 
     def update_best(self, loss: float, metrics: Mapping[str, float], result: EvalResult) -> Validated:
-        state, name = self.state, self.config.metric if self.evaluator else None
+        state, warmup, name = self.state, self.config.warmup, self.config.metric if self.evaluator else None
+        assert warmup is not None
         score = -loss if name in (None, "loss") else metrics.get(str(name), math.nan)
         is_best = math.isfinite(score) and math.isfinite(loss) and self.is_better(score, loss)
         if is_best:
             state.best_score, state.best_loss, state.best_step = score, loss, state.step
             state.validations_since_best = state.validations_without_progress = 0
-        elif self.is_still_learning(loss):
-            state.validations_without_progress = 0
+        elif state.step <= warmup or state.lowest_loss is None or loss < state.lowest_loss:
+            state.validations_without_progress = 0  # scores are noisy: patience does not count while the loss falls
         elif not math.isnan(score):
             state.validations_without_progress += 1
         state.validations_since_best += not is_best
@@ -519,11 +517,6 @@ class Trainer:
         if self.state.best_score is None or self.state.best_loss is None:
             return True
         return (score, -loss) > (self.state.best_score, -self.state.best_loss)
-
-    def is_still_learning(self, loss: float) -> bool:
-        """True during warm-up and while the loss falls: scores are noisy, so patience does not count then."""
-        assert self.config.warmup is not None
-        return self.state.step <= self.config.warmup or self.state.lowest_loss is None or loss < self.state.lowest_loss
 
     @torch.no_grad()
     def compute_valid_loss(self, model: Model) -> float:
@@ -598,14 +591,11 @@ class Trainer:
             self.export_model()
         self.distributed.barrier()  # so that every rank finds the checkpoint
 
-    def list_checkpoints(self) -> list[int]:
-        return checkpoint.list_steps(self.state_dir)
-
     def prune_checkpoints(self) -> None:
         """Keep the last scheduled checkpoints and the newest one; those of interruptions go with the next save."""
         every = self.config.save_every
         assert every
-        scheduled = [step for step in self.list_checkpoints() if step % every == 0]
+        scheduled = [step for step in checkpoint.list_steps(self.state_dir) if step % every == 0]
         count = max(self.config.keep_last, self.config.average)
         checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], self.state.step})
 
@@ -641,9 +631,7 @@ class Trainer:
         self.state = TrainState(**state)
         sizes = [self.state.micro_batch_tokens, self.config.micro_batch_tokens]
         self.state.micro_batch_tokens = min((size for size in sizes if size is not None), default=None)
-        self.start_step = self.state.step
-        self.last_clock = time.monotonic()
-        self.eta_start = (self.last_clock, self.start_step)
+        self.start_clocks()
         self.last_saved = (self.state.step, self.state.last_validated_step)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:

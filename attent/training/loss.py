@@ -135,10 +135,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         token_mask: Tensor | None,
         options: _LossOptions,
     ) -> tuple[Tensor, Tensor]:
+        dtypes = (options.dtype if options.use_kernel else options.accumulate_dtype, *[options.accumulate_dtype] * 2)
         inputs = (states, weight, bias)
-        needed_grads = _NeededGradients(*(options.needs_grad and needed for needed in ctx.needs_input_grad[:3]))
+        grads = _Gradients(
+            *(
+                torch.zeros_like(like, dtype=dtype) if like is not None and options.needs_grad and needed else None
+                for like, dtype, needed in zip(inputs, dtypes, ctx.needs_input_grad[:3], strict=True)
+            )
+        )
         work = _compute_with_kernel if options.use_kernel else _compute_with_torch
-        loss, plain, grads = work(states, weight, bias, targets, token_mask, options, needed_grads)
+        loss, plain = work(states, weight, bias, targets, token_mask, options, grads)
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if like is None else like.dtype for like in inputs]
         ctx.mark_non_differentiable(plain)
@@ -152,14 +158,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*scaled, None, None, None)
-
-
-class _NeededGradients(NamedTuple):
-    """Flags for the gradients that are needed."""
-
-    states: bool
-    weight: bool
-    bias: bool
 
 
 class _Gradients(NamedTuple):
@@ -177,8 +175,8 @@ def _compute_with_kernel(
     targets: Tensor,
     token_mask: Tensor | None,
     options: _LossOptions,
-    needed: _NeededGradients,
-) -> tuple[Tensor, Tensor, _Gradients]:
+    grads: _Gradients,
+) -> tuple[Tensor, Tensor]:
     """Matrix products with cuBLAS, softmax and gradients with our kernel."""
     from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
@@ -186,8 +184,6 @@ def _compute_with_kernel(
     weight = pad_rows(weight.to(dtype))
     bias = None if bias is None else pad_rows(bias.to(dtype))
     sums = torch.zeros(2, dtype=torch.float32, device=states.device)
-    states_grad = torch.empty_like(states, dtype=dtype) if needed.states else None
-    weight_grad = bias_grad = None
     for start in range(0, len(targets), options.chunk_size):
         part = slice(start, start + options.chunk_size)
         chunk, mask = states[0, part].to(dtype), None if token_mask is None else token_mask[part]
@@ -195,24 +191,13 @@ def _compute_with_kernel(
             chunk = chunk.masked_fill(~mask[:, None], 0)
         logits = F.linear(chunk, weight, bias)
         sums += cross_entropy_inplace(logits, targets[part], mask, vocab, options.smoothing).sum(1)
-        if states_grad is not None:
-            torch.mm(logits, weight, out=states_grad[0, part])
-        if needed.weight:
-            weight_grad = _accumulate_matmul(weight_grad, logits.T[:vocab], chunk)
-        if needed.bias:
-            chunk_grad = logits[:, :vocab].sum(0, dtype=torch.float32)
-            bias_grad = chunk_grad if bias_grad is None else bias_grad + chunk_grad
-    if needed.weight and weight_grad is None:  # no tokens
-        weight_grad = torch.zeros_like(weight[:vocab], dtype=torch.float32)
-    if needed.bias and bias_grad is None:
-        bias_grad = torch.zeros(vocab, device=weight.device)
-    return sums[0], sums[1], _Gradients(states_grad, weight_grad, bias_grad)
-
-
-def _accumulate_matmul(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """total + left @ right, accumulated in float32."""
-    product = torch.mm(left, right, out_dtype=torch.float32) if left.dtype != torch.float32 else left @ right
-    return product if total is None else total.add_(product)
+        if grads.states is not None:
+            torch.mm(logits, weight, out=grads.states[0, part])
+        if grads.weight is not None:
+            _add_matmul(grads.weight, logits.T[:vocab], chunk)
+        if grads.bias is not None:
+            grads.bias.add_(logits[:, :vocab].sum(0, dtype=torch.float32))
+    return sums[0], sums[1]
 
 
 def _compute_with_torch(
@@ -222,15 +207,9 @@ def _compute_with_torch(
     targets: Tensor,
     token_mask: Tensor | None,
     options: _LossOptions,
-    needed: _NeededGradients,
-) -> tuple[Tensor, Tensor, _Gradients]:
+    grads: _Gradients,
+) -> tuple[Tensor, Tensor]:
     """On any device."""
-    grads = _Gradients(
-        *(
-            torch.zeros_like(like, dtype=options.accumulate_dtype) if like is not None and is_needed else None
-            for like, is_needed in zip((states, weight, bias), needed, strict=True)
-        )
-    )
     layer = _OutputLayer(weight.to(options.dtype), None if bias is None else bias.to(options.dtype), options)
     loss, plain = (torch.zeros((), dtype=options.accumulate_dtype, device=states.device) for _ in range(2))
     for start in range(0, len(targets), options.chunk_size):
@@ -245,7 +224,7 @@ def _compute_with_torch(
             layer.add_gradients(grads, part, chunk, stats)
     if grads.weight is not None:
         grads.weight.add_(layer.uniform_row_grad)
-    return loss, plain, grads
+    return loss, plain
 
 
 class _Chunk(NamedTuple):
@@ -365,11 +344,11 @@ def _compute_logit_gradients(stats: _SoftmaxStats, targets: Tensor, options: _Lo
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, accumulated in at least float32."""
+    """total += left @ right, accumulated in at least float32 where the device can."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
-        total.add_(left @ right)
+        total.add_(torch.mm(left, right, out_dtype=total.dtype) if left.is_cuda else left @ right)
 
 
 def _check_inputs(

@@ -6,31 +6,23 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attent import __version__
-from attent.formatting import (
-    code_block,
-    escape_markdown,
-    format_code,
-    format_count,
-    format_duration,
-    format_short,
-    markdown_table,
-)
-from attent.models import CausalConfig, ModelConfig, Seq2SeqConfig
-from attent.nn import StackConfig
+from attent import __version__, formatting
+from attent.formatting import escape_markdown, format_count, markdown_table
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
-from attent.training.config import Run, UserSettings, get_run_class, get_stack_names
+from attent.training.config import Run, UserSettings, flatten_settings, get_run_class, get_stack_names, get_stacks
 from attent.training.events import Ended, ValidationSample
 from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
+from attent.training.run_folder import CURVES_FILE
 from attent.training.tasks.base import DataSummary, FinalScores, ModelDescription, Task
 
 MAX_SAMPLE_CHARS = 400
@@ -39,7 +31,6 @@ LISTED_SETTINGS = (
     "optimizer", "lr", "schedule", "warmup", "batch_tokens", "accumulate", "label_smoothing", "rdrop", "ema",
     "clip_norm", "weight_decay", "precision", "average", "freeze", "lora",
 )  # fmt: skip
-
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -64,15 +55,7 @@ class ModelCard:
 
 
 def build_card(
-    task: Task,
-    run: Run,
-    requested: UserSettings,
-    trainer: Trainer,
-    scores: Sequence[FinalScores],
-    *,
-    weights_label: str,
-    ended: Ended,
-    curves_file: str,
+    task: Task, run: Run, requested: UserSettings, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended
 ) -> ModelCard:
     return ModelCard(
         description=task.describe_model(trainer.out),
@@ -83,18 +66,10 @@ def build_card(
         settings=tuple(_list_settings(task, run, requested)),
         scores=tuple(scores),
         training=tuple(_list_training_facts(task, run, trainer, ended)),
-        weights_label=weights_label,
         base_model=run.init_from or "",
         samples=scores[-1].samples if scores else (),
-        curves_file=curves_file,
+        curves_file=CURVES_FILE if (trainer.out / CURVES_FILE).exists() else "",
     )
-
-
-def get_stacks(config: ModelConfig) -> tuple[StackConfig | None, StackConfig | None]:
-    """Encoder and decoder; some models have only one of them."""
-    if isinstance(config, Seq2SeqConfig):
-        return config.encoder, config.decoder
-    return (None, config.stack) if isinstance(config, CausalConfig) else (config.stack, None)
 
 
 def count_parameters(parameters: Mapping[str, Tensor]) -> int:
@@ -151,12 +126,8 @@ def _explain_settings(task: Task, run: Run, requested: UserSettings) -> dict[str
 
 def is_requested(requested: UserSettings, name: str) -> bool:
     """True if the user set it; `model.x` is stored with each stack."""
-    table: object = requested
-    for key in name.replace("model.", f"model.{get_stack_names(get_run_class(requested))[0]}.").split("."):
-        if not isinstance(table, dict) or key not in table:
-            return False
-        table = table[key]
-    return True
+    stack = get_stack_names(get_run_class(requested))[0]
+    return name.replace("model.", f"model.{stack}.") in dict(flatten_settings(requested))
 
 
 def _format_setting(value: object) -> str:
@@ -171,7 +142,7 @@ def _list_training_facts(task: Task, run: Run, trainer: Trainer, ended: Ended) -
     epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch))
     yield "Steps", f"{state.step:,} ({epochs:.1f} epochs)"
     yield "Ended because", END_REASONS[ended.reason]
-    yield "Time", format_duration(state.seconds)
+    yield "Time", formatting.format_duration(state.seconds)
     sides = ", both sides" if task.describe_model(trainer.out).has_two_sides else ""
     yield "Speed", f"{state.tokens / max(1e-9, state.seconds):,.0f} tokens/s{sides}"
     hardware = describe_device(distributed.device, run.train.precision, trainer.compiled)
@@ -190,34 +161,35 @@ def write_card(card: ModelCard, path: Path) -> None:
 
 def render_card(card: ModelCard) -> str:
     sections = (
-        _render_head, _render_scores, _render_usage, _render_data, _render_model, _render_settings, _render_training,
-        _render_samples, _render_limits,
-    )  # fmt: skip
+        _render_head,
+        _render_scores,
+        _render_usage,
+        _render_data,
+        _render_training,
+        _render_samples,
+        _render_limits,
+    )
     return "\n\n".join(part for section in sections for part in section(card)) + "\n"
 
 
 def _render_head(card: ModelCard) -> Iterator[str]:
     yield f"# {escape_markdown(card.description.title)}"
-    headlines = ((score.name, _format_headline(score)) for score in card.scores)
-    result = next((f"; {headline} on {escape_markdown(name)}" for name, headline in headlines if headline), "")
+    headlines = []
+    for score in card.scores:  # the most informative metric, else the first of the extra columns
+        columns = [f"{value} {name.lower()}" for name, value in score.extra_columns[:1]]
+        if headline := format_headline(score.metrics) or "".join(columns):
+            headlines.append(f"; {headline} on {escape_markdown(score.name)}")
     examples = format_count(sum(corpus.num_used for corpus in card.data.corpora), card.unit)
-    yield f"A Transformer of {format_short(card.parameters)} parameters, trained by attent on {examples}{result}."
-
-
-def _format_headline(score: FinalScores) -> str:
-    """The most informative metric, else the first of the extra columns: `4.2 perplexity`."""
-    headline = format_headline(score.metrics)
-    if headline or not score.extra_columns:
-        return headline
-    name, value = score.extra_columns[0]
-    return f"{value} {name.lower()}"
+    size, result = formatting.format_short(card.parameters), "".join(headlines[:1])
+    yield f"A Transformer of {size} parameters, trained by attent on {examples}{result}."
 
 
 def _render_scores(card: ModelCard) -> Iterator[str]:
     if not card.scores:
         return
     yield "## Scores"
-    columns = {"Set": [s.name for s in card.scores], f"{card.unit.capitalize()}s": _format_counts(card.scores)}
+    counts = [f"{score.num_examples:,}" for score in card.scores]
+    columns = {"Set": [s.name for s in card.scores], f"{card.unit.capitalize()}s": counts}
     columns |= {"Weights": [card.weights_label for _ in card.scores], "Decoding": [s.decoding for s in card.scores]}
     columns["Loss"] = [f"{s.metrics['loss']:.3f}" if "loss" in s.metrics else "" for s in card.scores]
     for metric in METRICS.values():
@@ -227,24 +199,19 @@ def _render_scores(card: ModelCard) -> Iterator[str]:
         columns[name] = [dict(s.extra_columns).get(name, "") for s in card.scores]
     rows = list(zip(*columns.values(), strict=True))
     yield markdown_table(list(columns), rows, right_aligned=(1, *range(4, len(columns))))
-    has_loss = any(columns["Loss"])
-    notes = [f"Loss is cross-entropy in nats per {card.description.loss_unit}."] if has_loss else []
-    if notes := [*notes, *filter(None, [card.description.note])]:
-        yield " ".join(notes)
+    loss_note = f"Loss is cross-entropy in nats per {card.description.loss_unit}." if any(columns["Loss"]) else ""
+    if notes := " ".join(filter(None, (loss_note, card.description.note))):
+        yield notes
     signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
     if signatures:
         yield "sacreBLEU signatures:"
-        yield "\n".join(f"- {format_code(signature)}" for signature in signatures)
-
-
-def _format_counts(scores: Sequence[FinalScores]) -> list[str]:
-    return [f"{score.num_examples:,}" for score in scores]
+        yield "\n".join(f"- {formatting.format_code(signature)}" for signature in signatures)
 
 
 def _render_usage(card: ModelCard) -> Iterator[str]:
     yield "## Usage"
-    yield code_block("sh", card.description.shell_example)
-    yield code_block("python", card.description.python_example)
+    yield formatting.code_block("sh", card.description.shell_example)
+    yield formatting.code_block("python", card.description.python_example)
 
 
 def _render_data(card: ModelCard) -> Iterator[str]:
@@ -256,46 +223,28 @@ def _render_data(card: ModelCard) -> Iterator[str]:
     ]
     header = ("Corpus", f"{card.unit.capitalize()}s read", "Used", "Dropped", "Weight")
     yield markdown_table(header, rows, right_aligned=(1, 2, 3, 4))
-    reasons = _merge_reasons(reason for corpus in data.corpora for reason in corpus.dropped)
+    reasons = sum((Counter(dict(corpus.dropped)) for corpus in data.corpora), Counter[str]())
     if reasons:
-        yield "Dropped: " + ", ".join(f"{escape_markdown(reason)} ({count:,})" for reason, count in reasons) + "."
+        ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        yield "Dropped: " + ", ".join(f"{escape_markdown(reason)} ({count:,})" for reason, count in ordered) + "."
     method = f"; {escape_markdown(data.held_out_method)}" if data.held_out_method else ""
     held_out = format_count(data.num_held_out, card.unit) + method if data.num_held_out else "nothing"
-    lines = [*_render_tokens(data), f"- Held out for validation: {held_out}."]
-    yield "\n".join([*lines, f"- Key of the encoded data: {format_code(data.data_key)}"])
+    sides = f"{data.source_tokens:,}" + (f" source, {data.target_tokens:,} target" if data.target_tokens else "")
+    tokens = f"- Tokens: {sides}.\n" if data.source_tokens else ""
+    key = formatting.format_code(data.data_key)
+    yield f"{tokens}- Held out for validation: {held_out}.\n- Key of the encoded data: {key}"
     files = list(dict.fromkeys(file for corpus in data.corpora for file in corpus.files))  # corpora may share files
     if files:
         yield markdown_table(("File", "SHA-256"), files, code_columns=(0, 1))
 
 
-def _render_tokens(data: DataSummary) -> Iterator[str]:
-    if data.target_tokens:
-        yield f"- Tokens: {data.source_tokens:,} source, {data.target_tokens:,} target."
-    elif data.source_tokens:
-        yield f"- Tokens: {data.source_tokens:,}."
-
-
-def _merge_reasons(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Sum the counts of each reason; the most frequent first, equal ones by name."""
-    totals: dict[str, int] = {}
-    for reason, count in reasons:
-        totals[reason] = totals.get(reason, 0) + count
-    return sorted(((reason, n) for reason, n in totals.items() if n), key=lambda item: (-item[1], item[0]))
-
-
-def _render_model(card: ModelCard) -> Iterator[str]:
+def _render_training(card: ModelCard) -> Iterator[str]:
     yield "## Model"
     yield markdown_table(("", ""), [row for row in card.model if row[1]])
-
-
-def _render_settings(card: ModelCard) -> Iterator[str]:
     if card.settings:
         yield "## Settings"
         yield markdown_table(("Setting", "Value", "Reason"), card.settings, code_columns=(0, 1))
         yield "All settings are in `run.toml` in the same folder."
-
-
-def _render_training(card: ModelCard) -> Iterator[str]:
     yield "## Training"
     yield markdown_table(("", ""), card.training)
     if card.curves_file:
@@ -306,16 +255,13 @@ def _render_samples(card: ModelCard) -> Iterator[str]:
     if card.samples:
         yield f"## {card.description.samples_title}"
         yield "From held-out text, evenly spaced and not selected by hand."
-        yield from (_render_sample(sample, card.description.sample_labels) for sample in card.samples)
+    for sample in card.samples:
+        texts = dict(zip(card.description.sample_labels, (sample.source, sample.reference, sample.output), strict=True))
+        yield "\n".join(f"- **{label}:** {_escape_sample(text)}" for label, text in texts.items() if label)
 
 
-def _render_sample(sample: ValidationSample, labels: Sequence[str]) -> str:
-    rows = zip(labels, (sample.source, sample.reference, sample.output), strict=True)
-    return "\n".join(f"- **{label}:** {escape_markdown(_truncate(text))}" for label, text in rows if label)
-
-
-def _truncate(text: str) -> str:
-    return text if len(text) <= MAX_SAMPLE_CHARS else text[: MAX_SAMPLE_CHARS - 1] + "…"
+def _escape_sample(text: str) -> str:
+    return escape_markdown(text if len(text) <= MAX_SAMPLE_CHARS else text[: MAX_SAMPLE_CHARS - 1] + "…")
 
 
 def _render_limits(card: ModelCard) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attent.data.loader import PairBatch, TokenBatch
 from attent.data.text_batches import LabeledBatch
-from attent.models import Seq2Seq, shift_right
+from attent.models import shift_right
 from attent.nn import Packing, Stack, kernels
 from attent.nn.argument_checks import check_rate
 from attent.training.loss import linear_cross_entropy, rdrop_loss
@@ -35,21 +35,31 @@ def compile_states(states: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-class Seq2SeqObjective(nn.Module):
-    """Label-smoothed cross-entropy of an encoder-decoder; with `rdrop` > 0, the R-Drop loss in training.
+class Objective(nn.Module):
+    """Base class; `compile` compiles `compute_states` for static shapes (packed batches have one), but not the loss."""
 
-    `compile` compiles the two stacks for static shapes (packed batches have one), but not the loss.
-    """
+    supports_rdrop = False
 
-    def __init__(self, model: Seq2Seq, *, smoothing: float = 0.1, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
+    def __init__(self, model: Any, *, smoothing: float = 0.0, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
         super().__init__()
         check_rate("smoothing", smoothing)
+        if rdrop and not self.supports_rdrop:
+            raise ValueError(f"`rdrop` must be 0 except for translation, but is {rdrop}; leave it out")
         if not 0 <= rdrop < float("inf"):
             raise ValueError(f"`rdrop` must be 0 or more (5 in its paper), but is {rdrop}")
         self.model, self.smoothing, self.rdrop = model, smoothing, rdrop
-        self._run_states: Callable[..., Tensor] = self.compute_states
-        if compile:
-            self._run_states = compile_states(self.compute_states)
+        self._run_states: Callable[..., Tensor] = (
+            compile_states(self.compute_states) if compile else self.compute_states
+        )
+
+    def compute_states(self, *inputs: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class Seq2SeqObjective(Objective):
+    """Label-smoothed cross-entropy of an encoder-decoder; with `rdrop` > 0, the R-Drop loss in training."""
+
+    supports_rdrop = True
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
@@ -113,18 +123,8 @@ def duplicate_packing(packing: Packing) -> Packing:
 # ---- models with one stack -------------------------------------------------------------------------------------------
 
 
-class SingleStackObjective(nn.Module):
+class SingleStackObjective(Objective):
     """Base class for models with one stack; subclasses define `compute_loss`."""
-
-    def __init__(self, model: Any, *, smoothing: float = 0.0, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
-        super().__init__()
-        check_rate("smoothing", smoothing)
-        if rdrop:
-            raise ValueError(f"`rdrop` must be 0 except for translation, but is {rdrop}; leave it out")
-        self.model, self.smoothing = model, smoothing
-        self._run_states: Callable[..., Tensor] = self.compute_states
-        if compile:
-            self._run_states = compile_states(self.compute_states)
 
     def forward(self, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the labels: the loss, and the plain cross-entropy in nats, without a gradient."""

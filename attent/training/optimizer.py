@@ -23,14 +23,9 @@ class CombinedOptimizer:
 
     def __init__(self, parameters: NamedParameters, config: TrainConfig) -> None:
         self.parameters = parameters
-        self.fused = _can_fuse(parameters.values())
+        self.fused = all(p.device.type in ("cuda", "cpu", "mps") and p.is_floating_point() for p in parameters.values())
         self.optimizers = list(_build_optimizers(parameters, config, self.fused))
         self.lr_tensor: Tensor | None = None
-
-    def step(self, lr: float, found_inf: Tensor) -> None:
-        """Update the weights, unless `found_inf` is 1."""
-        self.set_lr(lr)
-        self.update_weights(found_inf)
 
     def set_lr(self, lr: float) -> None:
         if self.lr_tensor is not None:
@@ -86,17 +81,11 @@ class CombinedOptimizer:
             owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             for name, parameter in self.parameters.items():
                 if id(parameter) in owned:
-                    state = dict(_select_parameter_state(saved, name))
                     optimizer.state[parameter] = {
-                        key: distribute_like(value, parameter).clone() for key, value in state.items()
+                        full.removeprefix(f"{name}:"): distribute_like(value, parameter).clone()
+                        for full, value in saved.items()
+                        if full.rpartition(":")[0] == name
                     }
-
-
-def _select_parameter_state(tensors: Mapping[str, Tensor], name: str) -> Iterator[tuple[str, Tensor]]:
-    for full, tensor in tensors.items():
-        owner, _, key = full.rpartition(":")
-        if owner == name:
-            yield key, tensor
 
 
 def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: bool) -> Iterator[torch.optim.Optimizer]:
@@ -129,12 +118,6 @@ def select_block_matrices(parameters: NamedParameters) -> dict[str, nn.Parameter
     All 2-D parameters in `blocks` are such matrices; embeddings, position tables and output layers are outside of it.
     """
     return {name: p for name, p in parameters.items() if p.dim() == 2 and "blocks" in name.split(".")}
-
-
-def _can_fuse(parameters: Iterable[nn.Parameter]) -> bool:
-    return all(
-        parameter.device.type in ("cuda", "cpu", "mps") and parameter.is_floating_point() for parameter in parameters
-    )
 
 
 def compute_grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

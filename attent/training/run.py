@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,37 +22,16 @@ from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, Vi
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint, rng
+from attent.training import checkpoint, rng, run_folder
+from attent.training import config as run_config
 from attent.training.averaging import average_checkpoints
-from attent.training.config import (
-    Run,
-    Size,
-    TrainError,
-    UserSettings,
-    diff_settings,
-    merge_with_previous,
-    read_run,
-    read_user_settings,
-    set_path,
-    validate_settings,
-)
+from attent.training.config import Run, Size, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
-from attent.training.event_log import LOG_FILE, EventLog, read_events
+from attent.training.event_log import LOG_FILE, EventLog
 from attent.training.events import Ended, Event, EventHandler, Note
 from attent.training.hardware import activate_device
 from attent.training.loop import StopReason, Trainer
-from attent.training.run_folder import (
-    CARD_FILE,
-    CURVES_FILE,
-    FINISHED_FILE,
-    NEW_HEADS_FILE,
-    REQUESTED_FILE,
-    RUN_FILE,
-    STATE_FOLDER,
-    check_folder,
-    lock_folder,
-)
 from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS
 from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.task_heads import describe_new_heads, find_new_heads
@@ -116,7 +95,7 @@ def train(
     corpora = [data] if isinstance(data, str | Path) else data
     named = {"data.train": tuple(map(str, corpora)) or None, "task": task, "size": size, "init_from": init_from}
     flags = {"src": src, "tgt": tgt, **options}
-    requested = read_user_settings(
+    requested = run_config.read_user_settings(
         None if config is None else Path(config),
         {
             path: value
@@ -131,11 +110,18 @@ def train(
         distributed = stack.enter_context(init_distributed(activate_device(table.get("device"))))
         stack.enter_context(explain_lost_process(distributed))
         if distributed.is_main:
-            check_folder(folder, requested)
-            stack.enter_context(lock_folder(folder))
+            run_folder.check_folder(folder, requested)
+            stack.enter_context(run_folder.lock_folder(folder))
         distributed.barrier()
         signals = stack.enter_context(StopSignals(force_exit=force_exit))
-        session = TrainSession(folder, requested, distributed, listeners, signals, should_stop)
+        session = TrainSession(
+            out=folder,
+            requested=requested,
+            distributed=distributed,
+            listeners=list(listeners) if distributed.is_main else [],
+            signals=signals,
+            is_stop_wanted=should_stop,
+        )
         return stack.enter_context(closing(session)).run()
 
 
@@ -149,24 +135,23 @@ def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {paths[name]: value for name, value in flags.items()}
 
 
+@dataclass(kw_only=True)
 class TrainSession:
     """One call of `train`, in one process."""
 
-    def __init__(
-        self,
-        out: Path,
-        requested: UserSettings,
-        distributed: DistributedContext,
-        listeners: Sequence[EventHandler],
-        signals: StopSignals,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.out, self.state_dir, self.requested, self.distributed = out, out / STATE_FOLDER, requested, distributed
-        self.signals, self._should_stop = signals, should_stop
-        self.listeners: list[EventHandler] = list(listeners) if distributed.is_main else []
-        self.early_events: list[Event] | None = []  # until the log is open
-        self.new_parameters: list[str] = []  # heads that the pretrained model lacks
-        self._open_files = ExitStack()
+    out: Path
+    requested: UserSettings
+    distributed: DistributedContext
+    listeners: list[EventHandler]
+    signals: StopSignals
+    is_stop_wanted: Callable[[], bool] = lambda: False
+    early_events: list[Event] | None = field(default_factory=list)  # until the log is open
+    new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
+    _open_files: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def state_dir(self) -> Path:
+        return self.out / run_folder.STATE_FOLDER
 
     def close(self) -> None:
         """Close the log and the TensorBoard files."""
@@ -179,7 +164,7 @@ class TrainSession:
             self.early_events.append(event)
 
     def should_stop(self) -> bool:
-        return self.signals.is_stop_requested() or self._should_stop()
+        return self.signals.is_stop_requested() or self.is_stop_wanted()
 
     def run(self) -> TrainResult:
         run, task, model = self.set_up()
@@ -213,15 +198,15 @@ class TrainSession:
     def set_up(self) -> tuple[Run, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
         is_new = not checkpoint.list_steps(self.state_dir)  # without a checkpoint there is nothing to resume
-        path = self.state_dir / REQUESTED_FILE
+        path = self.state_dir / run_folder.REQUESTED_FILE
         previous = settings.read_json(path) if path.exists() else self.requested
         # A resumed run keeps the value of a flag that is no longer given.
-        self.requested = merge_with_previous(self.requested, previous, keep_omitted=not is_new)
+        self.requested = run_config.merge_with_previous(self.requested, previous, keep_omitted=not is_new)
         if is_new:
-            run = validate_settings(self.requested, "--set")
+            run = run_config.validate_settings(self.requested, "--set")
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:
-            run = apply_changes(read_run(self.out / RUN_FILE), previous, self.requested)
+            run = apply_changes(run_config.read_run(self.out / run_folder.RUN_FILE), previous, self.requested)
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
         rng.seed_everything(run.train.seed)
@@ -235,11 +220,11 @@ class TrainSession:
         else:
             assert run.model is not None
             model = build(run.model)
-            if (heads := self.state_dir / NEW_HEADS_FILE).exists():
+            if (heads := self.state_dir / run_folder.NEW_HEADS_FILE).exists():
                 self.new_parameters = settings.read_json(heads)["new"]
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
-                settings.write_toml(run, self.out / RUN_FILE)
+                settings.write_toml(run, self.out / run_folder.RUN_FILE)
         self.write_json(self.requested, path)
         return run, task, model
 
@@ -256,7 +241,7 @@ class TrainSession:
         if description := describe_new_heads(model, self.new_parameters, run.init_from or ""):
             self.emit(Note(text=description))
         if self.new_parameters:
-            self.write_json({"new": self.new_parameters}, self.state_dir / NEW_HEADS_FILE)
+            self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
 
     def prepare_task(self, run: Run, is_new: bool) -> Task:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
@@ -349,13 +334,13 @@ class TrainSession:
     def open_log(self, trainer: Trainer, title: str) -> None:
         step = trainer.state.step
         log = self._open_files.enter_context(closing(EventLog(self.out / LOG_FILE, from_step=step)))
-        history = read_events(self.out / LOG_FILE)
+        history = list(log.history)
         for event in (self.early_events or []) if not step else ():
             log(event)
         for listener in self.listeners:
             if isinstance(listener, RunListener):
                 listener.begin_run(title, history)
-        self.listeners += [log, CurveWriter(self.out / CURVES_FILE, history)]
+        self.listeners += [log, CurveWriter(self.out / run_folder.CURVES_FILE, history)]
         if trainer.config.tensorboard:
             from attent.training.tensorboard import TensorBoardWriter
 
@@ -372,7 +357,7 @@ class TrainSession:
 
     def read_finished(self, trainer: Trainer) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if training has continued since."""
-        path = self.state_dir / FINISHED_FILE
+        path = self.state_dir / run_folder.FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == trainer.state.step else {}
 
@@ -381,9 +366,7 @@ class TrainSession:
         finished = self.read_finished(trainer)
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
-            finalizer = Finalizer(self, run, task, trainer, ended)
-            finalizer.weights_label = finished["weights"]
-            finalizer.write_results()
+            Finalizer(self, run, task, trainer, ended, finished["weights"]).write_results()
         return self.build_result(trainer, finished["reason"])
 
 
@@ -403,10 +386,10 @@ def load_initial_model(path: str, task: TaskName) -> Model:
 def apply_changes(run: Run, previous: UserSettings, requested: UserSettings) -> Run:
     """The resolved run with the settings that may differ when it is resumed."""
     tables = settings.to_dict(run)
-    for path, (_, value) in diff_settings(previous, requested).items():
+    for path, (_, value) in run_config.diff_settings(previous, requested).items():
         if value is not None:
-            set_path(tables, path.split("."), value)
-    return settings.from_dict(type(run), tables, where=RUN_FILE)
+            run_config.set_path(tables, path.split("."), value)
+    return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
 
 
 def get_scoring_settings(run: Run) -> dict[str, Any]:
@@ -422,18 +405,26 @@ def describe_average(num_checkpoints: int, metric: str, score: float | None, pre
     return f"average of the last {num_checkpoints} checkpoints: {result}{before}"
 
 
+@dataclass
 class Finalizer:
     """Chooses the final weights, scores them and writes the model card."""
 
-    def __init__(self, session: TrainSession, run: Run, task: Task, trainer: Trainer, ended: Ended) -> None:
-        self.session, self.run, self.task, self.trainer, self.ended = session, run, task, trainer, ended
-        best = trainer.state.best_step
-        self.weights_label = f"best, step {best:,}" if best else f"last, step {ended.step:,}"
+    session: TrainSession
+    run: Run
+    task: Task
+    trainer: Trainer
+    ended: Ended
+    weights_label: str = ""
+
+    def __post_init__(self) -> None:
+        best = self.trainer.state.best_step
+        default = f"best, step {best:,}" if best else f"last, step {self.ended.step:,}"
+        self.weights_label = self.weights_label or default
 
     def choose_weights(self) -> None:
         """Average the last checkpoints, and keep the average if it scores better than the best of them."""
         trainer, config = self.trainer, self.trainer.config
-        steps = trainer.list_checkpoints()[-config.average :]
+        steps = checkpoint.list_steps(self.session.state_dir)[-config.average :]
         # EMA weights are averaged already, and an average of LoRA's factors is not the factors of an average.
         if len(steps) < 2 or config.ema or config.lora or config.average < 2 or trainer.valid_batches is None:
             return
@@ -454,36 +445,22 @@ class Finalizer:
         self.session.emit(Note(text=text, step=trainer.state.step))
 
     def write_results(self) -> None:
-        """Write scores, card and summary on the main rank."""
+        """Score the exported weights, and write analysis, card and summary on the main rank."""
         session = self.session
         if session.distributed.is_main:
             from attent.training import model_card
 
-            scores = self.compute_scores()
-            self.task.write_analysis(interop.load(session.out).to(session.distributed.device), session.out)
-            card = model_card.build_card(
-                self.task,
-                self.run,
-                session.requested,
-                self.trainer,
-                scores,
-                weights_label=self.weights_label,
-                ended=self.ended,
-                curves_file=CURVES_FILE if (session.out / CURVES_FILE).exists() else "",
-            )
-            model_card.write_card(card, session.out / CARD_FILE)
-            settings.write_json(self.summarize(scores), session.state_dir / FINISHED_FILE)
+            model = interop.load(session.out).to(session.distributed.device)
+            scores = []
+            for result in self.task.score_model(model, self.run):
+                scores.append(result)
+                session.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=self.ended.step))
+            self.task.write_analysis(model, session.out)
+            card = model_card.build_card(self.task, self.run, session.requested, self.trainer, scores, self.ended)
+            model_card.write_card(replace(card, weights_label=self.weights_label), session.out / run_folder.CARD_FILE)
+            settings.write_json(self.summarize(scores), session.state_dir / run_folder.FINISHED_FILE)
             self.report_location()
         session.distributed.barrier()
-
-    def compute_scores(self) -> list[FinalScores]:
-        """Score the exported weights on each validation and test set."""
-        model = interop.load(self.session.out).to(self.session.distributed.device)
-        results = []
-        for scores in self.task.score_model(model, self.run):
-            results.append(scores)
-            self.session.emit(Note(text=f"{scores.split} {scores.name}: {scores.summary}", step=self.ended.step))
-        return results
 
     def summarize(self, results: Sequence[FinalScores]) -> dict[str, Any]:
         """The contents of finished.json."""
@@ -510,10 +487,6 @@ class Finalizer:
 
     def report_location(self) -> None:
         out = self.session.out
-        text = f"model: {out}; card: {out / CARD_FILE}; {self.task.describe_model(out).next_step}; "
-        self.session.emit(
-            Note(
-                text=f"{text}inspect it: attent look {out} {self.task.look_example_input}".rstrip(),
-                step=self.ended.step,
-            )
-        )
+        look = f"inspect it: attent look {out} {self.task.look_example_input}".rstrip()
+        text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}; {look}"
+        self.session.emit(Note(text=text, step=self.ended.step))

@@ -40,22 +40,17 @@ def make_cuda_capture(device: torch.device) -> Capture:
             pool = torch.cuda.graph_pool_handle()
         try:
             graph = capture_graph(step, pool=pool, stream=stream)
-        except RuntimeError:
-            reset_after_failed_capture(device, pool)
+        except RuntimeError:  # undo what torch leaves: the allocator serves the pool, the generator knows the capture
+            index = torch.cuda.current_device() if device.index is None else device.index
+            with suppress(RuntimeError):  # the capture ended properly, as after an out-of-memory error
+                torch._C._cuda_endAllocateToPool(index, pool)  # type: ignore[arg-type]
+            fresh = torch.Generator(torch.device("cuda", index))
+            torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
             raise
         graphs.add(graph)
         return graph.replay
 
     return capture
-
-
-def reset_after_failed_capture(device: torch.device, pool: Any) -> None:
-    """Undo what torch leaves behind: the allocator still serves the pool, and the generator refers to the capture."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    with suppress(RuntimeError):  # the capture ended properly, as after an out-of-memory error
-        torch._C._cuda_endAllocateToPool(index, pool)
-    fresh = torch.Generator(torch.device("cuda", index))
-    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 class StepGraphCache:
@@ -72,7 +67,10 @@ class StepGraphCache:
         """Return the graph for batches of this shape; captured now if enough of them have been seen."""
         signature = get_signature(batch)
         graph = self.graphs.get(signature)
-        if graph is None and self.failure is None and self._should_capture(signature):
+        if graph is not None or self.failure is not None:
+            return graph
+        self.signature_counts[signature] += 1
+        if self.signature_counts[signature] > EAGER_STEPS and len(self.graphs) < MAX_GRAPHS:
             try:
                 graph = self.graphs[signature] = StepGraph(batch, self.device, self.step, self.capture)
             except RuntimeError as error:  # out of memory, or an operation that cannot be captured
@@ -80,16 +78,12 @@ class StepGraphCache:
                 self.failure = str(error).splitlines()[0]
         return graph
 
-    def _should_capture(self, signature: Hashable) -> bool:
-        self.signature_counts[signature] += 1
-        return self.signature_counts[signature] > EAGER_STEPS and len(self.graphs) < MAX_GRAPHS
-
-    def replay(self, graph: StepGraph, batch: TrainBatch, nonfinite: Tensor) -> None:
+    def replay(self, graph: StepGraph, batch: TrainBatch, step: int, nonfinite: Tensor) -> None:
         graph.load_batch(batch)
         if self.in_flight is None:
             graph.replay()
             return
-        self.in_flight.start_step(batch)
+        self.in_flight.start_step(batch, step)
         graph.replay()
         self.in_flight.end_step(nonfinite)
 
@@ -122,16 +116,13 @@ class StepGraph:
 
     def load_batch(self, batch: TrainBatch) -> None:
         """Copy a batch into the static tensors, in one transfer if both have a flat tensor."""
-        static_flat, flat = get_flat_tensor(self.static_batch), get_flat_tensor(batch)
-        pairs = zip(list_tensors(self.static_batch), list_tensors(batch), strict=True)
-        for static, new in pairs if static_flat is None or flat is None else [(static_flat, flat)]:
+        # The one tensor that all tensors of a batch are views of, if there is one.
+        static_flat, flat = (getattr(side, "flat_tensor", None) for side in (self.static_batch, batch))
+        if isinstance(static_flat, Tensor) and isinstance(flat, Tensor):
+            static_flat.copy_(flat, non_blocking=True)
+            return
+        for static, new in zip(list_tensors(self.static_batch), list_tensors(batch), strict=True):
             static.copy_(new, non_blocking=True)
-
-
-def get_flat_tensor(batch: TrainBatch) -> Tensor | None:
-    """The one tensor that all tensors of the batch are views of, if there is one."""
-    flat = getattr(batch, "flat_tensor", None)
-    return flat if isinstance(flat, Tensor) else None
 
 
 def iter_kernel_inputs(value: Any) -> Iterator[Any]:
@@ -162,6 +153,7 @@ def get_signature(batch: TrainBatch) -> Hashable:
 
 @dataclass(frozen=True)
 class InFlightStep:
+    step: int
     batch: TrainBatch  # keeps its memory alive until the GPU has read it
     start_event: torch.cuda.Event
     end_event: torch.cuda.Event
@@ -176,13 +168,14 @@ class InFlightQueue:
         self.host_slots = torch.zeros(MAX_IN_FLIGHT + 1, 2, pin_memory=True)
         self.count = 0
         self.nonfinite: list[float] = [0.0, 0.0]  # of the last finished step: in a row, in total
+        self.finished_step = 0
         self.last_end_event: torch.cuda.Event | None = None  # of the step before, if nothing ran in between
         self.tokens = self.num_targets = 0
         self.busy_ms = self.total_ms = 0.0
 
-    def start_step(self, batch: TrainBatch) -> None:
+    def start_step(self, batch: TrainBatch, step: int) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.steps.append(InFlightStep(batch, start, end, self.host_slots[self.count % len(self.host_slots)]))
+        self.steps.append(InFlightStep(step, batch, start, end, self.host_slots[self.count % len(self.host_slots)]))
         self.count += 1
         start.record()
 
@@ -196,7 +189,7 @@ class InFlightQueue:
     def _finish_oldest(self) -> None:
         step = self.steps.popleft()
         step.end_event.synchronize()
-        self.nonfinite = step.nonfinite.tolist()
+        self.nonfinite, self.finished_step = step.nonfinite.tolist(), step.step
         if self.last_end_event is not None:
             self.busy_ms += step.start_event.elapsed_time(step.end_event)
             self.total_ms += self.last_end_event.elapsed_time(step.end_event)
@@ -212,9 +205,8 @@ class InFlightQueue:
 
     def take_throughput(self) -> DeviceThroughput | None:
         """Return the throughput of the steps that finished since the last call."""
-        seconds = self.total_ms / 1000
         throughput = None
-        if seconds:
+        if seconds := self.total_ms / 1000:
             busy = min(1.0, self.busy_ms / self.total_ms)
             throughput = DeviceThroughput(self.tokens / seconds, self.num_targets / seconds, busy)
         self.tokens = self.num_targets = 0

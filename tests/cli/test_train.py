@@ -21,8 +21,7 @@ from attent import cli
 from attent.models import folder
 from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint
-from attent.training import run as training_run
+from attent.training import checkpoint, run_folder
 from attent.training.config import TrainConfig, TrainError, UserSettings, read_run
 from attent.training.tasks import translation
 from tests.training.runs import (
@@ -248,7 +247,7 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
         requests.append(requested)
         raise TrainError("captured")
 
-    monkeypatch.setattr(training_run, "check_folder", capture)
+    monkeypatch.setattr(run_folder, "check_folder", capture)
     for words in (
         [f"--{name.replace('_', '-')}", str(value)],
         ["--set", f"train.{name}={value}"],
@@ -409,7 +408,7 @@ def test_a_folder_with_a_model_or_other_files_is_refused(
 
 
 def test_a_folder_in_use_is_refused(run: Path, corpus: Path, unchanged_run: None, capsys: Capture) -> None:
-    with training_run.lock_folder(run):
+    with run_folder.lock_folder(run):
         error_message(capsys, lambda: train(corpus, run), "in use by another training process")
 
 

@@ -15,8 +15,8 @@ from attent.models import presets
 from attent.models.config import Seq2SeqConfig
 from attent.training.autoconfig import DataSize, fill_train_config
 from attent.training.config import (
+    RUN_CLASSES,
     Run,
-    Seq2SeqRun,
     UserSettings,
     build_model_config,
     diff_settings,
@@ -148,7 +148,7 @@ def test_the_file_written_by_a_run_can_be_used_again(tmp_path: Path) -> None:
     train = fill_train_config(
         TrainConfig(), "small", model, DataSize(num_examples=100, num_tokens=1000), torch.device("cpu")
     )
-    run = Seq2SeqRun(
+    run = RUN_CLASSES[Seq2SeqConfig](
         size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2)
     )
     settings.write_toml(run, tmp_path / "run.toml")

@@ -118,7 +118,7 @@ def test_rdrop_compares_two_dropout_masks(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("batch", [make_padded_batch(), make_packed_batch()], ids=["padded", "packed"])
 def test_rdrop_without_dropout_is_the_plain_loss(batch: PairBatch) -> None:
     network = model()
-    ours, plain = Seq2SeqObjective(network, rdrop=5.0).train()(batch)
+    ours, plain = Seq2SeqObjective(network, smoothing=0.1, rdrop=5.0).train()(batch)
     theirs, their_plain = reference_loss(network, 0.1)
     assert_close(ours, theirs)
     assert_close(plain, their_plain)
@@ -181,7 +181,7 @@ def test_the_objective_compiles_to_one_graph_with_the_same_loss(
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
     network = model()
     ours, theirs = (
-        Seq2SeqObjective(network, rdrop=rdrop, compile=True).train()(batch)[0],
+        Seq2SeqObjective(network, smoothing=0.1, rdrop=rdrop, compile=True).train()(batch)[0],
         reference_loss(network, 0.1)[0],
     )
     assert_close(ours, theirs)

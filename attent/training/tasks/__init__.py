@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from attent.training.tasks.base import Task
 
 TaskName = Literal["translate", "lm", "mlm", "spans", "classify", "images"]
-TASKS: dict[TaskName, tuple[str, str]] = {  # "module:class" in this package, help
-    "translate": ("translation:TranslationTask", "pairs of texts (the default)"),
-    "lm": ("causal_lm:CausalLMTask", "next token"),
-    "mlm": ("masked_lm:MaskedLMTask", "masked tokens"),
-    "spans": ("span_corruption:SpanCorruptionTask", "masked spans"),
-    "classify": ("text_classification:TextClassificationTask", "labels of texts"),
-    "images": ("image_classification:ImageClassificationTask", "labels of images"),
+TASKS: dict[TaskName, tuple[str, str, str]] = {  # "module:class" in this package, help, help of its data
+    "translate": (
+        "translation:TranslationTask",
+        "pairs of texts (the default)",
+        "files, folders, built-in corpora, - for stdin, each with an optional weight (own.tmx:3)",
+    ),
+    "lm": ("causal_lm:CausalLMTask", "next token", ".txt or .jsonl documents"),
+    "mlm": ("masked_lm:MaskedLMTask", "masked tokens", "one text per line"),
+    "spans": ("span_corruption:SpanCorruptionTask", "masked spans", "one text per line"),
+    "classify": ("text_classification:TextClassificationTask", "labels of texts", ".tsv of text and label"),
+    "images": ("image_classification:ImageClassificationTask", "labels of images", "a folder per class, or idx files"),
 }
-TASK_HELP = ", ".join(f"{name}: {text}" for name, (_, text) in TASKS.items())
+TASK_HELP = ", ".join(f"{name}: {text}" for name, (_, text, _) in TASKS.items())
+DATA_HELP = "; ".join(f"{name}: {text}" for name, (_, _, text) in TASKS.items())
 
 
 def get_task_class(name: TaskName) -> type[Task]:

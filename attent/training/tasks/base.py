@@ -27,6 +27,7 @@ from attent.training.config import Run, Size, TrainConfig, TrainError, UserSetti
 from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
+Split = Literal["validation", "test"]
 VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
 # zero, clipped gradients; label smoothing only where there are few labels.
@@ -135,7 +136,7 @@ class FinalScores:
     """Scores of the finished model on one set."""
 
     name: str
-    split: Literal["validation", "test"]
+    split: Split
     num_examples: int
     metrics: Mapping[str, float]  # those of `METRICS`, loss, perplexity ...
     summary: str  # "accuracy 92.1% (90.3 to 93.8)"
@@ -303,15 +304,14 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
 
 def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """(name, SHA-256) of each file; "" for one that can no longer be read."""
-    return tuple((name, hash_file(path)) for name, path in zip(names, paths, strict=True))
-
-
-def hash_file(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
+    digests = []
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError:
+            digests.append("")
+    return tuple(zip(names, digests, strict=True))
 
 
 def spool_stdin(names: Sequence[str], data_dir: Path) -> list[str]:

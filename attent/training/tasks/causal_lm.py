@@ -22,8 +22,6 @@ from attent.decoding.generation.loop import generate_greedy
 from attent.models import CausalConfig, CausalLM, presets
 from attent.nn import RotaryConfig
 from attent.nn.eval_mode import eval_mode
-from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size
 from attent.training.events import ValidationSample
 from attent.training.objective import CausalLMObjective
@@ -51,17 +49,11 @@ class CausalLMTask(text_task.TextTask):
     config_class = CausalConfig
     objective_class = CausalLMObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.text_layout)
-        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context), context)
-        self.documents = self.concatenate_documents(splits.train)
-        self.data_size = DataSize(num_examples=len(self.documents), num_tokens=len(self.documents.ids))
-
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> CausalConfig:
         return causal_lm_config("tiny", vocab)
 
-    def concatenate_documents(self, texts: TextCorpus) -> EncodedTexts:
+    def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
         """Documents end to end, each closed by the end token, also where the tokenizer adds none to a prompt."""
         framed = add_special_tokens(self.encode_texts(texts), self.vocabulary.prefix_ids, (self.vocabulary.end,))
         return EncodedTexts.from_sentences(framed, self.data_key)
@@ -74,7 +66,7 @@ class CausalLMTask(text_task.TextTask):
     def build_train_batches(self, run: Run) -> base.BatchLoader:
         assert run.train.batch_tokens
         return WindowLoader(
-            self.documents,
+            self.encoded_texts,
             batch_tokens=run.train.batch_tokens,
             window_size=min(self.max_tokens, run.train.batch_tokens),
             pad=self.vocabulary.pad,
@@ -83,7 +75,7 @@ class CausalLMTask(text_task.TextTask):
 
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         return WindowLoader(
-            self.concatenate_documents(texts),
+            self.prepare_texts(texts),
             batch_tokens=max(base.VALID_BATCH_TOKENS, self.max_tokens),
             window_size=self.max_tokens,
             pad=self.vocabulary.pad,
@@ -111,7 +103,7 @@ class CausalLMTask(text_task.TextTask):
         source, reference, output = (self.vocabulary.decode(part) for part in parts)
         return ValidationSample(source=source, reference=reference, output=output)
 
-    def score_texts(self, model: CausalLM, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
+    def score_texts(self, model: CausalLM, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
         bits, num_bytes = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
         metrics = text_task.compute_loss_metrics(total, num_targets) | {

@@ -15,7 +15,6 @@ from attent.data.token_store import EncodedTexts
 from attent.models import EncoderConfig, TextEncoder, presets
 from attent.nn import LearnedConfig
 from attent.text.bulk_encoder import EncodedSentences
-from attent.training.autoconfig import DataSize
 from attent.training.config import Run, Size, TrainError
 from attent.training.tasks.base import VALID_BATCH_TOKENS, BatchLoader
 from attent.training.tasks.text_task import STACK_BY_SIZE, TextTask
@@ -37,13 +36,7 @@ class EncoderTask(TextTask):
     def make_labels(self, texts: TextCorpus) -> MakeLabels:
         """The prediction targets of these texts."""
 
-    def prepare_texts(self) -> None:
-        """Encode the training texts; set `data_size`."""
-        texts = self.splits.train
-        self.encoded_texts = self.encode_with_special_tokens(texts)
-        self.data_size = DataSize(num_examples=len(texts.texts), num_tokens=len(self.encoded_texts.ids))
-
-    def encode_with_special_tokens(self, texts: TextCorpus) -> EncodedTexts:
+    def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
         """Encode texts, with the tokenizer's special tokens around each."""
         prefix, suffix = self.vocabulary.prefix_ids, self.vocabulary.suffix_ids
         room = self.max_tokens - len(prefix) - len(suffix)
@@ -69,7 +62,7 @@ class EncoderTask(TextTask):
         tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
         config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="truncate")
         labels = self.make_labels(texts)
-        return TextLoader(self.encode_with_special_tokens(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
+        return TextLoader(self.prepare_texts(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
 
 
 def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:

@@ -14,26 +14,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from attent.data.images import (
-    IdxSplit,
-    ImageDataConfig,
-    ImageDataset,
-    ImageShape,
-    ImageSplit,
-    choose_shape,
-    compute_channel_stats,
-    describe_skipped,
-    find_splits,
-    hold_out_images,
-    prepare_images,
-    remap_labels,
-)
+from attent.data import images as image_data
+from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import fill_defaults, format_schedule, look_up
+from attent.training.autoconfig import describe_schedule, fill_defaults, look_up
 from attent.training.config import DataConfig, Run, Size, TrainConfig, TrainError, UserSettings, build_model_config
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
@@ -85,13 +73,17 @@ class ImageClassificationTask(base.Task):
         if initial is None and run.init_from:
             initial = load_as(run.init_from, VisionTransformer).config
         self.train_split, self.context = splits["train"][0], context
-        self.shape = choose_shape(self.train_split, self.config) if initial is None else ImageShape.from_config(initial)
+        self.shape = (
+            image_data.choose_shape(self.train_split, self.config)
+            if initial is None
+            else ImageShape.from_config(initial)
+        )
         check_image_shape(self.config, self.shape, initial)
         (train,) = self.load_splits(splits["train"])
         if len(train.class_names) < 2:
             raise TrainError(f"{train.name}: must have at least two classes, but has one")
-        valid = [remap_labels(images, train.class_names) for images in self.load_splits(splits["valid"])]
-        self.tests = [remap_labels(images, train.class_names) for images in self.load_splits(splits["test"])]
+        valid = [image_data.remap_labels(images, train.class_names) for images in self.load_splits(splits["valid"])]
+        self.tests = [image_data.remap_labels(images, train.class_names) for images in self.load_splits(splits["test"])]
         self.held_out = not valid and data.hold_out != 0
         if self.held_out:
             train, held_out = hold_out_valid_images(train, data.hold_out, run.train.seed, context)
@@ -104,9 +96,9 @@ class ImageClassificationTask(base.Task):
         )
 
     def load_splits(self, splits: list[ImageSplit]) -> list[ImageDataset]:
-        datasets = [prepare_images(split, self.shape, self.context.data_dir) for split in splits]
+        datasets = [image_data.prepare_images(split, self.shape, self.context.data_dir) for split in splits]
         for dataset in datasets:
-            if problem := describe_skipped(dataset):
+            if problem := image_data.describe_skipped(dataset):
                 self.context.warn(problem)
         return datasets
 
@@ -176,14 +168,13 @@ class ImageClassificationTask(base.Task):
     def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
         train, model = run.train, run.model
         assert isinstance(model, VisionConfig)
-        assert train.steps
         batches = self.build_train_batches(run)
-        epochs = train.steps * train.accumulate / max(1, batches.num_steps(0))
         yield (
             f"model: {f'{run.size}, ' if run.size else ''}{model.stack.layers} layers, width {model.stack.width}, "
             f"{model.num_patches} patches of {model.patch_size} x {model.patch_size}; {size_reason}"
         )
-        yield from format_schedule(train, f"batches of {batches.batch_size:,} images", epochs)
+        sizes = f"batches of {batches.batch_size:,} images"
+        yield from describe_schedule(train, batches.num_steps(0), batches=sizes)
         yield describe_augmentation(self.config, self.shape.size)
 
     # ---- batches and scores
@@ -210,18 +201,19 @@ class ImageClassificationTask(base.Task):
     def score_model(self, model: VisionTransformer, run: Run) -> Iterator[base.FinalScores]:
         if self.validation is not None:
             name = "held-out part" if self.held_out else self.validation.name
-            yield replace(score_images(model, self.validation), name=name, split="validation")
+            yield score_images(model, self.validation, name, "validation")
         for images in self.tests:
-            yield score_images(model, images)
+            yield score_images(model, images, Path(images.name).name, "test")
 
     def describe_data(self) -> base.DataSummary:
-        skipped = len(self.train.skipped)
+        skipped, split = len(self.train.skipped), self.train_split
+        files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
         corpus = base.CorpusStats(
             name=self.train.name,
             num_read=len(self.train) + skipped,
             num_used=len(self.train),
             dropped=(("no image", skipped),) if skipped else (),
-            files=list_files(self.train_split),
+            files=base.hash_files([str(path) for path in files], files),
         )
         method = "" if self.validation is None else self.validation.name
         return base.DataSummary(
@@ -255,19 +247,15 @@ def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
         raise TrainError(f"images must be in one folder: --data FOLDER, but {len(data.train)} are named")
     if len(data.valid) > 1:
         raise TrainError(f"validation images must be in one folder, but {len(data.valid)} are named")
-    available = find_splits(data.train[0])
+    available = image_data.find_splits(data.train[0])
     if "train" not in available:
         raise TrainError(f"{data.train[0]}: must have training images, but has only its {', '.join(available)} part")
     splits = {"train": [available["train"]]}
     for name, folders in (("valid", data.valid), ("test", data.test)):
         default = [available[name]] if name in available else []
-        splits[name] = [find_named_split(folder, name) for folder in folders] or default
+        named = [image_data.find_splits(folder) for folder in folders]
+        splits[name] = [s.get(name) or s.get("train") or next(iter(s.values())) for s in named] or default
     return splits
-
-
-def find_named_split(folder: str, name: str) -> ImageSplit:
-    splits = find_splits(folder)
-    return splits.get(name) or splits.get("train") or next(iter(splits.values()))
 
 
 def check_image_shape(config: ImageDataConfig, shape: ImageShape, base_config: VisionConfig | None) -> None:
@@ -285,7 +273,7 @@ def hold_out_valid_images(
     default_count = min(MAX_HELD_OUT, max(len(images.class_names), len(images) // 10))
     count = default_count if requested_count is None else requested_count
     base.check_hold_out(count, len(images), "images")
-    rest, held_out = hold_out_images(images, count, seed)
+    rest, held_out = image_data.hold_out_images(images, count, seed)
     if not len(held_out):
         raise TrainError(
             f"{images.name}: has too few images of each class to hold some out; add images, name a validation set with "
@@ -293,14 +281,6 @@ def hold_out_valid_images(
         )
     context.note(f"held out {len(held_out):,} of {len(images):,} images for validation (name your own with --valid)")
     return rest, held_out
-
-
-def list_files(split: ImageSplit) -> tuple[tuple[str, str], ...]:
-    """The files of a split with checksums; none for a folder of images."""
-    if not isinstance(split, IdxSplit):
-        return ()
-    paths = (split.images, split.labels)
-    return base.hash_files([str(path) for path in paths], paths)
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -322,11 +302,11 @@ def measure_accuracy(
     return 100 * correct / len(images)
 
 
-def score_images(model: VisionTransformer, images: ImageDataset) -> base.FinalScores:
+def score_images(model: VisionTransformer, images: ImageDataset, name: str, split: base.Split) -> base.FinalScores:
     metrics, interval = score_accuracy(measure_accuracy(model, images), len(images))
     return base.FinalScores(
-        name=Path(images.name).name,
-        split="test",
+        name=name,
+        split=split,
         num_examples=len(images),
         metrics=metrics,
         summary=f"accuracy {metrics['accuracy']:.2f}% (95% confidence interval {interval})",
@@ -345,7 +325,7 @@ def choose_patch(image_size: int) -> int:
 
 def build_vision_config(size: Size, shape: ImageShape, patch: int, images: ImageDataset) -> VisionConfig:
     """ViT with mean pooling, which few images train more easily than a class token."""
-    mean, std = compute_channel_stats(images)
+    mean, std = image_data.compute_channel_stats(images)
     if not isinstance(patch, int) or patch < 1 or shape.size % patch:
         raise TrainError(f"`model.patch_size` must divide {shape.size}, the side of the images, but is {patch!r}")
     return fit_positions(

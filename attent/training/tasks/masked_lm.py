@@ -18,7 +18,6 @@ from attent.data.text_corpus import TextCorpus
 from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
-from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary
 from attent.training.config import Run, Size, TrainError
 from attent.training.events import ValidationSample
@@ -42,12 +41,10 @@ class MaskedLMTask(EncoderTask):
     default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"weight_decay": 0.01}}
     metrics = ("loss", "accuracy")
     objective_class = MaskedLMObjective
+    needs_mask = True
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.text_layout)
-        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context, add_mask=True), context)
+    def check_tokenizer(self, run: Run) -> None:
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
-        self.prepare_texts()
 
     def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
         return split_long_texts(sentences, max_tokens)
@@ -104,7 +101,7 @@ class MaskedLMTask(EncoderTask):
             output=" ".join(text_task.format_ids(self.vocabulary, [predicted[i]]) for i in order),
         )
 
-    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
+    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         batches = self.get_eval_batches(texts)
         total, num_targets = self.compute_loss(model, batches)
         accuracy, samples = self.measure_accuracy(model, batches)

@@ -19,8 +19,7 @@ from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
 from attent.models.config import mirror_encoder
-from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import DataSize, fit_to_tokenizer
+from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import Run, Size, TrainError
 from attent.training.objective import Seq2SeqObjective
 from attent.training.tasks import base, text_task
@@ -53,29 +52,22 @@ class SpanCorruptionTask(text_task.TextTask):
     config_class = Seq2SeqConfig
     objective_class = Seq2SeqObjective
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.text_layout)
+    def count_sentinels(self, run: Run) -> int:
         vocab = run.data.tokenizer.vocab
-        sentinels = NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
-        self.set_up(
-            run,
-            splits,
-            text_task.get_tokenizer(run, splits.train, tokenizer, context, num_sentinels=sentinels),
-            context,
-        )
+        return NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
+
+    def check_tokenizer(self, run: Run) -> None:
         if not self.vocabulary.sentinels:
             raise TrainError(
                 f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; "
                 "start from a model that was trained with them, or leave --from out"
             )
-        self.encoded_texts = self.split_texts(splits.train)
-        self.data_size = DataSize(num_examples=len(splits.train.texts), num_tokens=len(self.encoded_texts.ids))
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
         return span_corruption_config("tiny", vocab)
 
-    def split_texts(self, texts: TextCorpus) -> EncodedTexts:
+    def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
         """Split texts into parts of at most `max_tokens`, without those that are too short for a span."""
         parts = split_long_texts(self.encode_texts(texts), self.max_tokens)
         parts = parts.select(parts.lengths >= MIN_TEXT_TOKENS)
@@ -106,10 +98,10 @@ class SpanCorruptionTask(text_task.TextTask):
         return PairLoader(corruption(0), config, seed=run.train.seed, store_for_epoch=corruption)
 
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
-        corruption = self.build_corruption(self.split_texts(texts), 0, texts.name)
+        corruption = self.build_corruption(self.prepare_texts(texts), 0, texts.name)
         return build_valid_batches(corruption(0), self.max_tokens + 1)
 
-    def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
+    def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
         metrics = text_task.compute_loss_metrics(total, num_targets)
         return base.FinalScores(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ from attent.data.text_corpus import TextCorpus
 from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
-from attent.text.tokenizer import Tokenizer
 from attent.training.config import Run, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import TextClassificationObjective
@@ -44,17 +43,24 @@ class TextClassificationTask(EncoderTask):
     default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"weight_decay": 0.01}}
     metrics = ("accuracy", "loss")
     objective_class = TextClassificationObjective
+    has_labels = True
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        splits = text_task.load_splits(run, context, self.text_layout, with_labels=True)
+    def check_splits(self, run: Run) -> None:
+        splits = self.splits
         self.labels = sort_labels(splits.train.labels)
         check_labels(self.labels, splits, run)
-        splits = replace(splits, tests=tuple(select_scorable(splits.tests, self.labels, run, context)))
-        self.set_up(run, splits, text_task.get_tokenizer(run, splits.train, tokenizer, context), context)
-        counts = Counter(splits.train.labels)
+        tests = []
+        for texts in splits.tests:
+            if problem := describe_unknown_label(texts, self.labels):
+                base.reject_or_skip_test_set(problem, bool(run.data.test), self.context)
+            else:
+                tests.append(texts)
+        self.splits = replace(splits, tests=tuple(tests))
+
+    def check_tokenizer(self, run: Run) -> None:
+        counts = Counter(self.splits.train.labels)
         listed = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
-        context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
-        self.prepare_texts()
+        self.context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
 
     def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
         if count := int((sentences.lengths > max_tokens).sum()):
@@ -100,7 +106,7 @@ class TextClassificationTask(EncoderTask):
                     predictions[int(example)] = self.labels[label_id]
         return predictions
 
-    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: text_task.Split) -> base.FinalScores:
+    def score_texts(self, model: TextEncoder, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         batches = self.get_eval_batches(texts)
         total, num_targets = self.compute_loss(model, batches)
         predictions = self.predict_labels(model, texts, batches)
@@ -139,17 +145,6 @@ def check_labels(labels: tuple[str, ...], splits: text_task.TextSplits, run: Run
         )
     if splits.valid is not None and (problem := describe_unknown_label(splits.valid, labels)):
         raise TrainError(problem)
-
-
-def select_scorable(
-    tests: Sequence[TextCorpus], labels: tuple[str, ...], run: Run, context: base.RunContext
-) -> Iterator[TextCorpus]:
-    """Skip test sets with unknown labels; refuse those that were named."""
-    for texts in tests:
-        if problem := describe_unknown_label(texts, labels):
-            base.reject_or_skip_test_set(problem, bool(run.data.test), context)
-        else:
-            yield texts
 
 
 def describe_unknown_label(texts: TextCorpus, labels: tuple[str, ...]) -> str | None:

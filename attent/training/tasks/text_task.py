@@ -7,17 +7,17 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
 from attent.data import labeled_text, text_corpus
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import TextCorpus, TextLayout
-from attent.data.token_store import encode_texts
+from attent.data.token_store import EncodedTexts, encode_texts
 from attent.models import Model, ModelConfig, build, folder
 from attent.nn import StackConfig
 from attent.text.bulk_encoder import EncodedSentences
@@ -25,17 +25,9 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import train_monolingual_tokenizer
 from attent.text.vocabulary import Vocabulary
 from attent.training import autoconfig, task_heads
+from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
-from attent.training.config import (
-    Run,
-    Size,
-    TrainConfig,
-    TrainError,
-    UserSettings,
-    build_model_config,
-    get_run_class,
-    get_stack_names,
-)
+from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
 from attent.training.events import EventHandler, Note
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
@@ -50,7 +42,6 @@ STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
     "base": {"layers": 12, "width": 768, "heads": 12, "ffn_width": 3072},
     "big": {"layers": 24, "width": 1024, "heads": 16, "ffn_width": 4096},
 }
-Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +87,17 @@ def load_splits(run: Run, context: base.RunContext, layout: TextLayout, *, with_
     if held_out:
         train, valid = text_corpus.hold_out_texts(train, data.hold_out, run.train.seed, layout)
         context.note(f"held out {_describe_held_out(valid, train)} for validation (name your own with --valid)")
-    tests = tuple(_load_tests(run, files.test, read, suffixes, context))
-    for other in (() if valid is None or held_out else (valid,)) + tests:
-        _warn_contamination(train, other, layout, context)
-    return TextSplits(train, valid, tests, held_out)
+    tests = []
+    for path in text_corpus.list_eval_files(data.test, "test", suffixes) if data.test else files.test:
+        try:
+            tests.append(read([path]))
+        except CorpusError as error:
+            base.reject_or_skip_test_set(str(error), bool(data.test), context)
+    for other in [*([valid] if valid is not None and not held_out else []), *tests]:
+        if count := text_corpus.count_shared_texts(train, other, layout):
+            part = f"{count:,} of its {len(other.texts):,} texts" if layout == "lines" else f"{count:,} of its lines"
+            context.warn(f"{other.name}: {part} are also in the training data, so its scores are too good")
+    return TextSplits(train, valid, tuple(tests), held_out)
 
 
 def _report_files(
@@ -125,50 +123,6 @@ def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
     return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 
-def _warn_contamination(train: TextCorpus, other: TextCorpus, layout: TextLayout, context: base.RunContext) -> None:
-    if count := text_corpus.count_shared_texts(train, other, layout):
-        part = f"{count:,} of its {len(other.texts):,} texts" if layout == "lines" else f"{count:,} of its lines"
-        context.warn(f"{other.name}: {part} are also in the training data, so its scores are too good")
-
-
-def _load_tests(
-    run: Run,
-    default_files: Sequence[Path],
-    read: Callable[[Sequence[Path]], TextCorpus],
-    suffixes: Sequence[str],
-    context: base.RunContext,
-) -> Iterator[TextCorpus]:
-    for path in text_corpus.list_eval_files(run.data.test, "test", suffixes) if run.data.test else default_files:
-        try:
-            yield read([path])
-        except CorpusError as error:
-            if run.data.test:
-                raise
-            base.reject_or_skip_test_set(str(error), False, context)
-
-
-def get_tokenizer(
-    run: Run,
-    texts: TextCorpus,
-    tokenizer: Tokenizer | None,
-    context: base.RunContext,
-    *,
-    add_mask: bool = False,
-    num_sentinels: int = 0,
-) -> Tokenizer:
-    """Return `tokenizer`, or train one on the texts."""
-    if tokenizer is not None:
-        return tokenizer
-    context.note("training the tokenizer ...")
-    config = run.data.tokenizer
-    tokenizer = train_monolingual_tokenizer(
-        texts.texts, config, mask=add_mask, sentinels=num_sentinels, seed=run.train.seed
-    )
-    pieces = "characters and bytes" if config.kind == "char" else "subwords"
-    context.note(f"tokenizer: {config.kind}, {tokenizer.source.size:,} {pieces}")
-    return tokenizer
-
-
 # ---- the task --------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +130,8 @@ class TextTask(base.Task):
     """A task on text alone; subclasses add the model, the batches and the scores."""
 
     text_layout: ClassVar[TextLayout] = "lines"
+    has_labels: ClassVar[bool] = False
+    needs_mask: ClassVar[bool] = False
     defaults: ClassVar[TaskDefaults]
     unit = "text"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -184,11 +140,41 @@ class TextTask(base.Task):
     tokenizer: Tokenizer
     data_size: DataSize
 
-    def set_up(self, run: Run, splits: TextSplits, tokenizer: Tokenizer, context: base.RunContext) -> None:
-        self.splits, self.tokenizer, self.context = splits, tokenizer, context
-        self.max_tokens = run.data.max_tokens
-        self.data_key = ""
+    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+        self.context, self.max_tokens, self.data_key = context, run.data.max_tokens, ""
         self._eval_batches: dict[int, base.BatchLoader] = {}
+        self.splits = load_splits(run, context, self.text_layout, with_labels=self.has_labels)
+        self.check_splits(run)
+        self.tokenizer = tokenizer or self.train_tokenizer(run)
+        self.check_tokenizer(run)
+        self.encoded_texts = self.prepare_texts(self.splits.train)
+        num_examples = len(self.splits.train.texts)
+        self.data_size = DataSize(num_examples=num_examples, num_tokens=len(self.encoded_texts.ids))
+
+    def check_splits(self, run: Run) -> None:
+        """Raise if the texts do not fit the task."""
+
+    def check_tokenizer(self, run: Run) -> None:
+        """Raise if the tokenizer lacks what the task needs."""
+
+    def train_tokenizer(self, run: Run) -> Tokenizer:
+        self.context.note("training the tokenizer ...")
+        config, texts = run.data.tokenizer, self.splits.train.texts
+        sentinels = self.count_sentinels(run)
+        tokenizer = train_monolingual_tokenizer(
+            texts, config, mask=self.needs_mask, sentinels=sentinels, seed=run.train.seed
+        )
+        pieces = "characters and bytes" if config.kind == "char" else "subwords"
+        self.context.note(f"tokenizer: {config.kind}, {tokenizer.source.size:,} {pieces}")
+        return tokenizer
+
+    def count_sentinels(self, run: Run) -> int:
+        """Sentinels of a new tokenizer."""
+        return 0
+
+    @abstractmethod
+    def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
+        """Encode texts, split or truncated to `max_tokens`."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -232,12 +218,12 @@ class TextTask(base.Task):
         sizes = CPU_SIZE_BY_TOKENS if on_cpu else self.defaults.size_by_tokens
         size = look_up(sizes, tokens) if run.size is None else run.size
         reason = "as requested" if run.size else f"for {tokens:,} tokens" + " on a CPU" * on_cpu
-        stack = requested.get("model", {}).get(get_stack_names(get_run_class(requested))[0], {})
+        stack = requested.get("model", {}).get(run_config.get_stack_names(run_config.get_run_class(requested))[0], {})
         dropout = look_up(self.defaults.dropout_by_tokens, tokens)
         preset = with_dropout(self.build_config(size), stack.get("dropout", dropout))
         if "dropout" not in stack:
             reason += f"; dropout {dropout:g}" + (", since little text is easily overfitted" if dropout > 0.1 else "")
-        return size, build_model_config(requested, preset), reason
+        return size, run_config.build_model_config(requested, preset), reason
 
     def adapt_config(self, model: Any) -> ModelConfig:
         """The config of a model that is fine-tuned, with the heads that this task needs."""
@@ -287,7 +273,8 @@ class TextTask(base.Task):
             f"model: {f'{run.size}, ' if run.size else ''}{self.describe_layers(run.model)} layers, "
             f"width {stack.width}, {stack.heads} heads, vocabulary {getattr(run.model, 'vocab', 0):,}; {size_reason}"
         )
-        yield from autoconfig.describe_schedule(run.train, self.data_size)
+        num_batches = autoconfig.count_batches(run.train, self.data_size)
+        yield from autoconfig.describe_schedule(run.train, num_batches)
 
     def describe_layers(self, config: Any) -> str:
         return f"{get_stack(config).layers}"
@@ -307,7 +294,7 @@ class TextTask(base.Task):
         return None if self.splits.valid is None else self.get_eval_batches(self.splits.valid)
 
     @abstractmethod
-    def score_texts(self, model: Any, texts: TextCorpus, split: Split) -> base.FinalScores: ...
+    def score_texts(self, model: Any, texts: TextCorpus, split: base.Split) -> base.FinalScores: ...
 
     def score_model(self, model: Any, run: Run) -> Iterator[base.FinalScores]:
         if self.splits.valid is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class TranslationTask(base.Task):
     @property
     def fingerprints(self) -> Mapping[str, str]:
         return {"data": self.prepared.store.folder.name, "tokenizer": self.tokenizer.fingerprint}
+
+    @cached_property
+    def valid_texts(self) -> EvalTexts:
+        return read_eval_texts(self.prepared.splits.valid, self.prepared.splits.use_tags)
 
     # ---- model and schedule
 
@@ -131,11 +136,11 @@ class TranslationTask(base.Task):
     def score_model(self, model: Seq2Seq, run: Run) -> Iterator[base.FinalScores]:
         splits = self.prepared.splits
         if splits.valid:
-            yield self.score_texts(model, read_eval_texts(splits.valid, splits.use_tags), "validation", run)
+            yield self.score_texts(model, self.valid_texts, "validation", run)
         for corpus in splits.tests:
             yield self.score_texts(model, read_eval_texts([corpus], splits.use_tags), "test", run)
 
-    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: Any, run: Run) -> base.FinalScores:
+    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: base.Split, run: Run) -> base.FinalScores:
         beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
         outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty)
         scores = score_corpus(outputs, texts.references, texts.language)
@@ -153,10 +158,9 @@ class TranslationTask(base.Task):
     def write_analysis(self, model: Seq2Seq, out: Path) -> None:
         """Select the heads that align best on the validation pairs (for `translate --alignment`), and measure what each
         head does (for `look`)."""
-        splits = self.prepared.splits
-        if not splits.valid:
+        if not self.prepared.splits.valid:
             return
-        texts = read_eval_texts(splits.valid, splits.use_tags)
+        texts = self.valid_texts
         language = texts.target_languages[0]
         indices = [i for i, other in enumerate(texts.target_languages) if other == language]
         sources, references = ([side[i] for i in indices] for side in (texts.sources, texts.references))
