@@ -81,10 +81,15 @@ def demo(
 
 def demo_overrides(steps: int, seed: int) -> dict[str, object]:
     """The settings that learn this task fastest on a CPU: single digits, rotary positions, no dropout."""
+    from attent.data.dates import NATIVE_ZEROS
+
+    every = max(1, steps // 8)
     return {
         "data.train": ("dates",),
         "data.tokenizer.vocab": 1_500,
-        "data.tokenizer.symbols": tuple(list_digits()),
+        "data.tokenizer.symbols": tuple(
+            chr(ord(zero) + i) for zero in ("0", *NATIVE_ZEROS.values()) for i in range(10)
+        ),
         "size": "tiny",
         "model.layers": 2,
         "model.ffn_width": 512,
@@ -99,8 +104,8 @@ def demo_overrides(steps: int, seed: int) -> dict[str, object]:
         "train.schedule": "cosine",
         "train.label_smoothing": 0.0,
         "train.metric": "exact",
-        "train.valid_every": max(1, steps // 8),
-        "train.save_every": max(1, steps // 8),
+        "train.valid_every": every,
+        "train.save_every": every,
         "train.valid_sentences": 100,
         "train.patience": 0,
         "train.threads": 1,  # the matrices are too small for a second thread
@@ -109,29 +114,19 @@ def demo_overrides(steps: int, seed: int) -> dict[str, object]:
     }
 
 
-def list_digits() -> Iterator[str]:
-    """The digits of every script in the corpus."""
-    from attent.data.dates import NATIVE_ZEROS
-
-    for zero in ("0", *NATIVE_ZEROS.values()):
-        yield from (chr(ord(zero) + digit) for digit in range(10))
-
-
-def translate_dates(model: Seq2Seq, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     from attent.decoding.translator import translate_texts
 
-    return translate_texts(model, tokenizer, texts, beam_size=1)
-
-
-def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     width = max(cell_len(text) for text, _ in TEST_DATES)
-    outputs = translate_dates(model, tokenizer, [text for text, _ in TEST_DATES])
+    outputs = translate_texts(model, tokenizer, [text for text, _ in TEST_DATES], beam_size=1)
     for (text, date), output in zip(TEST_DATES, outputs, strict=True):
         verdict = "" if output == date else f"   WRONG: it is {date}"
         print(f"  {text}{' ' * (width - cell_len(text))}   {output[:MAX_OUTPUT_CHARS]}{verdict}")
 
 
 def run_prompt(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+    from attent.decoding.translator import translate_texts
+
     print("\nType a date in any of the 50 languages, such as 'Saturday, 14 July 1962'; an empty line ends.")
     while True:
         try:
@@ -140,7 +135,7 @@ def run_prompt(model: Seq2Seq, tokenizer: Tokenizer) -> None:
             return
         if not text:
             return
-        print(f"  {translate_dates(model, tokenizer, [text])[0]}")
+        print(f"  {translate_texts(model, tokenizer, [text], beam_size=1)[0]}")
 
 
 def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:

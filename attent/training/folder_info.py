@@ -166,10 +166,8 @@ def _describe_images(model: Model) -> str:
 
 
 def _list_commands(model: Model) -> tuple[str, ...]:
-    if isinstance(model, Seq2Seq):
-        return ("translate", "score", "look")
-    if isinstance(model, CausalLM):
-        return ("generate", "embed", "look")
+    if isinstance(model, Seq2Seq | CausalLM):
+        return ("translate", "score", "look") if isinstance(model, Seq2Seq) else ("generate", "embed", "look")
     fill = ("fill",) if isinstance(model, TextEncoder) and model.masked_lm is not None else ()
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 

@@ -16,6 +16,10 @@ from attent.text.tokenizer_training import TokenizerConfig
 
 Size = Literal["tiny", "small", "base", "big"]
 Precision = Literal["float32", "bfloat16"]
+MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
+    0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
+    1: "steps batch_tokens accumulate micro_batch_tokens save_every keep_last valid_every threads",
+}
 
 
 class TrainError(ValueError):
@@ -51,8 +55,7 @@ class DataConfig:
     images: ImageDataConfig | None = None  # for --task images
 
     def __post_init__(self) -> None:
-        if not 0 <= self.subword_sampling < 1:
-            raise ValueError(f"`subword_sampling` must be at least 0 and less than 1, but is {self.subword_sampling}")
+        check_below_one("subword_sampling", self.subword_sampling)
         check_at_least("max_tokens", self.max_tokens, 1)
         if self.hold_out is not None:
             check_at_least("hold_out", self.hold_out, 0)
@@ -102,25 +105,16 @@ class TrainConfig:
     tensorboard: Annotated[bool, "write TensorBoard files (pip install tensorboard)"] = False
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "keep_last", "seed"):
-            check_at_least(name, getattr(self, name), 0 if name == "seed" else 1)
-        for name in ("steps", "batch_tokens", "micro_batch_tokens", "save_every", "valid_every", "threads"):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup", "average", "patience", "workers", "lora", "valid_sentences"):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), 0)
-        for name in ("clip_norm", "weight_decay", "rdrop"):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), 0)
-        for name in ("label_smoothing", "ema"):
-            check_below_one(name, getattr(self, name))
-        for beta in self.betas:
-            check_below_one("betas", beta)
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"`lr` must be greater than 0, but is {self.lr}")
-        if not self.eps > 0:
-            raise ValueError(f"`eps` must be greater than 0, but is {self.eps}")
+        for minimum, names in MINIMUMS.items():
+            for name in names.split():
+                if getattr(self, name) is not None:
+                    check_at_least(name, getattr(self, name), minimum)
+        for name, values in (("label_smoothing", [self.label_smoothing]), ("ema", [self.ema]), ("betas", self.betas)):
+            for value in values:
+                check_below_one(name, value)
+        for name in ("lr", "eps"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be greater than 0, but is {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
