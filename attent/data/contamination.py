@@ -390,7 +390,7 @@ class ContaminationChecker:
     def __init__(self, test: Iterable[Pair | BadLine]) -> None:
         self.pairs: list[Pair] = []  # the first MAX_NEAR_SENTENCES
         self.bad_lines = 0
-        self._file_starts: list[tuple[int, str]] = []  # (first sentence, file)
+        self._file_starts: list[tuple[int, Pair]] = []  # (index, pair) of the first sentence of each file
         columns = [_SentenceColumns.from_pairs([]), *self._read_chunks(test)]
         self._sentences = _SentenceColumns(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         source_keys, target_keys = self._sentences.source_keys, self._sentences.target_keys
@@ -406,8 +406,8 @@ class ContaminationChecker:
             self.bad_lines += len(batch) - len(chunk)
             self.pairs += chunk[: MAX_NEAR_SENTENCES - len(self.pairs)]
             for i, pair in enumerate(chunk, start=index):
-                if not self._file_starts or self._file_starts[-1][1] != pair.file:
-                    self._file_starts.append((i, pair.file))
+                if not self._file_starts or self._file_starts[-1][1].file != pair.file:
+                    self._file_starts.append((i, pair))
             index += len(chunk)
             yield _SentenceColumns.from_pairs(chunk)
 
@@ -460,5 +460,5 @@ class ContaminationChecker:
         """Return test sentence i. After the first MAX_NEAR_SENTENCES only the location is stored: the text is equal."""
         if i < len(self.pairs):
             return self.pairs[i]
-        file = next(name for start, name in reversed(self._file_starts) if start <= i)
-        return Pair(train.source, train.target, file, int(self._sentences.lines[i]))
+        first = next(pair for start, pair in reversed(self._file_starts) if start <= i)
+        return first._replace(source=train.source, target=train.target, line=int(self._sentences.lines[i]))

@@ -11,7 +11,7 @@ from typing import Any
 from attent.data.contamination import Contamination
 from attent.data.formats import registry, streams
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary
+from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary, Finding
 from attent.formatting import format_count, format_precise_percent
 
 MIN_TRAINING_PAIRS = 10_000  # a model overfits fewer
@@ -64,11 +64,19 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
     if broken:
         severity = 2 if broken > 0.01 * (report.pairs + broken) else 1
         verb = "is" if broken == 1 else "are"
-        yield Diagnostic(severity, f"{format_count(broken, 'line')} could not be read as a pair and {verb} skipped.")
+        findings = [finding for finding in report.bad_lines if finding.name not in EXPECTED_REASONS]
+        first = [f"{finding.name}, first in {_format_location(finding)}" for finding in findings if finding.examples]
+        reasons = f": {'; '.join(first[:2])}" if first else ""
+        lines = format_count(broken, "line")
+        yield Diagnostic(severity, f"{lines} could not be read as a pair and {verb} skipped{reasons}.")
     if expected:
         entries = format_count(expected, "entry", "entries")
         yield Diagnostic(1, f"{entries} without a finished translation: normal in such files.")
     yield from _diagnose_ignored(report)
+
+
+def _format_location(finding: Finding) -> str:
+    return f"{Path(finding.examples[0].file).name}:{finding.examples[0].line}"
 
 
 def _diagnose_ignored(report: CorpusReport) -> Iterator[Diagnostic]:
@@ -174,6 +182,9 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
         yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
     if report.pair_fraction(identical) > 0.01:
         yield Diagnostic(2, f"{_format_share(report, identical)} of the pairs are untranslated sentences.")
+    for name, problem in (("empty", "with an empty side"), ("max_chars", "of more characters than the limit")):
+        if report.pair_fraction(report.count_dropped(name)) > 0.01:
+            yield _diagnose_lines(report, report.count_dropped(name), problem)
     duplicates = report.count_dropped("duplicates")
     if report.pair_fraction(duplicates) > 0.001:
         is_normal = report.pair_fraction(duplicates) < 0.3

@@ -30,6 +30,7 @@ class Pair(NamedTuple):
     target: str
     file: str  # name for messages
     line: int  # from 1; in XML the first line of the unit
+    target_file: str | None = None  # if it is another
 
 
 class BadLine(NamedTuple):
@@ -56,6 +57,11 @@ class ReasonTally(Generic[Example]):
         examples = self.examples.setdefault(reason, [])
         if len(examples) < MAX_EXAMPLES:
             examples.append(example)
+
+    def describe(self, min_count: int = 1) -> str:
+        """Return each reason with its count and first location, the most frequent first."""
+        reasons = [(reason, count) for reason, count in self.counts.most_common() if count >= min_count]
+        return ", ".join(f"{count:,} {reason} (the first: {self.examples[reason][0]})" for reason, count in reasons)
 
 
 @dataclass(frozen=True, kw_only=True)

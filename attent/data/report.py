@@ -41,6 +41,7 @@ class LineExample:
     line: int
     source: str
     target: str
+    target_file: str | None = None  # if the target is in another file
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ class CorpusSurvey:
 
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
-        self._dropped.add(reason, LineExample(pair.file, pair.line, source, target))
+        self._dropped.add(reason, LineExample(pair.file, pair.line, source, target, pair.target_file))
         if reason == "control":
             self._mojibake_pairs += filters.is_mojibake(pair.source) or filters.is_mojibake(pair.target)
 

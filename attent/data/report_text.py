@@ -198,9 +198,9 @@ def _render_filters(report: CorpusReport) -> RenderableType:
     for finding in report.dropped:
         rows.append(_render_count(FILTER_LABELS[finding.name], finding.count, report, "" if finding.count else "dim"))
         for example in finding.examples:  # each text ends its line, so that right-to-left text moves nothing else
-            location = _format_location(example)
-            rows.append(_render_line(location, example.source))
-            rows.append(_render_line(" " * cell_len(location), example.target))
+            source, target = _format_location(example), _format_location(example, "target")
+            rows.append(_render_line(source, example.source))
+            rows.append(_render_line(" " * cell_len(source) if target == source else target, example.target))
     rows.append(_render_count("pairs to train on", report.kept_pairs, report, "bold"))
     if report.identical_pairs:
         rows.append(_render_count("of them with equal sides (names, codes ...)", report.identical_pairs, report))
@@ -214,8 +214,9 @@ def _render_count(label: str, count: int, report: CorpusReport, style: str = "")
     return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
 
 
-def _format_location(example: LineExample | Pair) -> str:
-    return f"{Path(example.file).name}:{example.line}"
+def _format_location(example: LineExample | Pair, side: str = "source") -> str:
+    file = (side == "target" and example.target_file) or example.file
+    return f"{Path(file).name}:{example.line}"
 
 
 def _render_line(location: str, text: str) -> Text:
@@ -260,7 +261,7 @@ def _render_match(match: ContaminationMatch) -> list[Text]:
     """
     side = "target" if match.kind.endswith("target") else "source"
     share = f" ({100 * match.overlap:.0f}% of the words shared)" if match.kind.startswith("near") else ""
-    locations = _format_location(match.test), _format_location(match.train)
+    locations = _format_location(match.test, side), _format_location(match.train, side)
     width = max(map(cell_len, locations))
     lines = [
         _render_line(location.ljust(width), str(getattr(pair, side)))

@@ -59,6 +59,19 @@ def test_report_has_counts_and_locations(odd: str, capsys: pytest.CaptureFixture
         assert expected in text
 
 
+def test_each_text_is_cited_with_its_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "train.en", ["one small dog sleeps", "two small dogs sleep", "three"])
+    write(tmp_path / "train.de", ["ein kleiner Hund schl\x07ft", "zwei kleine Hunde schlafen", "drei"])
+    write(tmp_path / "test.en", ["all of my dogs are asleep"])
+    write(tmp_path / "test.de", ["zwei kleine Hunde schlafen"])
+    assert run(str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert "train.en:1  one small dog sleeps" in printed
+    assert "train.de:1  ein kleiner Hund schl\\x07ft" in printed
+    assert "test.de:1   zwei kleine Hunde schlafen" in printed
+    assert "train.de:2  zwei kleine Hunde schlafen" in printed
+
+
 def test_json_is_one_object(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd, "--json") == 0
     output = capsys.readouterr()

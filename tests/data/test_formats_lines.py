@@ -414,7 +414,8 @@ def test_json_without_the_requested_languages_lists_its_keys() -> None:
 
 
 def test_lines_are_paired_by_number() -> None:
-    assert read_moses(b"a\nb", b"x\ny\n") == [Pair("a", "x", "a.en", 1), Pair("b", "y", "a.en", 2)]
+    expected = [Pair("a", "x", "a.en", 1, "a.de"), Pair("b", "y", "a.en", 2, "a.de")]
+    assert read_moses(b"a\nb", b"x\ny\n") == expected
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe", b"y" * (2**20 + 1)])

@@ -319,6 +319,21 @@ def test_limits_of_the_search_are_reported(tmp_path: Path, monkeypatch: pytest.M
     assert describe_limits(replace(overlap, uncompared_lines=0)) == ""
 
 
+@pytest.mark.parametrize(("empty", "is_reported"), [(1, False), (2, True)])
+def test_more_than_a_hundredth_of_empty_sides_is_reported(tmp_path: Path, empty: int, is_reported: bool) -> None:
+    lines = [f"{source}\t{target}" for source, target in map(make_pair, range(100 - empty))]
+    path = write_lines(tmp_path / "a.tsv", [*lines, *(f"{' ' * i}a\t{' ' * i}" for i in range(1, 1 + empty))])
+    report = survey_file(path).build_report()
+    assert any("with an empty side: 2.0%" in line for line in format_diagnostics(report)) == is_reported
+
+
+def test_unreadable_lines_are_reported_with_reason_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"a\tb\nf\xfcr\tpour\n")
+    (text,) = (line for line in format_diagnostics(survey_file(path).build_report()) if "could not" in line)
+    assert text.endswith("1 line could not be read as a pair and is skipped: not UTF-8, first in a.tsv:2.")
+
+
 def test_swapped_sides_are_suspected(tmp_path: Path) -> None:
     lines = [f"Это предложение номер {i} на русском\tThis is sentence number {i} in English" for i in range(40)]
     survey = CorpusSurvey()

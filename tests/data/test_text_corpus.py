@@ -300,7 +300,7 @@ def test_encoded_texts_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     texts = ["to be", "or not", "to be or not"]
     first, key = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
     assert [row.tolist() for row in np.split(first.ids, first.lengths.cumsum())[:-1]] == vocabulary.encode(texts)
-    monkeypatch.setattr("attent.data.token_store.encode_lines", None)
+    monkeypatch.setattr("attent.data.encode.encode_lines", None)
     again, same = encode_texts(texts, vocabulary, "f", tmp_path, as_documents=False)
     assert same == key
     assert (again.ids == first.ids).all()

@@ -14,7 +14,7 @@ def read_pairs(source: Iterable[bytes], target: Iterable[bytes], names: tuple[st
     sources, targets = streams.read_lines(source, names[0]), streams.read_lines(target, names[1])
     for number, (source_line, target_line) in enumerate(zip_longest(sources, targets), 1):
         if isinstance(source_line, str) and isinstance(target_line, str):
-            yield Pair(source_line, target_line, names[0], number)
+            yield Pair(source_line, target_line, names[0], number, names[1])
         elif source_line is None or target_line is None:
             counts = (
                 number - (source_line is None) + sum(1 for _ in sources),

@@ -5,8 +5,8 @@ Everything is cached in the run's `state/data` by the contents of the files, so 
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +15,19 @@ from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
+from attent.data.formats import streams
 from attent.data.loader import PairLoader
-from attent.data.pairs import CorpusError, LanguagePair, Pair
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store
+from attent.formatting import format_precise_percent
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, Run, TrainConfig, TrainError
 from attent.training.tasks import base
 
 REPORT_SECONDS = 5.0  # between two progress notes
+MAX_LOSS = 0.01  # of the lines, for one reason, without a warning
 FILTER_OFF_VALUES = {
     "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
 }  # fmt: skip
@@ -115,24 +118,56 @@ def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
 def _is_scorable(corpus: Corpus, requested: bool, context: base.RunContext) -> bool:
     """Read a test set to its end, to report a problem now and not after hours of training."""
     try:
-        if sum(isinstance(entry, Pair) and bool(entry.source.strip()) for entry in corpus):
+        num_pairs, bad_lines = _count_pairs([corpus], need_source=True)
+        if num_pairs:
+            _warn_losses(f"the test set {corpus.name}", num_pairs, bad_lines, context)
             return True
-        problem = f"{', '.join(corpus.file_names)}: this test set contains no sentence pairs"
+        reasons = f": {bad_lines.describe()}" if bad_lines.counts else ""
+        problem = f"{', '.join(corpus.file_names)}: this test set contains no sentence pairs{reasons}"
     except CorpusError as error:
         problem = str(error)
     base.reject_or_skip_test_set(problem, requested, context)
     return False
 
 
+def _count_pairs(corpora: Sequence[Corpus], *, need_source: bool = False) -> tuple[int, ReasonTally[str]]:
+    """Return the number of pairs, and the lines that are no pairs or, if it is needed, have an empty source."""
+    num_pairs, bad_lines = 0, ReasonTally[str]()
+    for corpus in corpora:
+        for entry in corpus:
+            if isinstance(entry, BadLine):
+                bad_lines.add(entry.reason, f"{entry.file}:{entry.line}")
+            elif need_source and not entry.source.strip():
+                bad_lines.add("without a source", f"{entry.file}:{entry.line}")
+            else:
+                num_pairs += 1
+    return num_pairs, bad_lines
+
+
+def _warn_losses(name: str, num_pairs: int, losses: ReasonTally[str], context: base.RunContext) -> None:
+    """Warn of every reason for which more than a hundredth of the lines is not used."""
+    num_lost = losses.counts.total()
+    if reasons := losses.describe(min_count=math.floor(MAX_LOSS * (num_pairs + num_lost)) + 1):
+        share = format_precise_percent(num_lost / (num_pairs + num_lost))
+        context.warn(
+            f"{name}: {num_lost:,} of {num_pairs + num_lost:,} lines ({share}) are not used: {reasons}; "
+            f"{_advise(losses)}"
+        )
+
+
+def _advise(losses: ReasonTally[str]) -> str:
+    is_encoding = streams.NOT_UTF8 in losses.counts
+    return "save the file as UTF-8" if is_encoding else "`attent data` shows more"
+
+
 def _split_validation(
     train: list[Corpus], requested_count: int | None, seed: int, context: base.RunContext
 ) -> tuple[list[Corpus], list[Corpus]]:
-    num_pairs = sum(isinstance(entry, Pair) for corpus in train for entry in corpus)
+    num_pairs, bad_lines = _count_pairs(train)
     if not num_pairs:
         names = ", ".join(corpus.name for corpus in train)
-        raise TrainError(
-            f"{names}: contains no sentence pairs: a line needs a source and a target; `attent data` shows more"
-        )
+        reasons = bad_lines.describe() or "a line needs a source and a target"
+        raise TrainError(f"{names}: contains no sentence pairs: {reasons}; {_advise(bad_lines)}")
     size = default_validation_size(num_pairs) if requested_count is None else requested_count
     base.check_hold_out(size, num_pairs, "pairs")
     train_part, held_out = hold_out(train, size, seed)
@@ -163,8 +198,11 @@ def prepare_tokens(
     if splits.valid:
         valid_encoding = replace(encoding, filters=replace(FilterConfig.disabled(), empty=True))
         valid_store = prepare_store(splits.valid, valid_encoding, context.data_dir)
+        names, losses = ", ".join(corpus.name for corpus in splits.valid), _merge_dropped(valid_store)
         if not len(valid_store):
-            raise TrainError(f"{', '.join(c.name for c in splits.valid)}: there is no pair to validate on")
+            reasons = f": {losses.describe()}" if losses.counts else ""
+            raise TrainError(f"{names}: there is no pair to validate on{reasons}")
+        _warn_losses(f"the validation set {names}", len(valid_store), losses, context)
     return PreparedData(
         splits=splits,
         tokenizer=tokenizer,
@@ -196,21 +234,23 @@ def _report_progress(context: base.RunContext) -> Callable[[int], None]:
     return progress
 
 
-def _count_dropped(store: TokenStore) -> Counter[str]:
-    return sum((Counter(part.dropped) for part in store.meta.parts), Counter())
-
-
-def _describe_dropped(store: TokenStore, max_reasons: int | None = None) -> str:
-    """How many pairs were dropped for which reason, the most frequent first."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in _count_dropped(store).most_common(max_reasons))
+def _merge_dropped(store: TokenStore) -> ReasonTally[str]:
+    losses = ReasonTally[str]()
+    for part in store.meta.parts:
+        losses.counts.update(part.dropped)
+        for reason, locations in part.examples.items():
+            losses.examples.setdefault(reason, []).extend(locations)
+    return losses
 
 
 def _report_store(store: TokenStore, context: base.RunContext) -> None:
     """Report what is used and dropped; a filter that drops half of a corpus may be wrong for it."""
-    counts = _describe_dropped(store, max_reasons=4)
+    losses = _merge_dropped(store)
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in losses.counts.most_common(4))
     dropped = f"; dropped: {counts} (`attent data` shows which)" if counts else ""
     context.note(f"data: {len(store):,} pairs for training{dropped}")
-    reason, count = next(iter(_count_dropped(store).most_common(1)), ("", 0))
+    _warn_losses("the training data", len(store), losses, context)
+    reason, count = next(iter(losses.counts.most_common(1)), ("", 0))
     if reason in FILTER_OFF_VALUES and count > len(store):
         example = " (as for summaries, which are shorter than their texts)" if reason == "length_ratio" else ""
         context.warn(
@@ -220,12 +260,10 @@ def _report_store(store: TokenStore, context: base.RunContext) -> None:
 
 
 def _no_pairs_error(store: TokenStore) -> TrainError:
-    counts = _describe_dropped(store) or "the corpus is empty"
+    reasons = _merge_dropped(store).describe() or "the corpus is empty"
     names = " ".join(part.name for part in store.meta.parts)
-    example = next((locations[0] for part in store.meta.parts for locations in part.examples.values()), None)
-    such = f" (such as {example})" if example else ""
     return TrainError(
-        f"no pairs are left to train on: {counts}{such}; `attent data {names}` shows why, "
+        f"no pairs are left to train on: {reasons}; `attent data {names}` shows why, "
         "and `--set data.filters.NAME=false` turns a filter off"
     )
 

@@ -148,6 +148,47 @@ def test_dropped_pairs_and_the_tokenizer_are_reported(tmp_path: Path) -> None:
     assert "data: 100 pairs for training; dropped: 100 duplicates" in notes(events)
 
 
+def spoil(path: Path, count: int) -> None:
+    """Write the first lines in Latin-1."""
+    rows = path.read_text(encoding="utf-8").splitlines()
+    encoded = [f"{row} \xfcbrig".encode("latin-1" if i < count else "utf-8") for i, row in enumerate(rows)]
+    path.write_bytes(b"\n".join(encoded) + b"\n")
+
+
+@pytest.mark.parametrize(("count", "has_warning"), [(1, False), (2, True), (40, True)])
+def test_loss_of_more_than_a_hundredth_is_a_warning(tmp_path: Path, count: int, has_warning: bool) -> None:
+    events: list[Event] = []
+    path = Path(write(tmp_path / "c.tsv"))
+    spoil(path, count)
+    prepare(tmp_path, replace(DATA, train=(str(path),), hold_out=0), events, tokenizer())
+    warnings = [event.text for event in events if isinstance(event, Note) and event.level == "warning"]
+    lost = f"{count} of 100 lines ({count}%)" if count >= 10 else f"{count} of 100 lines ({count}.0%)"
+    reason = f"the training data: {lost} are not used: {count} not UTF-8 (the first: {path}:1); save the file as UTF-8"
+    assert warnings == ([reason] if has_warning else [])
+
+
+def test_losses_of_validation_and_test_sets_are_warnings(tmp_path: Path) -> None:
+    events: list[Event] = []
+    sets = {name: Path(write(tmp_path / f"{name}.tsv", 0, 20)) for name in ("valid", "test")}
+    sets["test"].write_text(sets["test"].read_text(encoding="utf-8") + "\tohne Quelle\n", encoding="utf-8")
+    spoil(sets["valid"], 5)
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), valid=(str(sets["valid"]),), test=(str(sets["test"]),))
+    prepare(tmp_path, config, events, tokenizer())
+    assert f"5 of 20 lines (25%) are not used: 5 not UTF-8 (the first: {sets['valid']}:1)" in notes(events)
+    assert f"1 of 21 lines (4.8%) are not used: 1 without a source (the first: {sets['test']}:21)" in notes(events)
+
+
+def test_corpus_in_another_encoding_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "c.tsv"))
+    spoil(path, 100)
+    with pytest.raises(TrainError, match=r"no sentence pairs: 100 not UTF-8 \(the first: .*c\.tsv:1\); save .* UTF-8"):
+        prepare(tmp_path, replace(DATA, train=(str(path),)))
+    with pytest.raises(TrainError, match="no pair to validate on: 100 not UTF-8"):
+        prepare(
+            tmp_path, replace(DATA, train=(write(tmp_path / "d.tsv"),), valid=(str(path),)), with_tokenizer=tokenizer()
+        )
+
+
 def test_encoded_data_is_reused(tmp_path: Path) -> None:
     config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0)
     first = prepare(tmp_path, config, with_tokenizer=tokenizer())
