@@ -56,14 +56,6 @@ def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json")
     return config
 
 
-def apply_overrides(config: C, overrides: Iterable[str]) -> C:
-    """Return `config` with overrides such as `train.lr=3e-4`, set from left to right, then checked together."""
-    data = to_dict(config)
-    for text in overrides:
-        apply_override(type(config), data, text)
-    return from_dict(type(config), data, where="--set")
-
-
 def parse_json(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object; `where` is the file that errors name."""
     text = _decode(content, where)
@@ -89,15 +81,6 @@ def decode_strict_json(text: str) -> Any:
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object: at most 16 MiB of UTF-8, no duplicate keys, no NaN."""
     return parse_json(_read_bytes(Path(path)), str(path))
-
-
-def read_toml(cls: type[C], path: str | Path, overrides: Iterable[str] = ()) -> C:
-    """Build a `cls` from a TOML file and `--set` overrides; a required key may come from either."""
-    where, data = str(path), read_toml_dict(path)
-    overrides = list(overrides)
-    for text in overrides:
-        apply_override(cls, data, text)
-    return from_dict(cls, data, where=f"{where} with --set" if overrides else where)
 
 
 def read_toml_dict(path: str | Path) -> dict[str, Any]:
@@ -214,14 +197,11 @@ def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(kind))
     if get_origin(kind) is tuple:
-        return _describe_tuple(get_args(kind))
-    return " or ".join(_describe_type(member) for member in _get_union_members(kind))
-
-
-def _describe_tuple(args: tuple[Any, ...]) -> str:
-    if args[-1:] == (...,):
-        return f"a list, each item {_describe_type(args[0])}"
-    return f"a list of {len(args)}: " + ", ".join(_describe_type(arg) for arg in args)
+        args = get_args(kind)
+        if args[-1:] == (...,):
+            return f"a list, each item {_describe_type(args[0])}"
+        return f"a list of {len(args)}: " + ", ".join(map(_describe_type, args))
+    return " or ".join(map(_describe_type, _get_union_members(kind)))
 
 
 # ---- annotations -----------------------------------------------------------------------------------------------------
@@ -338,7 +318,7 @@ def _convert_scalar(kind: Any, value: Any, key_path: _KeyPath) -> Any:
         raise key_path.invalid_value(_describe_type(kind), value)
     if kind is float and not math.isfinite(value):
         raise key_path.invalid_value("a finite number", value)
-    if kind is str and not _is_unicode(value):
+    if kind is str and any("\ud800" <= character <= "\udfff" for character in value):  # lone surrogates
         raise key_path.invalid_value("valid Unicode text", value)
     return value
 
@@ -348,10 +328,6 @@ def _as_float(value: int) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _convert_literal(kind: Any, value: object, key_path: _KeyPath) -> Any:
@@ -365,21 +341,19 @@ def _convert_literal(kind: Any, value: object, key_path: _KeyPath) -> Any:
 
 def _convert_tuple(kind: Any, value: object, key_path: _KeyPath) -> tuple[Any, ...]:
     args = get_args(kind)
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or (args[-1:] != (...,) and len(value) != len(args)):
         raise key_path.invalid_value(_describe_type(kind), value)
-    if args[-1:] != (...,) and len(value) != len(args):
-        raise key_path.invalid_value(_describe_type(kind), value)
-    return tuple(
-        _convert(of, item, key_path.item(index))
-        for index, (item, of) in enumerate(zip(value, _get_item_types(kind), strict=False))
-    )
+    pairs = enumerate(zip(value, _get_item_types(kind), strict=False))
+    return tuple(_convert(of, item, key_path.item(index)) for index, (item, of) in pairs)
 
 
 def _convert_union(kind: Any, value: object, key_path: _KeyPath, base: object) -> Any:
     if value == NONE_WORD and _accepts_none_word(kind):
         return None
     if isinstance(value, Mapping) and _get_dataclasses(kind):
-        return _build_one_of(_get_dataclasses(kind), value, key_path, base)
+        classes = _get_dataclasses(kind)
+        rest = value if len(classes) == 1 else {key: item for key, item in value.items() if key != "kind"}
+        return _build_dataclass(_choose_dataclass(classes, value, key_path, base), rest, key_path, base)
     present = [member for member in _get_union_members(kind) if member is not NoneType]
     if len(present) == 1 and value is not None and present[0] not in _TYPE_NAMES:
         return _convert(present[0], value, key_path, base)
@@ -399,28 +373,20 @@ def _accepts_none_word(kind: Any) -> bool:
     return NoneType in members and str not in members and NONE_WORD not in words
 
 
-def _build_one_of(classes: list[Any], data: Mapping[str, Any], key_path: _KeyPath, base: object) -> Any:
-    rest = dict(data) if len(classes) == 1 else {key: value for key, value in data.items() if key != "kind"}
-    return _build_dataclass(_choose_dataclass(classes, data, key_path, base), rest, key_path, base)
-
-
 def _choose_dataclass(classes: list[Any], data: Mapping[str, Any], key_path: _KeyPath, base: object) -> Any:
     """Return the dataclass that the `kind` key names, or that of `base` without one."""
     if len(classes) == 1:
         return classes[0]
     kind = data.get("kind", base.kind if isinstance(base, tuple(classes)) else MISSING)  # type: ignore[attr-defined]
     kinds = {cls.kind: cls for cls in classes}
+    literal = _make_kind_literal(kinds)
     if kind is MISSING:
-        raise key_path.error(f"missing key `{key_path.key('kind').path}`; it must be {_describe_kinds(kinds)}; add it")
-    return kinds[_convert_literal(_make_kind_literal(kinds), kind, key_path.key("kind"))]
+        raise key_path.error(f"missing key `{key_path.key('kind').path}`; it must be {_describe_type(literal)}; add it")
+    return kinds[_convert_literal(literal, kind, key_path.key("kind"))]
 
 
 def _make_kind_literal(kinds: Iterable[str]) -> Any:
     return Literal[tuple(kinds)]
-
-
-def _describe_kinds(kinds: Iterable[str]) -> str:
-    return _describe_type(_make_kind_literal(kinds))
 
 
 # ---- overrides -------------------------------------------------------------------------------------------------------

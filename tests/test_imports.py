@@ -6,13 +6,15 @@ counts. Imports for annotations alone (TYPE_CHECKING) make no cycle.
 
 import ast
 import inspect
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
 
 import attent
 
@@ -219,6 +221,31 @@ def test_public_functions_do_not_share_a_name_with_a_package() -> None:
     functions = {name for name in attent.__all__ if inspect.isroutine(getattr(attent, name))}
     assert functions
     assert not functions & packages
+
+
+def test_public_functions_work_twice(tmp_path: Path) -> None:
+    """The second call of each would find a package, if a function of the first had imported one of the same name."""
+    corpus, folder, run = tmp_path / "numbers.tsv", tmp_path / "model", tmp_path / "run"
+    corpus.write_text("".join(f"{number} dogs\t{number} Hunde\n" for number in range(300)), encoding="utf-8")
+    shutil.copytree(Path(__file__).parent / "models" / "saved_model", folder)
+    model, ids = attent.load(folder), torch.tensor([[3, 4]])
+
+    def record() -> None:
+        with attent.record(model):
+            model(ids, ids)
+
+    sizes = {"model.width": 8, "model.heads": 2, "model.ffn_width": 8, "model.layers": 1}
+    calls: dict[str, Callable[[], object]] = {
+        "build": lambda: attent.build(model.config),
+        "load": lambda: attent.load(folder),
+        "look": lambda: attent.look(folder, "two"),
+        "record": record,
+        "score": lambda: attent.score(folder, str(corpus), src="en", tgt="de"),
+        "train": lambda: attent.train(corpus, src="en", tgt="de", out=run, steps=1, settings=sizes),
+    }
+    assert set(calls) == {name for name in attent.__all__ if inspect.isroutine(getattr(attent, name))}
+    for call in (*calls.values(), *calls.values()):
+        call()
 
 
 def test_unknown_public_name_is_an_attribute_error() -> None:

@@ -1,9 +1,12 @@
-"""The commands and code blocks of README.md run.
+"""The commands and code blocks of README.md run, and the Python blocks of docs/.
 
     ```python             run, each block by itself
     ```sh, ```console     `attent` commands run, all in one empty folder and from top to bottom, so that a
                           later one finds what an earlier one made; of a console block the lines with `$ `
     make, pip, git clone  not run: the target, the extra or the file that they name must exist
+
+Two things differ from what a reader does: training stops after fewer steps, and the pages of docs/ find a model with
+random weights as `runs/en-de`.
 
 A block that cannot run here says so where a reader sees it, in its first line:
 `# not run by the tests: REASON`. Blocks in other languages (text, toml, json, html) are not commands. A block
@@ -17,10 +20,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+
+import attent
+from attent.models.weights import save_model
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -28,6 +34,7 @@ SHELL, PYTHON, PROSE = ("sh", "console"), ("python",), ("text", "toml", "json", 
 OPT_OUT = re.compile(r"# not run by the tests: \S+")
 SHOWN_ONLY = ("cd", "git")  # about the reader's own folders
 RUNNABLE = ("attent", "cat", "echo", "head", "printf", "python")
+FEWER_STEPS = ("--steps 200 ", "--steps 10 ")
 MINUTES = 10  # a command that takes longer than this is not one for a README
 
 
@@ -45,7 +52,30 @@ class Block:
 def test_readme_commands_run(tmp_path: Path) -> None:
     blocks = read_blocks(README.read_text(encoding="utf-8"))
     assert any(not block.opted_out for block in blocks), "README.md shows nothing that runs"
-    run_blocks(blocks, tmp_path)
+    assert any(FEWER_STEPS[0] in block.text for block in blocks)
+    run_blocks([replace(block, text=block.text.replace(*FEWER_STEPS)) for block in blocks], tmp_path)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_python_blocks_of_the_documentation_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = read_blocks((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    runnable = [block for block in blocks if block.language in PYTHON and not block.opted_out]
+    if any("runs/en-de" in block.text or "trace.json" in block.text for block in runnable):
+        save_example_model(tmp_path / "runs" / "en-de")
+        (tmp_path / "trace.json").write_text(attent.look("runs/en-de", "one").to_json(), encoding="utf-8")
+    for block in runnable:
+        code = compile("\n" * block.line + block.text, f"docs/{page}", "exec")
+        exec(code, {"__name__": "__main__"})
+
+
+def save_example_model(folder: Path) -> None:
+    """Save a model of three layers with random weights and the tokenizer of the committed example."""
+    example = ROOT / "tests" / "models" / "saved_model"
+    config = attent.load(example).config
+    encoder, decoder = (replace(stack, layers=3) for stack in (config.encoder, config.decoder))
+    model = attent.build(replace(config, encoder=encoder, decoder=decoder))
+    save_model(model, folder, {"tokenizer.model": (example / "tokenizer.model").read_bytes()})
 
 
 # ---- reading -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -110,9 +111,23 @@ def message(cls: type, data: Any, where: str = "config.json") -> str:
     return str(caught.value)
 
 
+def read_toml(cls: type, path: Path, overrides: Sequence[str] = ()) -> Any:
+    return build_with_overrides(cls, settings.read_toml_dict(path), overrides, str(path))
+
+
+def apply_overrides(config: Any, overrides: Sequence[str]) -> Any:
+    return build_with_overrides(type(config), settings.to_dict(config), overrides, "--set")
+
+
+def build_with_overrides(cls: type, data: dict[str, Any], overrides: Sequence[str], where: str) -> Any:
+    for override in overrides:
+        settings.apply_override(cls, data, override)
+    return settings.from_dict(cls, data, where)
+
+
 def override_message(*overrides: str) -> str:
     with pytest.raises(SettingsError) as caught:
-        settings.apply_overrides(RUN, overrides)
+        apply_overrides(RUN, overrides)
     return str(caught.value)
 
 
@@ -138,7 +153,7 @@ def test_toml_round_trip(run: Run) -> None:
 def test_override_sets_only_its_key(run: Run, data: st.DataObject) -> None:
     rate, note = data.draw(numbers), data.draw(texts.map(str.strip))
     quoted = json.dumps(note, ensure_ascii=False).replace("\x7f", "\\u007f")
-    changed = settings.apply_overrides(run, [f"train.lr={rate!r}", f"train.note = {quoted}"])
+    changed = apply_overrides(run, [f"train.lr={rate!r}", f"train.note = {quoted}"])
     assert changed == replace(run, train=replace(run.train, lr=rate, note=note))
 
 
@@ -202,7 +217,7 @@ def test_toml_refuses_values_that_do_not_round_trip() -> None:
 @pytest.mark.parametrize("text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"])
 def test_toml_strings_round_trip(text: str, tmp_path: Path) -> None:
     settings.write_toml(replace(RUN, files=(text,)), tmp_path / "run.toml")
-    assert settings.read_toml(Run, tmp_path / "run.toml").files == (text,)
+    assert read_toml(Run, tmp_path / "run.toml").files == (text,)
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
@@ -337,14 +352,14 @@ def test_depth_is_bounded() -> None:
     ],
 )
 def test_overrides_are_parsed_by_annotation(override: str, path: str, expected: object) -> None:
-    value: Any = settings.apply_overrides(RUN, [override])
+    value: Any = apply_overrides(RUN, [override])
     for name in path.split("."):
         value = getattr(value, name)
     assert (value, type(value)) == (expected, type(expected))
 
 
 def test_overrides_are_checked_together_at_the_end() -> None:
-    run = settings.apply_overrides(RUN, ["encoder.heads=7", "encoder.width=70"])
+    run = apply_overrides(RUN, ["encoder.heads=7", "encoder.width=70"])
     assert (run.encoder.heads, run.encoder.width) == (7, 70)
     assert override_message("encoder.heads=7") == (
         "--set: `encoder`: `width` must be a multiple of `heads` (7), but is 512"
@@ -352,10 +367,10 @@ def test_overrides_are_checked_together_at_the_end() -> None:
 
 
 def test_new_kind_has_its_own_keys() -> None:
-    run = settings.apply_overrides(RUN, ["encoder.positions.kind=learned", "encoder.positions.length=9"])
+    run = apply_overrides(RUN, ["encoder.positions.kind=learned", "encoder.positions.length=9"])
     assert run.encoder.positions == Learned(length=9)
     without = replace(RUN, encoder=Stack(layers=1, positions=None))
-    with_again = settings.apply_overrides(without, ["encoder.positions.period=2"])
+    with_again = apply_overrides(without, ["encoder.positions.period=2"])
     assert with_again.encoder.positions == Sinusoidal(period=2.0)  # the field's default says which
 
 
@@ -394,10 +409,10 @@ def test_invalid_overrides_are_described(override: str, expected: str) -> None:
 def test_required_key_may_come_from_file_or_override(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nlr = 0.1\n")
-    run = settings.read_toml(Run, path, ["encoder.layers=2", "decoder.layers=9"])
+    run = read_toml(Run, path, ["encoder.layers=2", "decoder.layers=9"])
     assert (run.train.lr, run.encoder.layers, run.decoder) == (0.1, 2, Stack(layers=9, norm="pre"))
     with pytest.raises(SettingsError, match=r"run\.toml: missing key `encoder`"):
-        settings.read_toml(Run, path)
+        read_toml(Run, path)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +431,7 @@ def test_invalid_toml_is_described(content: bytes, expected: str, tmp_path: Path
     path.write_bytes(content)
     for overrides in ([], ["encoder.layers=1"]):
         with pytest.raises(SettingsError, match=rf"run\.toml.*: .*{expected}|--set: .*{expected}"):
-            settings.read_toml(Run, path, overrides)
+            read_toml(Run, path, overrides)
 
 
 @pytest.mark.parametrize(
@@ -448,4 +463,4 @@ def test_missing_file_is_described(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no\.json: does not exist; give the path"):
         settings.read_json(tmp_path / "no.json")
     with pytest.raises(SettingsError, match="is not a file; give the path"):
-        settings.read_toml(Run, tmp_path)
+        read_toml(Run, tmp_path)

@@ -1,10 +1,12 @@
-"""Output files are complete or as they were: not even a kill loses the old content or what was already written."""
+"""Output files are complete or as they were: not even a kill loses the old content or what was already written. Saved
+models are in tests/models."""
 
 from __future__ import annotations
 
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -13,7 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from attent.storage.atomic import PARTIAL_SUFFIX, is_same_file, is_stream, open_output, write_output
+from attent.storage.atomic import (
+    PARTIAL_SUFFIX,
+    atomic_folder,
+    atomic_path,
+    find_file,
+    is_same_file,
+    is_stream,
+    is_temporary,
+    make_folder,
+    open_output,
+    write_atomic,
+    write_files,
+    write_output,
+    write_synced,
+)
+from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 WAIT = 30  # seconds
 STREAMS = [Path(name) for name in ("/dev/null", "/dev/stdout", "/dev/fd/1") if Path(name).exists()]
@@ -159,3 +176,102 @@ def test_the_same_file_is_found_by_its_identity(old_file: Path) -> None:
     with open(os.devnull, "rb") as null:
         assert not is_same_file(Path(os.devnull), null)
     assert not is_same_file(old_file, io.BytesIO())
+
+
+# ---- settings, folders and files that belong together ------------------------------------------------------------------
+
+OLD, NEW = {"a": b"old a", "b": b"old b"}, {"a": b"new a", "b": b"new b"}
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_write_replaces_the_content_and_keeps_the_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list_names(tmp_path) == ["run.toml"]
+
+
+def test_error_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"old")
+
+    def fail_halfway() -> None:
+        with atomic_path(path) as temporary:
+            assert temporary.suffix == ".png"
+            temporary.write_bytes(b"half")
+            assert is_temporary(temporary)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert path.read_bytes() == b"old"
+    assert list_names(tmp_path) == ["curves.png"]
+
+
+@pytest.mark.parametrize("name", [".a.txt", "a.new", "a.new.txt", "a"])
+def test_files_of_users_are_not_temporary(name: str, tmp_path: Path) -> None:
+    assert not is_temporary(tmp_path / name)
+
+
+def test_folder_replaces_another_or_keeps_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    for content in ("first", "second"):
+        with atomic_folder(folder) as temporary:
+            (temporary / content).touch()
+            assert is_temporary(temporary)
+        assert list_names(folder) == [content]
+    with pytest.raises(RuntimeError), atomic_folder(folder):
+        raise RuntimeError
+    assert list_names(folder) == ["second"]
+    assert list_names(tmp_path) == ["model"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+def test_folder_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "model"):
+        pass
+    (tmp_path / "plain").mkdir()
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_synced_file_must_not_exist(tmp_path: Path) -> None:
+    write_synced(tmp_path / "a", b"content")
+    with pytest.raises(FileExistsError):
+        write_synced(tmp_path / "a", b"other")
+    assert (tmp_path / "a").read_bytes() == b"content"
+
+
+def test_make_folder_creates_the_parents(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {name: find_file(folder, name, list(OLD)).read_bytes() for name in OLD}
+
+
+def test_kill_at_any_call_leaves_files_that_belong_together(tmp_path: Path) -> None:
+    versions, call = [], 0
+    while True:
+        call += 1
+        write_files(tmp_path, OLD)
+        with pytest.MonkeyPatch.context() as patch:
+            FaultyDisk(patch, call, SimulatedKill(), True, ("replace", "unlink"))
+            try:
+                write_files(tmp_path, NEW)
+            except SimulatedKill:
+                versions.append(read_files(tmp_path))
+                continue
+        break
+    assert read_files(tmp_path) == NEW
+    assert list_names(tmp_path) == ["a", "b"]
+    assert versions[0] == OLD
+    assert versions[-1] == NEW
+    assert all(version in (OLD, NEW) for version in versions)

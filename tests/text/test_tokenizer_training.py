@@ -214,10 +214,13 @@ def test_invalid_tags_are_refused(tags: list[str], words: str) -> None:
 
 def test_the_settings_are_read_from_toml(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('kind = "unigram"\nsymbols = ["%s"]\n', encoding="utf-8")
-    config = settings.read_toml(TokenizerConfig, tmp_path / "run.toml", ["vocab=none", "joint=false"])
+    data = settings.read_toml_dict(tmp_path / "run.toml")
+    for override in ("vocab=none", "joint=false"):
+        settings.apply_override(TokenizerConfig, data, override)
+    config = settings.from_dict(TokenizerConfig, data)
     assert config == TokenizerConfig(kind="unigram", joint=False, symbols=("%s",))
     with pytest.raises(ValueError, match="did you mean 'unigram'"):
-        settings.apply_overrides(config, ["kind=unigramm"])
+        settings.apply_override(TokenizerConfig, data, "kind=unigramm")
 
 
 @pytest.mark.parametrize("vocab", [0, -5, True, 2.5, 10**9])

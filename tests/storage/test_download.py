@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import random
-import re
 import select
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from attent.storage.cache import CACHE_ENV_VAR, build_folder, get_cache_folder
+from attent.storage.cache import CACHE_ENV_VAR
 from attent.storage.download import DownloadError, RemoteFile, download_file, show_progress
 from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
@@ -279,71 +276,3 @@ def test_progress_at_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     os.close(reader)
     assert b"multi30k" in output
     assert b"2.0/2.0 MB" in output
-
-
-# ---- the cache ---------------------------------------------------------------------------------------------
-
-
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv(CACHE_ENV_VAR, str(tmp_path / "own"))
-    assert get_cache_folder() == tmp_path / "own"
-    monkeypatch.delenv(CACHE_ENV_VAR)
-    assert get_cache_folder() == tmp_path / "xdg" / "attent"
-    assert list_names(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("platform", "tail"),
-    [("linux", ".cache/attent"), ("darwin", "Library/Caches/attent"), ("win32", "AppData/Local/attent")],
-)
-def test_default_cache_folder_follows_the_platform(platform: str, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (CACHE_ENV_VAR, "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("sys.platform", platform)
-    assert get_cache_folder() == Path.home() / tail
-
-
-def test_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CACHE_ENV_VAR, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert Path("here") not in get_cache_folder().parents
-    assert get_cache_folder().is_absolute()
-
-
-def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match=f"file: cannot be written .*; set {CACHE_ENV_VAR} to a writable folder"):
-        build_folder(tmp_path / "file" / "corpus", Path.mkdir, Path.is_dir)
-
-
-def test_folder_is_built_once_by_concurrent_callers(tmp_path: Path) -> None:
-    builds: list[Path] = []
-    barrier = threading.Barrier(4)
-
-    def make(part_folder: Path) -> None:
-        builds.append(part_folder)
-        (part_folder / "train.tsv").write_text("a\tb\n")
-
-    def request_folder() -> None:
-        barrier.wait()
-        build_folder(tmp_path / "corpus", make, Path.is_dir)
-
-    threads = [threading.Thread(target=request_folder) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(builds) == 1
-    assert list_names(tmp_path / "corpus") == ["train.tsv"]
-    assert not (tmp_path / "corpus.part").exists()
-
-
-def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
-    def make(part_folder: Path) -> None:
-        (part_folder / "train.tsv").write_text("half")
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with pytest.raises(StorageError, match=re.escape(os.strerror(errno.EIO))):
-        build_folder(tmp_path / "corpus", make, Path.is_dir)
-    assert not (tmp_path / "corpus").exists()
