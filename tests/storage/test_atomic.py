@@ -178,7 +178,7 @@ def test_the_same_file_is_found_by_its_identity(old_file: Path) -> None:
     assert not is_same_file(old_file, io.BytesIO())
 
 
-# ---- settings, folders and files that belong together ------------------------------------------------------------------
+# ---- settings, folders and files that belong together ----------------------------------------------------------------
 
 OLD, NEW = {"a": b"old a", "b": b"old b"}, {"a": b"new a", "b": b"new b"}
 
