@@ -93,7 +93,9 @@ class OutputFormat:
     def _format_json(self, translation: Translation) -> str:
         fields = {"src": translation.source, **_build_fields(translation)}
         if self.alignment:
+            unreliable = () if translation.alignment is None else translation.alignment.unreliable_links
             fields["alignment"] = [list(link) for link in get_links(translation)]
+            fields["unreliable_links"] = [list(link) for link in unreliable]
         if self.alignment == "soft":
             weights = () if translation.alignment is None else translation.alignment.weights
             fields["weights"] = [[round(float(weight), 4) for weight in row] for row in weights]

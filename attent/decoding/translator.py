@@ -634,9 +634,14 @@ class Translator:
         targets = [self.tokenizer.target.decode(token_ids) for token_ids in best]
         sources = [segment.text for segment in segments]
         with self._locks.device_lock:
-            alignments = iter(align_rows(model, self.tokenizer, sources, targets, pairs, selection))
-        words = iter(len(source.split()) for source in sources)
-        return [concatenate_alignments([(next(alignments), next(words)) for _ in group]) for group in groups]
+            alignments = align_rows(model, self.tokenizer, sources, targets, pairs, selection)
+        if sum(len(each.unreliable_links) - len(each.links) for each in alignments) > 0:
+            self.notify(
+                f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
+                f"is almost even; train longer, or select other heads with attent score --alignment"
+            )
+        parts = iter([(alignment, len(source.split())) for alignment, source in zip(alignments, sources, strict=True)])
+        return [concatenate_alignments([next(parts) for _ in group]) for group in groups]
 
     # --- step by step --------------------------------------------------------------------------------------------
 

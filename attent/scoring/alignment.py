@@ -209,7 +209,7 @@ def evaluate_alignment(
         best=best,
         by_agreement=candidates[int((mutual[:, 0] / mutual[:, 1].clamp(min=1)).argmax())],
         default=next(candidate for candidate in candidates if candidate.choice == get_default_selection(model)),
-        one_way=score_alignments([alignment.links for alignment in alignments], gold[TEST_HALF]),
+        one_way=score_alignments([alignment.all_links for alignment in alignments], gold[TEST_HALF]),
         mutual=score_alignments([alignment.mutual_links for alignment in alignments], gold[TEST_HALF]),
         skipped_links=skipped,
         model_fingerprint=compute_fingerprint(model),

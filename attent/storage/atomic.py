@@ -122,10 +122,10 @@ def is_stream(path: Path) -> bool:
 def is_same_file(first: Path | IO[Any], second: IO[Any]) -> bool:
     """True if a path or an open file, such as standard input, is the same regular file as another."""
     try:
-        one, other = (os.stat(each if isinstance(each, Path) else each.fileno()) for each in (first, second))
+        status, other = (os.stat(each if isinstance(each, Path) else each.fileno()) for each in (first, second))
     except (OSError, ValueError):  # no such file, or a stream without a descriptor
         return False
-    return stat.S_ISREG(one.st_mode) and os.path.samestat(one, other)
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

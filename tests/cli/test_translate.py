@@ -578,6 +578,18 @@ def test_a_damaged_document_is_rejected_and_unchanged(trained_model: Path, tmp_p
     assert file.read_text(encoding="utf-8") == "<xliff"
 
 
+def test_the_reason_for_another_engine_names_what_the_file_needs(
+    trained_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    pytest.importorskip("ctranslate2")
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\nLanguage: de\\n"\n\n'
+    reason = "CTranslate2 cannot enforce required phrases, glossary terms or placeholders: using the torch engine"
+    for text, expected in (("a dog", False), ("a dog sees %s and %s and %s", True)):
+        (tmp_path / "a.po").write_text(f'{header}#, c-format\nmsgid "{text}"\nmsgstr ""\n', encoding="utf-8")
+        assert cli.main(["translate", str(trained_model), str(tmp_path / "a.po"), "--to", "de"]) == 0
+        assert (reason in capsys.readouterr().err) == expected
+
+
 # ---- interactive -----------------------------------------------------------------------------------------------------
 
 

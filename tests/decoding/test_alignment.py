@@ -21,6 +21,7 @@ from attent.decoding.alignment import (
     align_texts,
     compute_cross_weights,
     compute_fingerprint,
+    concatenate_alignments,
     get_default_selection,
     list_selections,
     load_selection,
@@ -82,8 +83,9 @@ def test_batched_alignments_equal_single_ones_and_observers_are_removed() -> Non
     choice = HeadSelection(layer=1, heads=(1,), shift=False)
     together = align_texts(model, of, SOURCES, TARGETS, choice, batch_tokens=70)
     alone = [align_texts(model, of, [s], [t], choice)[0] for s, t in zip(SOURCES, TARGETS, strict=True)]
+    assert [alignment.all_links for alignment in together] == [alignment.all_links for alignment in alone]
     assert [alignment.links for alignment in together] == [alignment.links for alignment in alone]
-    assert len({alignment.links for alignment in together}) > 3
+    assert len({alignment.all_links for alignment in together}) > 3
     assert model.training
     assert not any(layer.observers for layer in module.find_cross_layers(model))
 
@@ -145,7 +147,34 @@ def test_source_tokens_are_summed_and_target_tokens_averaged() -> None:
     weights = torch.tensor([[0.2, 0.3, 0.4, 0.1], [0.0, 0.1, 0.1, 0.8], [0.0, 0.0, 0.6, 0.4]])
     got = pair.build_alignment(weights)
     assert [list(row) for row in got.weights] == [pytest.approx([0.5, 0.4]), pytest.approx([0.05, 0.35])]
-    assert got.links == ((0, 0), (1, 1))
+    assert got.all_links == ((0, 0), (1, 1))
+
+
+def test_links_of_an_even_head_are_unreliable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of many tokens gets the most attention of an even head, and no word that of one on the end token."""
+    words = TokenWordMap(
+        source_word_ids=[0, 1, 1, 1, None], target_word_ids=[0, 1, 2, 3], source_word_count=2, target_word_count=4
+    )
+    even, nearly = [0.2] * 5, [0.19, 0.21, 0.21, 0.2, 0.19]
+    at_end, distinct = [0.01, 0.0, 0.0, 0.0, 0.99], [0.6, 0.1, 0.1, 0.1, 0.1]
+    alignment = words.build_alignment(torch.tensor([even, nearly, at_end, distinct]))
+    assert alignment.links == ((0, 3),)
+    assert alignment.unreliable_links == ((1, 0), (1, 1), (0, 2))
+    assert alignment.all_links == ((1, 0), (1, 1), (0, 2), (0, 3))
+    assert alignment.pharaoh == "0-3"
+    assert len(alignment.weights) == 4
+    single = TokenWordMap(source_word_ids=[0, None], target_word_ids=[0], source_word_count=1, target_word_count=1)
+    for weight, limit, is_reliable in ((0.625, 0.25, True), (0.6249, 0.25, False), (0.55, module.MIN_SHARPNESS, True)):
+        monkeypatch.setattr(module, "MIN_SHARPNESS", limit)
+        assert bool(single.build_alignment(torch.tensor([[weight, 1 - weight]])).links) == is_reliable
+
+
+def test_consecutive_alignments_keep_their_unreliable_links() -> None:
+    first = Alignment(links=((0, 0),), unreliable_links=((1, 1),), weights=((0.9, 0.1), (0.5, 0.5)))
+    second = Alignment(links=(), unreliable_links=((0, 0),), weights=((0.3,),))
+    joined = concatenate_alignments([(first, 2), (second, 1)])
+    assert (joined.links, joined.unreliable_links) == (((0, 0),), ((1, 1), (2, 2)))
+    assert joined.weights == ((0.9, 0.1, 0.0), (0.5, 0.5, 0.0), (0.0, 0.0, 0.3))
 
 
 def test_links_in_pharaoh_format() -> None:
@@ -160,7 +189,7 @@ def test_pairs_without_words_have_no_links() -> None:
     got = align_texts(
         model, of, ["a dog", "", "", "a dog"], ["", "ein Hund", "", "ein Hund"], get_default_selection(model)
     )
-    assert [len(alignment.links) for alignment in got] == [0, 0, 0, 2]
+    assert [len(alignment.all_links) for alignment in got] == [0, 0, 0, 2]
     assert [alignment.mutual_links for alignment in got[:3]] == [(), (), ()]
     with pytest.raises(ForcedDecodingError, match="target for each source"):
         align_texts(model, of, ["a"], [], get_default_selection(model))
@@ -174,7 +203,7 @@ def test_search_results_are_aligned_by_their_own_tokens() -> None:
     assert len(letters) == 4
     row = EncodedPair(source=source, target=[*letters, of.target.end], truncated=False)
     (got,) = align_rows(model, of, ["a dog"], ["ein"], [row], get_default_selection(model))
-    assert [target for _, target in got.links] == [0]
+    assert [target for _, target in got.all_links] == [0]
 
 
 # ---- selection -------------------------------------------------------------------------------------------------------
@@ -271,4 +300,4 @@ def test_a_pruned_model_aligns_with_its_remaining_heads() -> None:
     assert get_default_selection(model).layer == 0  # the middle one of those with heads
     selection = select_by_agreement(model, tokenizer(), *sides, to="de")
     assert (selection.selection.layer, selection.selection.heads) not in [(0, (1,)), (1, None), (1, (0,)), (1, (1,))]
-    assert align_texts(model, tokenizer(), *sides, get_default_selection(model), to="de")[0].links
+    assert align_texts(model, tokenizer(), *sides, get_default_selection(model), to="de")[0].all_links

@@ -27,7 +27,9 @@ ONE = Translation(
     **vars(BEST),
     source="A dog runs.",
     n_best=(BEST, replace(BEST, text="Ein Hund rennt.", score=-1.0, log_prob=-4.25)),
-    alignment=Alignment(links=((0, 0), (1, 2)), weights=((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))),
+    alignment=Alignment(
+        links=((0, 0), (1, 2)), unreliable_links=((2, 1),), weights=((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))
+    ),
 )
 
 
@@ -99,6 +101,7 @@ def test_json_fields() -> None:
         "tokens": ["▁Ein", "▁Hund", "▁läuft", "."],
         "finished": True,
         "alignment": [[0, 0], [1, 2]],
+        "unreliable_links": [[2, 1]],
         "n_best": [
             {
                 "hyp": "Ein Hund läuft.",

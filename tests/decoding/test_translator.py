@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attent.decoding import mbr, translator
+from attent.decoding.alignment import find_cross_layers
 from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.constraints.prefix import PrefixError
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
@@ -534,6 +535,23 @@ def test_mbr_selects_among_the_candidates(trained_translator: Translator) -> Non
         trained_translator.translate(ODD, SearchOptions(n_best=4), mbr_candidates=2)
 
 
+def test_a_head_that_attends_evenly_is_reported(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    even = Translator(copy.deepcopy(model), tokenizer(), notify=messages.append)
+    for layer in find_cross_layers(even.model):
+        torch.nn.init.zeros_(layer.query.weight)
+    (translation,) = even.translate(TEXTS[:1], alignment=True)
+    assert translation.alignment is not None
+    assert translation.alignment.links == ()
+    assert len(translation.alignment.unreliable_links) == len(translation.text.split())
+    assert len(messages) == 1
+    assert "more than half of the words have no reliable alignment" in messages[0]
+    monkeypatch.setattr("attent.decoding.alignment.MIN_SHARPNESS", -1.0)
+    even.notified.clear()
+    even.translate(TEXTS[:1], alignment=True)
+    assert len(messages) == 1
+
+
 def test_an_alignment_links_every_target_word(trained_translator: Translator) -> None:
     texts = [TEXTS[0], "", f"{TEXTS[1]} {TEXTS[2]}"]
     plain, aligned = (
@@ -543,8 +561,8 @@ def test_an_alignment_links_every_target_word(trained_translator: Translator) ->
     assert all(one.alignment is None for one in plain)
     for one in aligned:
         assert one.alignment is not None
-        assert [target for _, target in one.alignment.links] == list(range(len(one.text.split())))
-        assert all(0 <= source < len(one.source.split()) for source, _ in one.alignment.links)
+        assert [target for _, target in one.alignment.all_links] == list(range(len(one.text.split())))
+        assert all(0 <= source < len(one.source.split()) for source, _ in one.alignment.all_links)
         assert all(len(row) == len(one.source.split()) for row in one.alignment.weights)
     first = len(TEXTS[1].split())
     parts = [trained_translator.translate([text], alignment=True)[0].alignment for text in TEXTS[1:3]]
@@ -552,8 +570,8 @@ def test_an_alignment_links_every_target_word(trained_translator: Translator) ->
     assert parts[0] is not None
     assert parts[1] is not None
     assert aligned[2].alignment is not None
-    moved = tuple((source + first, target + words) for source, target in parts[1].links)
-    assert aligned[2].alignment.links == parts[0].links + moved
+    moved = tuple((source + first, target + words) for source, target in parts[1].all_links)
+    assert aligned[2].alignment.all_links == parts[0].all_links + moved
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
