@@ -9,8 +9,9 @@ Origin of the URLs and checksums:
 - multi30k: the project's own repository at a fixed commit. SHA-256 and MD5 of all twelve files were compared with those
   that other projects (torchtext among them) publish for the same URLs.
 - OPUS: the object store of the collection; the URLs, versions and the names inside the archives are those of OPUS's own
-  lists and of many public scripts. It serves hundreds of language pairs and publishes no checksums: the checksum of the
-  first download is compared at later uses; https and the archive's own checksums protect the first.
+  lists and of many public scripts. OPUS itself publishes no checksums: those in `OPUS_SHA256` are from the metadata of
+  Hugging Face's `datasets` for the same URLs. The checksum of any other archive is compared from its second use on;
+  https and the archive's own checksums protect its first download.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attent import settings
@@ -89,6 +90,23 @@ OPUS_CORPORA: Mapping[str, OpusCorpus] = {
     "bible": OpusCorpus("bible-uedin", "v1", 100 * 10**6, "the Bible in 100 languages", UNKNOWN_TERMS),
 }
 
+OPUS_SHA256: Mapping[str, str] = {  # by the key of the corpus
+    f"{corpus}-{pair}": sha256
+    for corpus, pair, sha256 in (
+        ("kde4-v2", "en-fr", "7ffc0c96d8b27740f58ebaf84a0d3434bb130e714e1a1b9522cb6d3fbb313034"),
+        ("kde4-v2", "en-it", "a25227326866a070251a75119f2e5d0554a9bf0d8c8aa5d41487f4288b834600"),
+        ("kde4-v2", "fi-nl", "67b79c0b978826f41b53d3e8c560c5dd70f1135b1c3bad1bce4ae46bc3b6a111"),
+        ("kde4-v2", "it-ro", "6810b79d144de10f262a69e63f54b6c1e18430553984c0bbcc180561f6e7444d"),
+        ("kde4-v2", "nl-sv", "7b38481cf9e838a587123c6328e2a3dea93d4a2c1060c5b300fb485ba830cc21"),
+        ("bible-v1", "de-en", "c3189e56441b6761276be449b3548dd48991401eab201303e6123cc7148b7446"),
+        ("bible-v1", "en-es", "324dcd307f373f050aa3b0c0fd7bf8566b13f676d92f607644236674cd67ff9a"),
+        ("bible-v1", "en-fi", "a925a0a5332f6463048b1ab3393b8ed22ad9a6b4db05fe008ad6d758fb0a5bf3"),
+        ("bible-v1", "en-fr", "b4cdc1705896307ff0647ebe9c1c3a5b857248a7eabe9f6d23887542df090cce"),
+        ("bible-v1", "en-hi", "b49c420cfb2b688bbc20587470ac4feaaf7aaa7493461c9408b6f5983fefcab1"),
+        ("bible-v1", "en-no", "147541ae473aaf8a7d1b00ee4e301be6084025e5b4efcd94c65ce3624e04dafc"),
+    )
+}
+
 BUILTIN_CORPORA: Mapping[str, str] = {
     "phrases": "short sentences in en and de; 2,400 pairs generated from a grammar, free to use",
     "dates": "dates as written in 50 languages -> ISO 8601; 103,000 pairs made from CLDR in seconds, Unicode licence",
@@ -107,6 +125,7 @@ class DownloadSites:
     multi30k_url: str = MULTI30K_URL
     multi30k_files: tuple[Multi30kFile, ...] = MULTI30K_FILES
     opus_url: str = OPUS_URL
+    opus_sha256: Mapping[str, str] = field(default_factory=lambda: OPUS_SHA256)
 
 
 DEFAULT_SITES = DownloadSites()
@@ -121,12 +140,12 @@ def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites =
 
         return _get_cached_folder(dates.get_folder_name(languages), lambda staging: _make_dates(staging, languages))
     if name == "multi30k":
-        _check_multi30k(languages)
-        return _get_cached_folder(name, lambda staging: _fetch_multi30k(staging, sites))
+        tags = _check_multi30k(languages)
+        return _get_cached_folder("-".join((name, *tags)), lambda staging: _fetch_multi30k(staging, tags, sites))
     if name in OPUS_CORPORA:
         pair = _get_opus_pair(name, languages)
         key = f"{name}-{OPUS_CORPORA[name].version}-{'-'.join(pair)}"
-        return _get_cached_folder(key, lambda staging: _fetch_opus(staging, OPUS_CORPORA[name], pair, sites.opus_url))
+        return _get_cached_folder(key, lambda staging: _fetch_opus(staging, key, OPUS_CORPORA[name], pair, sites))
     raise CorpusError(f"{name}: is not a built-in corpus; there are {', '.join(BUILTIN_CORPORA)}")
 
 
@@ -134,7 +153,7 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     """Return a complete and verified folder of the cache."""
     folder = get_cache_folder() / "corpora" / key
     try:
-        build_folder(folder, build, is_complete=_has_train_files)
+        build_folder(folder, build, is_complete=lambda path: any(path.glob("train*")))
     except download.DownloadError as error:
         raise CorpusError(
             f"{key}: {error}. Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
@@ -145,10 +164,6 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         raise CorpusError(str(error)) from error
     _verify_checksums(folder)
     return folder
-
-
-def _has_train_files(folder: Path) -> bool:
-    return any(folder.glob("train*"))
 
 
 def _write_source_file(staging: Path, origin: Mapping[str, object]) -> None:
@@ -198,23 +213,24 @@ def _require_languages(name: str, languages: LanguagePair) -> tuple[str, str]:
 # ---- multi30k --------------------------------------------------------------------------------------------------------
 
 
-def _check_multi30k(languages: LanguagePair) -> None:
+def _check_multi30k(languages: LanguagePair) -> list[str]:
+    """Return the requested languages in alphabetical order, so that both directions share one folder."""
     for tag in _require_languages("multi30k", languages):
         if normalize_tag(tag) not in MULTI30K_LANGUAGES:
             known = ", ".join(MULTI30K_LANGUAGES)
             raise CorpusError(f"multi30k: is in {known}, not in `{tag}`; choose --src and --tgt from these")
+    return sorted(map(normalize_tag, languages.tags))
 
 
-def _fetch_multi30k(staging: Path, sites: DownloadSites) -> None:
-    """Download all four languages, whichever are requested: together they are smaller than one photograph."""
-    total = sum(file.size for file in sites.multi30k_files)
-    bytes_before = 0
+def _fetch_multi30k(staging: Path, tags: list[str], sites: DownloadSites) -> None:
+    """Download the files of the requested languages."""
+    files = [file for file in sites.multi30k_files if file.name.split(".")[1] in tags]
+    total, bytes_before = sum(file.size for file in files), 0
     with show_progress("multi30k") as show:
-        for file in sites.multi30k_files:
+        for file in files:
             remote = RemoteFile(f"{sites.multi30k_url}/{file.name}", file.size, file.sha256)
-            offset = bytes_before
 
-            def show_total(done: int, _: int | None, offset: int = offset) -> None:
+            def show_total(done: int, _: int | None, offset: int = bytes_before) -> None:
                 show(offset + done, total)
 
             download_file(remote, staging / file.local_name, show_total)
@@ -231,18 +247,18 @@ def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:
     for tag in pair:
         if not LANGUAGE_TAG.fullmatch(tag):
             raise CorpusError(f"{name}: `{tag}` is not a language tag; write one such as de or pt-BR")
-    first, second = sorted(map(_get_opus_code, pair))
+    subtags = [re.split("[-_]", tag) for tag in pair]
+    first, second = sorted(
+        "_".join([language.lower(), *(part.upper() if len(part) == 2 else part for part in rest)])
+        for language, *rest in subtags
+    )
     return first, second
 
 
-def _get_opus_code(tag: str) -> str:
-    language, *rest = re.split("[-_]", tag)
-    return "_".join([language.lower(), *(part.upper() if len(part) == 2 else part for part in rest)])
-
-
-def _fetch_opus(staging: Path, corpus: OpusCorpus, pair: tuple[str, str], site: str) -> None:
+def _fetch_opus(staging: Path, key: str, corpus: OpusCorpus, pair: tuple[str, str], sites: DownloadSites) -> None:
     name = f"{'-'.join(pair)}.txt.zip"
-    remote = RemoteFile(f"{site}/OPUS-{corpus.opus_name}/{corpus.version}/moses/{name}", corpus.max_bytes)
+    url = f"{sites.opus_url}/OPUS-{corpus.opus_name}/{corpus.version}/moses/{name}"
+    remote = RemoteFile(url, corpus.max_bytes, sites.opus_sha256.get(key))
     archive = staging / name
     try:
         with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:

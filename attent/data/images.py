@@ -457,10 +457,15 @@ def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
     path = split.images.parent / CLASS_NAMES_FILE
     if not path.is_file():
         return tuple(map(str, range(count)))
-    names = tuple(line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
-    names = names[: -1 if names and not names[-1] else None]
-    if len(names) < count or len(set(names)) != len(names) or not all(names):
-        raise ImageError(f"{path}: must name each of the {count} labels on a line of its own, but names {len(names)}")
+    text = path.read_text(encoding="utf-8", errors="replace").rstrip()
+    names = tuple(line.strip() for line in text.splitlines())
+    problem = f"names {len(names)}" if len(names) < count else ""
+    if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        problem = f"has `{repeated}` twice"
+    if "" in names:
+        problem = f"line {names.index('') + 1} is empty"
+    if problem:
+        raise ImageError(f"{path}: must name each of the {count} labels on a line of its own, but {problem}")
     return names
 
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,14 @@ from pathlib import Path
 import pytest
 
 from attent.data import builtin, phrases
-from attent.data.builtin import BUILTIN_CORPORA, DownloadSites, Multi30kFile, get_corpus_folder
+from attent.data.builtin import (
+    BUILTIN_CORPORA,
+    OPUS_CORPORA,
+    OPUS_SHA256,
+    DownloadSites,
+    Multi30kFile,
+    get_corpus_folder,
+)
 from attent.data.corpus import open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.storage.errors import StorageError
@@ -50,7 +58,7 @@ def serve_multi30k(site: FakeSite) -> DownloadSites:
     """Put a small Multi30k on the server and return the sites with its checksums."""
     files = []
     for theirs, ours in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
-        for language in ("de", "en"):
+        for language in ("cs", "de", "en"):
             content = make_captions(ours, language)
             site.files[f"/{theirs}.{language}.gz"] = content
             digest = hashlib.sha256(content).hexdigest()
@@ -113,12 +121,17 @@ def test_unknown_name_lists_the_built_in_corpora() -> None:
 
 def test_multi30k_is_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
     folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
-    assert folder == cache / "corpora" / "multi30k"
+    assert folder == cache / "corpora" / "multi30k-de-en"
     assert list_names(folder) == [
         "SOURCE.json",
         *("test.de.gz", "test.en.gz", "train.de.gz", "train.en.gz", "valid.de.gz", "valid.en.gz"),
     ]
-    assert list_names(cache / "corpora") == [".multi30k.lock", "multi30k"]
+    assert list_names(cache / "corpora") == [".multi30k-de-en.lock", "multi30k-de-en"]
+
+
+def test_only_the_requested_languages_are_downloaded(site: FakeSite) -> None:
+    get_corpus_folder("multi30k", LanguagePair("en", "cs"), serve_multi30k(site))
+    assert {path.split(".")[1] for path, _ in site.requests} == {"cs", "en"}
 
 
 def test_second_time_nothing_is_downloaded(site: FakeSite) -> None:
@@ -149,7 +162,7 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, ca
     )
     processes = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert folders == [str(cache / "corpora" / "multi30k")] * 2
+    assert folders == [str(cache / "corpora" / "multi30k-de-en")] * 2
     assert len(site.requests) == 6
 
 
@@ -158,7 +171,7 @@ def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSit
     content = site.files.pop("/val.de.gz")
     with pytest.raises(StorageError, match="404"):
         get_corpus_folder("multi30k", EN_DE, sites)
-    assert not (cache / "corpora" / "multi30k").exists()
+    assert not (cache / "corpora" / "multi30k-de-en").exists()
     site.files["/val.de.gz"] = content
     site.requests.clear()
     get_corpus_folder("multi30k", EN_DE, sites)
@@ -172,7 +185,7 @@ def test_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
     with pytest.raises(StorageError, match=r"train\.en\.gz\.part: does not match"):
         get_corpus_folder("multi30k", EN_DE, sites)
-    assert not (cache / "corpora" / "multi30k").exists()
+    assert not (cache / "corpora" / "multi30k-de-en").exists()
 
 
 def test_offline_error_says_what_to_do(cache: Path) -> None:
@@ -181,13 +194,13 @@ def test_offline_error_says_what_to_do(cache: Path) -> None:
     with pytest.raises(CorpusError) as caught:
         get_corpus_folder("multi30k", EN_DE, sites)
     message = str(caught.value)
-    assert message.startswith(f"multi30k: cannot download {site.url}/train.de.gz: no network (")
-    folder = cache / "corpora" / "multi30k"
+    assert message.startswith(f"multi30k-de-en: cannot download {site.url}/train.de.gz: no network (")
+    folder = cache / "corpora" / "multi30k-de-en"
     assert message.endswith(f"). Fetch it elsewhere and give its path instead of the name, or put it into {folder}")
 
 
 def test_manual_copy_is_used_as_it_is(site: FakeSite, cache: Path) -> None:
-    folder = cache / "corpora" / "multi30k"
+    folder = cache / "corpora" / "multi30k-de-en"
     folder.mkdir(parents=True)
     (folder / "train.en").write_text("a\n")
     (folder / "train.de").write_text("b\n")
@@ -196,7 +209,7 @@ def test_manual_copy_is_used_as_it_is(site: FakeSite, cache: Path) -> None:
 
 
 def test_empty_folder_is_not_a_manual_copy(site: FakeSite, cache: Path) -> None:
-    (cache / "corpora" / "multi30k").mkdir(parents=True)
+    (cache / "corpora" / "multi30k-de-en").mkdir(parents=True)
     assert "train.en.gz" in list_names(get_corpus_folder("multi30k", EN_DE, serve_multi30k(site)))
 
 
@@ -313,6 +326,24 @@ def test_empty_and_overlong_lines_drop_the_pair(site: FakeSite) -> None:
         pairs[0],
         pairs[4],
     ]
+
+
+def test_opus_archive_must_have_the_published_checksum(site: FakeSite) -> None:
+    site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
+    wrong, right = ({TATOEBA: digest} for digest in ("0" * 64, hashlib.sha256(site.files[ARCHIVE]).hexdigest()))
+    with pytest.raises(StorageError, match=r"de-en\.txt\.zip\.part: does not match .* and was removed"):
+        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url, opus_sha256=wrong))
+    get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url, opus_sha256=right))
+
+
+def test_published_checksums_are_of_known_archives() -> None:
+    keys = {f"{name}-{corpus.version}" for name, corpus in OPUS_CORPORA.items()}
+    for key, digest in OPUS_SHA256.items():
+        corpus, first, second = key.rsplit("-", 2)
+        assert corpus in keys
+        assert first < second
+        assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert len(set(OPUS_SHA256.values())) == len(OPUS_SHA256)
 
 
 def test_missing_opus_language_pair_is_reported(site: FakeSite) -> None:

@@ -65,8 +65,30 @@ def test_class_names_are_read_from_labels_txt(tmp_path: Path) -> None:
         "standing",
         "none",
     )
-    (folder / "labels.txt").write_text("lying\nstanding\n", encoding="utf-8")
-    with pytest.raises(ImageError, match=r"labels\.txt: must name each of the 3 labels"):
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n \n"])
+def test_empty_lines_at_the_end_of_labels_txt_are_no_labels(tmp_path: Path, end: str) -> None:
+    folder = write_idx(tmp_path / "set")
+    (folder / "labels.txt").write_text(f"lying\nstanding\nnone{end}", encoding="utf-8", newline="")
+    dataset = prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
+    assert dataset.class_names == ("lying", "standing", "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("lying\nstanding\n", "names 2"),
+        ("", "names 0"),
+        ("lying\n\nnone\n", "line 2 is empty"),
+        ("\nlying\nstanding\nnone", "line 1 is empty"),
+        ("lying\nnone\nlying", "has `lying` twice"),
+    ],
+)
+def test_labels_txt_must_name_every_label(tmp_path: Path, text: str, problem: str) -> None:
+    folder = write_idx(tmp_path / "set")
+    (folder / "labels.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(ImageError, match=rf"labels\.txt: must name each of the 3 labels .*, but {problem}$"):
         prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
 
 

@@ -15,6 +15,7 @@ from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
 from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
+from attent.data.estimate import MIN_PAIRS, estimate_tokens
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, HeldOutSet, summarize_lengths
 from attent.training.autoconfig import estimate_corpus
@@ -369,6 +370,20 @@ def test_estimate_has_tokens_and_speed() -> None:
     assert (training.size, training.epochs) == ("tiny", 60)
     exact = (result.tokens.source_tokens + result.tokens.target_tokens) * 60 / training.tokens_per_second
     assert training.seconds[0] < exact < training.seconds[1]
+
+
+def test_tokens_of_a_sample_are_counted_and_extrapolated() -> None:
+    texts = [make_pair(i) for i in range(MIN_PAIRS)]
+    sample = estimate_tokens(texts, 3 * MIN_PAIRS, 10_000)
+    assert sample is not None
+    source, target = (sum(map(len, rows)) for rows in sample.rows)
+    assert (sample.estimate.source_tokens, sample.estimate.target_tokens) == (3 * source, 3 * target)
+    assert sample.estimate.total == 3 * (source + target)
+    assert sample.estimate.vocab_size == sample.tokenizer.target.size
+    words = [sum(len(pair[side].split()) for pair in texts) for side in (0, 1)]
+    assert sample.estimate.source_tokens_per_word == round((source - MIN_PAIRS) / words[0], 2)
+    assert sample.estimate.target_tokens_per_word == round((target - MIN_PAIRS) / words[1], 2)
+    assert estimate_tokens(texts[1:], 1_000, 10_000) is None
 
 
 @pytest.mark.parametrize("texts", [[], [("", "")], [("A pair.", "Ein Paar.")] * 100])

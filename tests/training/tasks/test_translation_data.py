@@ -222,6 +222,10 @@ def test_weights_count_in_the_data_size_and_in_the_batches(tmp_path: Path) -> No
     config = replace(DATA, train=(f"{first}:3", second), hold_out=0)
     heavy = prepare(tmp_path, config, with_tokenizer=tokenizer())
     assert heavy.data_size.num_examples == plain.data_size.num_examples == 100
+    counts = plain.store.meta.token_counts
+    assert counts == {"source": len(plain.store.source.ids), "target": len(plain.store.target.ids)}
+    assert counts["source"] != counts["target"]
+    assert plain.data_size.num_tokens == max(counts.values())
     assert heavy.data_size.num_tokens == pytest.approx(2 * plain.data_size.num_tokens, rel=0.01)
     batches = build_train_batches(heavy, config, TRAIN)
     pairs = [int(pair) for step in range(batches.num_steps(0)) for pair in batches.get_batch(0, step).example_ids]
