@@ -231,4 +231,4 @@ def render_best_alignment(report: AlignmentReport) -> Iterator[Text]:
 
 
 def _short_choice(choice: HeadSelection) -> str:
-    return str(choice).partition(", when")[0]
+    return str(choice).partition(", at")[0]

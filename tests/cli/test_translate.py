@@ -25,7 +25,7 @@ from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
 from attent.decoding import Translator, input_lines
 from attent.decoding.input_lines import LineSource, parse_text_line
-from attent.decoding.options import SCORE_FORMULAS, SearchOptions
+from attent.decoding.options import SCORE_FORMULAS, SamplingOptions, SearchOptions
 from attent.decoding.pipeline import TranslationPipeline, translate_lines
 from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
@@ -33,7 +33,7 @@ from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
-from attent.training.tasks.base import hash_file
+from attent.training.tasks.base import hash_files
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
 from tests.training.runs import digest, reverse, sentences, write_corpus
@@ -465,10 +465,41 @@ def test_search_flags_become_options_with_a_sufficient_beam() -> None:
     assert build_search_options(SearchFlags(beam_groups=3)).beam_size == 6
     assert build_search_options(SearchFlags(seed=5)).sampling is not None
     assert build_search_options(SearchFlags(seed=5, n_best=9)).beam_size == 4
+    for flags, sampling in (
+        ({"sample": True}, SamplingOptions()),
+        ({"temperature": 0.5}, SamplingOptions(temperature=0.5)),
+        ({"top_k": 3, "top_p": 0.5, "seed": 0}, SamplingOptions(top_k=3, top_p=0.5, seed=0)),
+        ({"seed": 1}, SamplingOptions()),
+    ):
+        for beam_size in (1, 2):
+            expected = SearchOptions(beam_size=beam_size, n_best=3, sampling=sampling)
+            assert build_search_options(SearchFlags(beam_size=beam_size, n_best=3, **flags)) == expected
+    assert build_search_options(SearchFlags(beam_size=1)) == SearchOptions(beam_size=1)
+    assert build_search_options(SearchFlags(), min_beam_size=9).beam_size == 9
+    assert build_search_options(SearchFlags(beam_size=1), min_beam_size=9).beam_size == 1
     with pytest.raises(ValueError, match="widen the beam"):
         build_search_options(SearchFlags(beam_size=3, n_best=5))
     message = use_flag_names("`n_best` must be at most `beam_size`=3, or raise max_length")
     assert message == "`--n-best` must be at most `--beam-size`=3, or raise --max-length"
+
+
+def test_a_beam_of_one_with_sampling_flags_samples(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Greedy search is what CTranslate2 supports; with any sampling flag it must not take over."""
+    outputs = []
+    for flags in (
+        ["--temperature", "3"],
+        ["-b", "1", "--temperature", "3"],
+        ["-b", "1", "--temperature", "3", "--seed", "2"],
+        ["-b", "1"],
+    ):
+        set_stdin(monkeypatch, f"{DOG}\n".encode())
+        assert cli.main(["translate", str(trained_model), "--to", "de", *flags]) == 0
+        outputs.append(capsys.readouterr().out)
+    wide, hot, seeded, greedy = outputs
+    assert hot == wide
+    assert len({hot, seeded, greedy}) == 3
 
 
 def test_samples_depend_on_seed_and_line_and_not_on_chunks(
@@ -644,6 +675,25 @@ def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) ->
     assert [line.split()[0] for line in output[7:]] == [f":{name}" for name in COMMANDS]
 
 
+def test_ctrl_c_at_the_prompt_discards_the_line_only(pipeline: TranslationPipeline) -> None:
+    typed = iter([DOG, KeyboardInterrupt(), ":require Hund", KeyboardInterrupt(), ":n 1", EOFError(), DOG])
+    prompts, out = list[str](), io.StringIO()
+
+    def read(prompt: str) -> str:
+        prompts.append(prompt)
+        line = next(typed)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    run_session(pipeline, read, out)
+    lines = out.getvalue().split("\n")
+    assert lines[1:4] == ["", "required: Hund", ""]  # a new line each time, and the session goes on
+    assert "Hund" in lines[4]
+    assert lines[5:] == ["", ""]  # Ctrl-D ends it
+    assert prompts == ["> "] * 6
+
+
 def test_ctrl_c_cancels_the_translation_only(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     def stream_then_interrupt(*arguments: object, **options: object) -> Iterator[str]:
         yield "Ein"
@@ -753,7 +803,7 @@ def save_without_tokenizer(folder: Path) -> Path:
 
 def test_model_card_has_checksums_and_the_command(bilingual_run: Path, multilingual_run: Path) -> None:
     corpus = bilingual_run.parent / "corpus.tsv"
-    assert hash_file(corpus) == digest(corpus)
+    assert hash_files(["corpus"], [corpus]) == (("corpus", digest(corpus)),)
     card = (bilingual_run / "card.md").read_text(encoding="utf-8")
     assert f"| `{digest(corpus)}` |" in card
     assert "| `train.label_smoothing` | `0.1` |" in card

@@ -331,3 +331,59 @@ def test_the_plain_search_gives_hypotheses() -> None:
     (got,) = run_search(toy, make_sources(1), 6, SearchOptions())
     assert isinstance(got[0], Hypothesis)
     assert got[0].log_prob == pytest.approx(search_plainly(toy, 1, 6, SearchOptions())[0].log_prob, abs=1e-5)
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+class SwappedModel(ToyModel):
+    """The toy model with the ids of its start and end token swapped: the end is 0, as in Marian models."""
+
+    ids = torch.tensor([END, START, *range(2, 7)])
+
+    def step(self, target: Tensor, state: Any, /) -> Tensor:
+        return super().step(self.ids[target], state)[..., self.ids]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        SearchOptions(beam_size=1),
+        SearchOptions(beam_size=3, n_best=3),
+        SearchOptions(beam_size=4, n_best=4, beam_groups=2),
+        SearchOptions(beam_size=3, n_best=2, patience=1.0, length_penalty=0.0),
+    ],
+    ids=["greedy", "beam", "diverse", "impatient"],
+)
+def test_the_end_token_may_be_0(search: SearchOptions) -> None:
+    rows = make_sources(*range(6))
+    expected = run_search(ToyModel(7), rows, 6, search, (PAD,))
+    output = beam_search(
+        SwappedModel(7), rows, start=END, end=START, max_length=6, options=search, suppressed_tokens=(PAD,)
+    )
+    got = FinishedHypotheses(SwappedModel.ids[output.tokens], output.log_probs, output.scores, output.lengths)
+    assert [to_hypotheses(got, row) for row in range(len(rows))] == expected
+    if search.beam_size == 1:
+        tokens = greedy_search(SwappedModel(7), rows, start=END, end=START, max_length=6, suppressed_tokens=(PAD,))
+        assert torch.equal(
+            tokens,
+            greedy_search(ToyModel(7), rows, **IDS, max_length=6, suppressed_tokens=(PAD,)).apply_(
+                lambda token: int(SwappedModel.ids[token])
+            ),
+        )
+
+
+def test_the_smallest_arguments_are_accepted() -> None:
+    rows = make_sources(1, 2)
+    assert beam_search(SwappedModel(7), rows, start=END, end=0, max_length=1).tokens.shape == (2, 1, 1)
+    for max_length, end, word in ((0, 0, "max_length"), (1, -1, "end")):
+        for search in (beam_search, greedy_search):
+            with pytest.raises(ValueError, match=f"`{word}` must be"):
+                search(SwappedModel(7), rows, start=END, end=end, max_length=max_length)
+
+
+def test_the_start_is_suppressed_and_the_end_never() -> None:
+    assert searching.list_suppressed_tokens(0, 1, (4, 2)) == (0, 2, 4)
+    assert searching.list_suppressed_tokens(5, 0, (0, 3)) == (3, 5)
+    assert searching.list_suppressed_tokens(-1, 1, ()) == ()  # a prompt
+    assert searching.list_suppressed_tokens(1, 1, (3,)) == (3,)
