@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,22 +106,29 @@ def stat_plain_file(path: Path) -> os.stat_result | None:
 
 
 @contextmanager
-def explain_save_errors(folder: Path, label: str = "model") -> Iterator[None]:
-    """Turn an OSError while saving into a FolderError that says what to do; `label` names what is saved."""
+def explain_save_errors(
+    folder: Path, label: str = "model", holds_older: Callable[[], bool] | None = None
+) -> Iterator[None]:
+    """Turn an OSError while saving into a FolderError that says what to do.
+
+    `label` names what is saved, and `holds_older` finds out whether the folder has an older one (default: a manifest).
+    """
     try:
         yield
     except OSError as error:
-        reason = _explain_os_error(folder, error, label)
+        has_manifest = any((folder / name).is_file() for name in (MANIFEST_FILE, "checksums.json"))
+        has_older = has_manifest if holds_older is None else holds_older()
+        reason = _explain_os_error(folder, error, f"an older {label} in the folder is intact; " if has_older else "")
         raise FolderError(f"{folder}: the {label} could not be saved: {reason}") from error
 
 
-def _explain_os_error(folder: Path, error: OSError, label: str) -> str:
+def _explain_os_error(folder: Path, error: OSError, older: str) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError) and not folder.is_dir():
         return "there is a file where the folder must be; give another folder, or move that file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full; an older {label} in the folder is intact; free some space and save again"
+        return f"the disk is full; {older}free some space and save again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "the folder cannot be written to; give another folder, or change its permissions"
     if not folder.is_dir():
         return f"the folder cannot be created ({error.strerror}); give another"
-    return f"{error}; an older {label} in the folder is intact; save again"
+    return f"{error}; {older}save again"

@@ -55,7 +55,7 @@ class Checkpoint:
 def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     """Write `state/step-N`. Whatever happens meanwhile, older checkpoints load, and this one is complete or missing."""
     root = Path(root)
-    with _wrap_errors(root), manifest.explain_save_errors(root, "checkpoint"):
+    with _wrap_errors(root), manifest.explain_save_errors(root, "checkpoint", lambda: bool(list_steps(root))):
         target = checkpoint_path(root, checkpoint.step)
         state = encode_json(checkpoint.state, STATE_FILE)
         groups = {group: _prepare_group(group, tensors) for group, tensors in checkpoint.tensors.items()}

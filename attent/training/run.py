@@ -132,6 +132,10 @@ def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in flags.keys() - paths.keys():
         near = get_close_matches(name, paths, n=1)
         raise TrainError(f"unknown setting `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""))
+    for name, value in flags.items():  # here an error names the flag, later only its table
+        table, _, field_name = paths[name].rpartition(".")
+        if value is not None and table in SETTING_TABLES:
+            SETTING_TABLES[table](**{field_name: value})
     return {paths[name]: value for name, value in flags.items()}
 
 
@@ -379,6 +383,12 @@ def load_initial_model(path: str, task: TaskName) -> Model:
         raise TrainError(
             f"{path}: must be {MODEL_DESCRIPTIONS[expected]} for --task {task}, but is "
             f"{MODEL_DESCRIPTIONS[type(model)]}; fine-tune it with {others}, or give another --from"
+        )
+    damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
+    if damaged:
+        raise TrainError(
+            f"{path}: its weights must be finite, but {len(damaged)} of its tensors contain NaN or infinity, such as "
+            f"`{damaged[0]}`; give another --from"
         )
     return model
 

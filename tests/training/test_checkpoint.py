@@ -567,6 +567,17 @@ def test_failed_save_is_described(number: int, expected: str, state: Path) -> No
                 save_checkpoint(state, make_checkpoint(20))
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"), [(errno.ENOSPC, "the disk is full; free"), (errno.EIO, "; save again")]
+)
+def test_failed_first_save_names_no_older_checkpoint(number: int, expected: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        FaultyDisk(patch, 5, OSError(number, os.strerror(number)), False, SYSTEM_CALLS)
+        with pytest.raises(CheckpointError, match=expected) as failure:
+            save_checkpoint(tmp_path / "state", make_checkpoint(20))
+    assert "older" not in str(failure.value)
+
+
 def test_full_disk_in_safetensors_is_described(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise tensor_files.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")

@@ -7,14 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from attent.models import Seq2SeqConfig
 from attent.settings import read_json
 from attent.training.config import TrainError, read_run
 from attent.training.event_log import EventLog
 from attent.training.events import Event, Started
+from attent.training.loop import write_model
 from attent.training.run import TrainResult, describe_average, train
 from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
+from tests.training import toys
 from tests.training.runs import write_corpus
 
 SETTINGS = {"model.width": 32, "model.ffn_width": 64, "model.layers": 1}
@@ -93,6 +96,25 @@ def test_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_negative_length_penalty_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`length_penalty` must be 0 or more, but is -1"):
         train_small(tmp_path, length_penalty=-1.0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("beam_size", 0), ("lr", 0.0), ("max_tokens", 0)])
+def test_a_value_below_its_limit_is_blamed_on_its_flag(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^`{name}` must be .*, but is {value}$"):
+        train_small(tmp_path, **{name: value})
+    with pytest.raises(ValueError, match=r"^--set: `train`: `steps` must be 1 or more, but is 0$"):
+        train_small(tmp_path, overrides=["train.steps=0"])
+
+
+def test_a_model_with_weights_that_are_not_finite_is_not_fine_tuned(tmp_path: Path) -> None:
+    network = toys.model()
+    with torch.no_grad():
+        network.get_parameter("decoder.blocks.0.feedforward.expand.weight")[0, 0] = torch.nan
+    write_model(tmp_path / "start", network, toys.tokenizer())
+    with pytest.raises(
+        TrainError, match=r"start: its weights must be finite, but 1 of its tensors contain NaN .*decoder"
+    ):
+        train_small(tmp_path, size=None, init_from=str(tmp_path / "start"))
 
 
 def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:
