@@ -6,6 +6,7 @@ with a non-finite gradient on the device (`found_inf`), without a host synchroni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -16,6 +17,8 @@ from attent.training.distributed import distribute_like
 from attent.training.run_options import TrainConfig, TrainError
 
 NamedParameters = Mapping[str, nn.Parameter]
+# Of Keller Jordan's Muon, as in torch.
+MUON_MOMENTUM, NEWTON_SCHULZ = 0.95, (3.4445, -4.7750, 2.0315)
 
 
 class CombinedOptimizer:
@@ -95,11 +98,12 @@ def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: b
             raise TrainError("`train.optimizer` muon needs a GPU (a step takes 300 times as long on a CPU); use adamw")
         matrices = select_block_matrices(parameters)
         rest = {name: parameter for name, parameter in parameters.items() if name not in matrices}
-        if matrices:
-            # Updates are scaled to AdamW's RMS, so that one learning rate serves both.
+        if any(isinstance(parameter, DTensor) for parameter in matrices.values()):  # sharded
             yield torch.optim.Muon(
                 list(matrices.values()), weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
             )
+        elif matrices:
+            yield BatchedMuon(matrices.values(), config.weight_decay)
     if not rest:
         return
     optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
@@ -110,6 +114,58 @@ def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: b
     ]
     groups = [group for group in groups if group["params"]]
     yield optimizer_class(groups, lr=1e-3, betas=config.betas, eps=config.eps, fused=fused)
+
+
+class BatchedMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` with the matrices of each shape in one tensor, and without host synchronization.
+
+    One by one, the 15 products of each matrix are small kernels, and a step takes 9 times as long as Adam's. Updates
+    are scaled to AdamW's RMS, so that one learning rate serves both. If `found_inf` is 1, nothing changes.
+    """
+
+    found_inf: Tensor | None = None
+
+    def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": 1e-3, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group["lr"], group["weight_decay"])
+
+    def _update(self, parameters: list[Tensor], lr: float | Tensor, weight_decay: float) -> None:
+        """Update matrices of one shape."""
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        old = torch.stack(buffers)
+        grads = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if self.found_inf is not None:
+            grads = torch.where(self.found_inf.bool(), old, grads)  # the momentum stays, and so do the weights
+            lr = lr * (1 - self.found_inf)
+        momentum = old.lerp(grads, 1 - MUON_MOMENTUM)
+        updates = orthogonalize(grads.lerp(momentum, MUON_MOMENTUM)).to(momentum.dtype)
+        torch._foreach_copy_(buffers, list(momentum))
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+        torch._foreach_sub_(parameters, list(updates * (lr * 0.2 * math.sqrt(max(updates.shape[1:])))))
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Replace the singular values of each matrix by about 1 with five Newton-Schulz iterations; (N, A, B)."""
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = x.mT if x.shape[1] > x.shape[2] else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if matrices.shape[1] > matrices.shape[2] else x
 
 
 def select_block_matrices(parameters: NamedParameters) -> dict[str, nn.Parameter]:

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from attent.models import build, presets
 from attent.nn.positions import LearnedConfig
 from attent.training.config import TrainConfig, TrainError
-from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm, select_block_matrices
+from attent.training.optimizer import (
+    BatchedMuon,
+    CombinedOptimizer,
+    clip_gradients,
+    compute_grad_norm,
+    orthogonalize,
+    select_block_matrices,
+)
 
 GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
 
@@ -140,6 +147,62 @@ def test_what_fills_one_does_not_change_with_it() -> None:
 def test_muon_on_a_cpu_is_refused_with_a_sentence() -> None:
     with pytest.raises(TrainError, match=r"muon needs a GPU .*; use adamw"):
         CombinedOptimizer(named(layers()), TrainConfig(optimizer="muon"))
+
+
+def muon_pair(lr: float = 0.1) -> tuple[nn.ParameterList, BatchedMuon, torch.optim.Muon, nn.ParameterList]:
+    """Three shapes, one of them twice, with the batched optimizer and torch's own."""
+    torch.manual_seed(5)
+    ours = nn.ParameterList([torch.randn(*shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5))])
+    theirs = nn.ParameterList([parameter.detach().clone() for parameter in ours])
+    reference = torch.optim.Muon(list(theirs), lr=lr, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+    batched = BatchedMuon(ours, 0.2)
+    batched.param_groups[0]["lr"] = lr
+    return ours, batched, reference, theirs
+
+
+def test_batched_muon_updates_each_matrix_as_torch_does() -> None:
+    ours, batched, reference, theirs = muon_pair()
+    for step in range(4):
+        gradients(ours, step)
+        gradients(theirs, step)
+        batched.step()
+        reference.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0.03, atol=0.03)  # torch's iterations are in bfloat16
+        torch.testing.assert_close(batched.state[mine]["momentum_buffer"], reference.state[other]["momentum_buffer"])
+
+
+def test_orthogonalized_matrices_do_not_depend_on_their_batch() -> None:
+    matrices = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(1))
+    matrices[1] *= 1000
+    together = orthogonalize(matrices)
+    for i in range(3):
+        torch.testing.assert_close(together[i], orthogonalize(matrices[i : i + 1])[0])
+        values = torch.linalg.svdvals(together[i])
+        assert float(values.min()) > 0.5
+        assert float(values.max()) < 1.5
+    torch.testing.assert_close(orthogonalize(matrices.mT), together.mT)
+    assert not orthogonalize(torch.zeros(1, 3, 3)).any()
+
+
+def test_batched_muon_skips_a_step_on_the_device_and_without_a_gradient() -> None:
+    ours, batched, _, _ = muon_pair()
+    gradients(ours, 0)
+    batched.found_inf = GO
+    batched.step()
+    before, momentum = weights(ours), [batched.state[p]["momentum_buffer"].clone() for p in ours]
+    for parameter in ours:
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    batched.found_inf = SKIP
+    batched.step()
+    assert all_equal(before, weights(ours))
+    assert all_equal(momentum, [batched.state[p]["momentum_buffer"] for p in ours])
+    batched.found_inf = GO
+    ours[0].grad = None
+    gradients(ours[1:], 1)
+    batched.step()
+    assert torch.equal(ours[0], before[0])
+    assert not any(torch.equal(p, old) for p, old in zip(ours[1:], before[1:], strict=True))
 
 
 def test_muon_gets_the_matrices_of_blocks_only() -> None:
