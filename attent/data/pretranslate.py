@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from attent.data.formats import placeholders, units
+from attent.data.formats.placeholders import PlaceholderSyntax
 from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
 from attent.data.formats.units import InlineCode, InlineContent, ScanResult, SkippedUnit, TranslationUnit
 from attent.data.pairs import CorpusError, LanguagePair
@@ -77,9 +78,10 @@ def pretranslate_file(
 class TextRun:
     """Text that is translated at once, and the space and markup around it."""
 
-    prefix: InlineContent
-    core: InlineContent  # empty if there is nothing to translate
-    suffix: InlineContent
+    prefix: InlineContent = ()
+    core: InlineContent = ()  # empty if there is nothing to translate
+    suffix: InlineContent = ()
+    syntax: PlaceholderSyntax = placeholders.GENERIC
 
     @property
     def text(self) -> str:
@@ -87,7 +89,7 @@ class TextRun:
 
     @property
     def required_placeholders(self) -> tuple[str, ...]:
-        return tuple(placeholders.list_placeholders(self.core))
+        return tuple(placeholders.list_placeholders(self.core, self.syntax))
 
 
 def _translate_units(
@@ -131,7 +133,8 @@ class _PendingUnit:
     def __init__(self, unit: TranslationUnit, check_text: Callable[[str], str]) -> None:
         self.unit, self.check_text = unit, check_text
         self.skip_reason = _find_unit_problem(unit)
-        self.runs = [[] if self.skip_reason else split_runs(content) for content in unit.contents]
+        self.syntax = placeholders.get_syntax(unit.format_names)
+        self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content in unit.contents]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
 
@@ -150,19 +153,15 @@ class _PendingUnit:
         """Keep the first candidate without a problem, else the problem of the first."""
         for text in candidates:
             content = restore_codes(text, run.core)
-            content = placeholders.restore_spacing(run.core, content) if constrained else content
-            problem = self._find_problem(run, text, content)
-            problem = problem or (placeholders.find_misplaced(run.core, content) if constrained else "")
+            content = placeholders.restore_spacing(run.core, content, self.syntax) if constrained else content
+            problem = "" if text else "its translation is empty"
+            problem = problem or self.check_text(text) or placeholders.find_problem(run.core, content, self.syntax)
+            if constrained and not problem:
+                problem = placeholders.find_misplaced(run.core, content, self.syntax)
             if not problem:
                 self.translations[run] = content
                 return
             self.problems.setdefault(run, problem)
-
-    def _find_problem(self, run: TextRun, text: str, content: InlineContent) -> str:
-        if not text:
-            return "its translation is empty"
-        problem = self.check_text(text) or placeholders.find_problem(run.core, content)
-        return problem or _find_reserved_char(run.core, content, self.unit.reserved_chars)
 
     def build_result(self) -> Sequence[InlineContent] | SkippedUnit:
         if self.skip_reason:
@@ -175,6 +174,9 @@ class _PendingUnit:
                 if content is None:
                     return self._skip(index, self.problems[run])
                 parts += content
+            problem = placeholders.find_problem(self.unit.contents[index], tuple(parts), self.syntax)
+            if self.syntax.directives and problem:  # of a directive that a line break cuts
+                return self._skip(index, problem)
             results.append(tuple(parts))
         return results
 
@@ -205,39 +207,28 @@ def _find_unit_problem(unit: TranslationUnit) -> str:
     texts = [part for content in unit.contents for part in content if isinstance(part, str)]
     if any(units.has_undecodable_bytes(text) for text in texts):
         return "it is not in the file's encoding"
+    if any("\0" in text for text in texts):
+        return "it has a NUL character"
     if any(placeholders.is_icu_message(text) for text in texts):
         return "it has forms of its own (plural, select)"
     return ""
 
 
-def _find_reserved_char(source: InlineContent, target: InlineContent, reserved_chars: str) -> str:
-    """A lone `%` in a format string breaks the program, though a person sees nothing wrong."""
-    for char in reserved_chars:
-        if _count_outside_placeholders(target, char) > _count_outside_placeholders(source, char):
-            return f"its translation has a {char} that has a meaning for the program"
-    return ""
-
-
-def _count_outside_placeholders(content: InlineContent, char: str) -> int:
-    texts = [part for part in content if isinstance(part, str)]
-    return sum(text.count(char) - "".join(placeholders.find_placeholders(text)).count(char) for text in texts)
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def split_runs(content: InlineContent) -> list[TextRun]:
+def split_runs(content: InlineContent, syntax: PlaceholderSyntax = placeholders.GENERIC) -> list[TextRun]:
     """Cut a content at its breaks; the breaks are runs without a core."""
     runs: list[TextRun] = []
     parts: list[str | InlineCode] = []
     pieces = [_TEXT_BREAK.split(part) if isinstance(part, str) else [part] for part in number_codes(content)]
     for part in filter(None, chain.from_iterable(pieces)):
         if part.is_break if isinstance(part, InlineCode) else _TEXT_BREAK.fullmatch(part):
-            runs += [_trim_run(tuple(parts)), TextRun(prefix=(part,), core=(), suffix=())]
+            runs += [_trim_run(TextRun(core=tuple(parts), syntax=syntax)), TextRun(prefix=(part,))]
             parts = []
         else:
             parts.append(part)
-    return [*runs, _trim_run(tuple(parts))]
+    return [*runs, _trim_run(TextRun(core=tuple(parts), syntax=syntax))]
 
 
 def number_codes(content: InlineContent) -> InlineContent:
@@ -257,14 +248,14 @@ def number_codes(content: InlineContent) -> InlineContent:
     return tuple(parts)
 
 
-def _trim_run(core: InlineContent, *, include_words: bool = False) -> TextRun:
-    """Return a run without space and markup around its core; codes that are words only if `include_words`."""
-    run = TextRun(prefix=(), core=core, suffix=())
-    while (trimmed := _trim_codes(_trim_space(run), include_words)) != run:
-        run = trimmed
-    if placeholders.has_words("".join(part for part in run.core if isinstance(part, str))):
-        return run
-    return TextRun(prefix=(*run.prefix, *run.core, *run.suffix), core=(), suffix=())
+def _trim_run(run: TextRun, *, include_words: bool = False) -> TextRun:
+    """Move space and markup out of the core; codes that are words only if `include_words`."""
+    trimmed = run
+    while (spaceless := _trim_codes(_trim_space(trimmed), include_words)) != trimmed:
+        trimmed = spaceless
+    if placeholders.has_words("".join(part for part in trimmed.core if isinstance(part, str)), run.syntax):
+        return trimmed
+    return TextRun(prefix=(*trimmed.prefix, *trimmed.core, *trimmed.suffix))
 
 
 def _trim_space(run: TextRun) -> TextRun:
@@ -286,7 +277,7 @@ def _trim_texts(
     if core and isinstance(core[-1], str):
         core[-1], cut = cut_end(core[-1])
         suffix = (cut, *suffix) if cut else suffix
-    return TextRun(prefix=prefix, core=tuple(part for part in core if part), suffix=suffix)
+    return replace(run, prefix=prefix, core=tuple(part for part in core if part), suffix=suffix)
 
 
 def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
@@ -300,7 +291,7 @@ def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
     if _is_standalone_code(last, include_words):
         return replace(run, core=core[:-1], suffix=(last, *run.suffix))
     if _is_code_pair(first, last):
-        return TextRun(prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
+        return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
     return run
 
 
@@ -317,18 +308,12 @@ def _is_code_pair(first: str | InlineCode, last: str | InlineCode) -> bool:
 def strip_end_placeholders(run: TextRun) -> TextRun | None:
     """Return the run without the placeholders at its ends; None if there are none or nothing would remain."""
     trimmed = _trim_texts(
-        _trim_run(run.core, include_words=True),
-        lambda text: placeholders.strip_placeholders(text, start=True, end=False)[:2],
-        lambda text: placeholders.strip_placeholders(text, start=False, end=True)[1:],
+        _trim_run(run, include_words=True),
+        lambda text: placeholders.strip_placeholders(text, start=True, end=False, syntax=run.syntax)[:2],
+        lambda text: placeholders.strip_placeholders(text, start=False, end=True, syntax=run.syntax)[1:],
     )
-    inner = _trim_run(trimmed.core, include_words=True)
-    if inner.core in ((), run.core):
-        return None
-    return TextRun(
-        prefix=(*run.prefix, *trimmed.prefix, *inner.prefix),
-        core=inner.core,
-        suffix=(*inner.suffix, *trimmed.suffix, *run.suffix),
-    )
+    inner = _trim_run(trimmed, include_words=True)
+    return None if inner.core in ((), run.core) else inner
 
 
 def restore_codes(text: str, template: InlineContent) -> InlineContent:

@@ -36,6 +36,9 @@ LATIN_WORDS = [word for word in WORDS if all(ord(character) < 256 for character 
 PLACEHOLDERS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "${x}", "{{x}}", "%%", "https://a.example/b?c=d"]
 
 
+PLURAL_RULES = {1: "0", 2: "(n != 1)", 3: "n==1 ? 0 : n%10>=2 && n%10<=4 ? 1 : 2"}
+
+
 def translate_in_parentheses(texts: Sequence[str]) -> list[str]:
     """Translate by adding parentheses, which every charset has."""
     return [f"({text})" for text in texts]
@@ -104,7 +107,7 @@ def make_po(rng: random.Random) -> tuple[bytes, ExpectedFile, bytes]:
     expected.add(
         f'# Title, é\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={charset}\\n"\n"Language: de\\n"\n'
     )
-    expected.add(f'"Plural-Forms: nplurals={forms}; plural=(n != 1);\\n"\n')
+    expected.add(f'"Plural-Forms: nplurals={forms}; plural={PLURAL_RULES[forms]};\\n"\n')
     for number in range(rng.randint(1, 15)):
         expected.add("\n" * rng.randint(1, 2))
         _add_po_entry(expected, rng, number, forms, words)
@@ -125,6 +128,8 @@ def _add_po_entry(expected: ExpectedFile, rng: random.Random, number: int, forms
     expected.add(f'msgctxt "context {number}"\n')
     space = rng.choice(["", "", " ", "\n", "\t"])
     texts = [make_sentence(rng, words) for _ in range(rng.choice((1, 1, 2)))]
+    if "c-format" in flags and len(texts) > 1:  # form 0 has the directives of the plural
+        texts[1] = f"{texts[0]} {words[0]}"
     for keyword, text in zip(("msgid", "msgid_plural"), texts, strict=False):
         expected.add(f"{keyword} {_format_po_string(text + space, rng)}\n")
     _add_po_forms(expected, rng, texts, space, is_filled, forms)

@@ -16,7 +16,7 @@ from tests.data.pretranslate_cases import fail_if_called, pretranslate
 
 HEADER = (
     'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
-    '"Plural-Forms: nplurals=2;\\n"\n'
+    '"Plural-Forms: nplurals=2; plural=(n != 1);\\n"\n'
 )
 needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")
 
@@ -68,28 +68,51 @@ def test_other_entries_are_unchanged(entry: str) -> None:
 PLURAL = 'msgid "one file"\nmsgid_plural "%d files"\n'
 
 
+SHOWN = 'msgid "%d file"\nmsgid_plural "%d files"\n'
+RUSSIAN = "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);"
+SLOVENIAN = "nplurals=4; plural=(n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3);"
+
+
 @pytest.mark.parametrize(
-    ("forms", "expected"),
+    ("rule", "ids", "singular_forms"),
     [
-        (1, ["(%d files)"]),
-        (2, ["(one file)", "(%d files)"]),
-        (4, ["(one file)", "(%d files)", "(%d files)", "(%d files)"]),
+        ("nplurals=1; plural=0;", PLURAL, []),
+        ("nplurals=2; plural=(n != 1);", PLURAL, [0]),
+        ("nplurals=2; plural=(n > 1);", PLURAL, []),  # form 0 is for 0 and 1
+        ("nplurals=2; plural=(n > 1);", SHOWN, [0]),
+        (RUSSIAN, PLURAL, []),  # form 0 is for 1, 21, 31, ...
+        (RUSSIAN, SHOWN, [0]),
+        (SLOVENIAN, PLURAL, []),
+        ("nplurals=3; plural=(n%10==0 ? 0 : n==1 ? 1 : 2);", PLURAL, [1]),
+        ("nplurals=3; plural=n == 1 ? 0 : n != 0 && n % 1000000 == 0 ? 1 : 2;", PLURAL, [0]),
+        ("nplurals=2; plural=(n != 1);", '#, c-format\nmsgid "a %s"\nmsgid_plural "%d of %s"\n', []),
+        ("nplurals=2; plural=(n != 1);", '#, c-format\nmsgid "a %s"\nmsgid_plural "%s has %d"\n', [0]),
     ],
 )
-def test_plural_forms_follow_the_header(forms: int, expected: list[str]) -> None:
-    header = HEADER.replace("nplurals=2", f"nplurals={forms}")
-    lines = "".join(f'msgstr[{number}] "{text}"\n' for number, text in enumerate(expected))
-    assert pretranslate_entry(f'{PLURAL}msgstr[0] ""\n', header) == f"#, fuzzy\n{PLURAL}{lines}"
+def test_each_plural_form_has_the_source_that_its_numbers_need(rule: str, ids: str, singular_forms: list[int]) -> None:
+    header = HEADER.replace("nplurals=2; plural=(n != 1);", rule)
+    result = pretranslate_entry(f'{ids}msgstr[0] ""\n', header)
+    singular, plural = re.findall(r'msgid.* "(.*)"', ids)
+    count = int(rule[9])
+    expected = [f"({singular if form in singular_forms else plural})" for form in range(count)]
+    assert re.findall(r'msgstr.*"(.*)"', result) == expected
 
 
-def test_template_has_the_plural_forms_it_lists() -> None:
-    header = (
-        HEADER.replace("nplurals=2", "nplurals=INTEGER")
-        .replace("UTF-8", "CHARSET")
-        .replace("Language: de", "Language: ")
-    )
-    entry = f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
-    assert pretranslate_entry(entry, header) == f'#, fuzzy\n{PLURAL}msgstr[0] "(one file)"\nmsgstr[1] "(%d files)"\n'
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("", "the header has no Plural-Forms"),
+        ("Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;", "the header has no Plural-Forms"),
+        ("Plural-Forms: nplurals=2; plural=n/0;", "the rule of the header's Plural-Forms is not valid"),
+        ("Plural-Forms: nplurals=2; plural=__import__;", "the rule of the header's Plural-Forms is not valid"),
+        ("Plural-Forms: nplurals=1; plural=(n != 1);", "the rule of the header's Plural-Forms is not valid"),
+    ],
+)
+def test_plurals_without_a_rule_are_not_filled(rule: str, reason: str) -> None:
+    header = HEADER.replace("Plural-Forms: nplurals=2; plural=(n != 1);", rule)
+    content = f'{header}\n{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'
+    result = pretranslate(content, "a.po", fail_if_called)
+    assert (result.content.decode(), [unit.reason for unit in result.skipped]) == (content, [reason])
 
 
 @pytest.mark.parametrize(
@@ -98,6 +121,12 @@ def test_template_has_the_plural_forms_it_lists() -> None:
         (f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n', "some of its plural forms are translated"),
         (f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n', "it has 3 plural forms, but the header says 2"),
         (f'{PLURAL}msgstr[1] ""\n', "its plural forms are not numbered from 0"),
+        (
+            'msgid "\\n%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n',
+            "only one of its singular and plural has a line break at an end",
+        ),
+        ('msgid "a\\0b"\nmsgstr ""\n', "it has a NUL character"),
+        ('msgid "\\x00"\nmsgstr ""\n', "it has a NUL character"),
         ('msgid "{n, plural, one {a} other {b}}"\nmsgstr ""\n', "it has forms of its own (plural, select)"),
     ],
 )
@@ -140,7 +169,7 @@ def test_lone_percent_sign_is_refused_in_format_strings() -> None:
     assert (
         pretranslate(strict, "a.po", lambda texts: ["%d % davon"])
         .skipped[0]
-        .reason.startswith("its translation has a %")
+        .reason.startswith("its translation gained % d")
     )
     assert pretranslate(strict, "a.po", lambda texts: ["%d Prozent davon"]).filled_count == 1
 

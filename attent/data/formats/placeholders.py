@@ -1,7 +1,7 @@
 """Placeholders in a text that a translation must keep: `%s`, `{name}`, `<b>`, `&amp;`, URLs.
 
 A translation must have the same placeholders as its source, equally often, with tags nested as before; positional ones
-(`%s`, `%d`) must keep their order.
+(`%s`, `%d`) must keep their order. A text whose formats are known (`directives`) is checked by their rules.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
-from attent.data.formats.units import InlineCode, InlineContent
+from attent.data.formats import directives
+from attent.data.formats.units import InlineCode, InlineContent, get_display_text
 
 HTML_BLOCK_TAG = (  # separates two sentences
     r"</?(?:address|article|aside|blockquote|br|caption|center|dd|details|div|dl|dt|fieldset|figcaption|figure|footer"
@@ -23,9 +26,9 @@ _PLACEHOLDER = re.compile(
     \$\{[^{}\s]+\}                                      # ${x}
     | \{\{[^{}]*\}\}                                    # {{x}}
     | \{%[^{}]*%\}                                      # {% tag %}
-    | %\{\w+\}                                          # %{x}
+    | %\{\w+\} | %<\w+>[a-zA-Z] | %\d+%                # %{x} %<x>s %1%
     | \{[^{}\n]*\}                                      # {x} {0} {} {0:>8}
-    | %(?:\d+\$|\([\w. -]+\))?[#0+'-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|h|ll|l|q|j|z|t|L)?[diouxXeEfFgGaAcCsSpn@]
+    | %(?:\d+\$|\([\w. -]+\))?[#0+'-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh|h|ll|l|q|j|z|t|L)?[diouxXeEfFgGaAbcCsSprn@]
     | %%
     | %L?\d{1,2}                                        # %1 of Qt
     | </?[A-Za-z](?:[^<>"']|"[^"<]*"|'[^'<]*')*>        # <b>, </b>, <br/>
@@ -44,13 +47,28 @@ _OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
 _SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d)\]]*\s*$")
 
 
-def find_placeholders(text: str) -> list[str]:
-    return _PLACEHOLDER.findall(text)
+@dataclass(frozen=True)
+class PlaceholderSyntax:
+    """The placeholders of a text."""
+
+    pattern: re.Pattern[str]  # of a directive or any other placeholder
+    directives: tuple[re.Pattern[str], ...] = ()  # of the formats of the text
 
 
-def has_words(text: str) -> bool:
+GENERIC = PlaceholderSyntax(_PLACEHOLDER)
+
+
+@cache
+def get_syntax(format_names: tuple[str, ...]) -> PlaceholderSyntax:
+    """Return the placeholders of texts in these formats (`c`, `python-brace`); unknown ones are ignored."""
+    patterns = tuple(filter(None, map(directives.get_directive_pattern, format_names)))
+    unnamed = [re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for pattern in patterns]
+    return PlaceholderSyntax(re.compile("|".join([*unnamed, f"(?x:{_PLACEHOLDER.pattern})"]), re.DOTALL), patterns)
+
+
+def has_words(text: str, syntax: PlaceholderSyntax = GENERIC) -> bool:
     """True if there is something to translate: figures and signs are the same in every language."""
-    return any(character.isalpha() for character in _PLACEHOLDER.sub("", text))
+    return any(character.isalpha() for character in syntax.pattern.sub("", text))
 
 
 def is_icu_message(text: str) -> bool:
@@ -58,9 +76,11 @@ def is_icu_message(text: str) -> bool:
     return _ICU_MESSAGE.search(text) is not None
 
 
-def strip_placeholders(text: str, *, start: bool, end: bool) -> tuple[str, str, str]:
+def strip_placeholders(
+    text: str, *, start: bool, end: bool, syntax: PlaceholderSyntax = GENERIC
+) -> tuple[str, str, str]:
     """Return (prefix, text without the placeholders at its ends, suffix)."""
-    spans = [match.span() for match in _PLACEHOLDER.finditer(text)]
+    spans = [match.span() for match in syntax.pattern.finditer(text)]
     first, last = 0, len(text)
     for left, right in spans if start else ():
         if left > first:
@@ -80,8 +100,13 @@ def _skip_punctuation(text: str, offset: int) -> int:
     return match.end() if match else offset
 
 
-def find_problem(source: InlineContent, target: InlineContent) -> str:
+def find_problem(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> str:
     """Return in a few words what the translation did to the placeholders and codes, or ""."""
+    for pattern in syntax.directives:
+        texts = get_display_text(source), get_display_text(target)
+        if problem := directives.find_directive_problem(*texts, pattern):
+            return problem
+        source, target = (_mask_directives(content, pattern) for content in (source, target))
     expected, actual = list_placeholders(source), list_placeholders(target)
     lost, gained = Counter(expected) - Counter(actual), Counter(actual) - Counter(expected)
     if lost:
@@ -96,13 +121,13 @@ def find_problem(source: InlineContent, target: InlineContent) -> str:
     return ""
 
 
-def list_placeholders(content: InlineContent) -> list[str]:
+def _mask_directives(content: InlineContent, pattern: re.Pattern[str]) -> InlineContent:
+    return tuple(pattern.sub("\u2026", part) if isinstance(part, str) else part for part in content)
+
+
+def list_placeholders(content: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> list[str]:
     """Return the placeholders and codes of a content in order."""
-    return [
-        placeholder
-        for part in content
-        for placeholder in (find_placeholders(part) if isinstance(part, str) else [part.display])
-    ]
+    return [placeholder.text for placeholder in _split_content(content, syntax)[1]]
 
 
 def _select_positional(placeholders: Sequence[str]) -> list[str]:
@@ -145,13 +170,13 @@ class _Placeholder(NamedTuple):
         return self.content if isinstance(self.content, str) else self.content.display
 
 
-def restore_spacing(source: InlineContent, target: InlineContent) -> InlineContent:
+def restore_spacing(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> InlineContent:
     """Add space around placeholders where the source has it, and remove it inside tags where the source has none."""
     contexts: dict[str, list[tuple[str, str]]] = defaultdict(list)  # characters before and after in the source
-    words, placeholders = _split_content(source)
+    words, placeholders = _split_content(source, syntax)
     for index, placeholder in enumerate(placeholders):
         contexts[placeholder.text].append((words[index][-1:], words[index + 1][:1]))
-    words, placeholders = _split_content(target)
+    words, placeholders = _split_content(target, syntax)
     for index, placeholder in enumerate(placeholders):
         if known := contexts[placeholder.text]:
             before, after = known.pop(0) if len(known) > 1 else known[0]
@@ -180,10 +205,10 @@ def _space_after(text: str, role: str, source_char: str, *, is_last: bool) -> st
     return f" {text}" if lacks_space and not source_char.isalnum() else text
 
 
-def find_misplaced(source: InlineContent, target: InlineContent) -> str:
+def find_misplaced(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> str:
     """Return a sign that placeholders were forced in, or "": they follow the end of the sentence or enclose nothing."""
-    after_end, empty = _count_misplaced(target)
-    source_after_end, source_empty = _count_misplaced(source)
+    after_end, empty = _count_misplaced(target, syntax)
+    source_after_end, source_empty = _count_misplaced(source, syntax)
     if extra := after_end - source_after_end:
         return f"its translation has {', '.join(extra)} after its end"
     if extra := empty - source_empty:
@@ -191,9 +216,9 @@ def find_misplaced(source: InlineContent, target: InlineContent) -> str:
     return ""
 
 
-def _count_misplaced(content: InlineContent) -> tuple[Counter[str], Counter[str]]:
+def _count_misplaced(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[Counter[str], Counter[str]]:
     """Count the placeholders after the end of a sentence, and the pairs of tags that enclose nothing."""
-    words, placeholders = _split_content(content)
+    words, placeholders = _split_content(content, syntax)
     after_end = [
         placeholder.text
         for placeholder, before in zip(placeholders, words, strict=False)
@@ -207,7 +232,7 @@ def _count_misplaced(content: InlineContent) -> tuple[Counter[str], Counter[str]
     return Counter(after_end), Counter(empty)
 
 
-def _split_content(content: InlineContent) -> tuple[list[str], list[_Placeholder]]:
+def _split_content(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[list[str], list[_Placeholder]]:
     """Return the words before, between and after the placeholders, and the placeholders."""
     words, placeholders = [""], list[_Placeholder]()
     for part in content:
@@ -216,7 +241,7 @@ def _split_content(content: InlineContent) -> tuple[list[str], list[_Placeholder
             words.append("")
             continue
         offset = 0
-        for match in _PLACEHOLDER.finditer(part):
+        for match in syntax.pattern.finditer(part):
             words[-1] += part[offset : match.start()]
             placeholders.append(_Placeholder(match[0], _get_tag_role(match[0])))
             words.append("")

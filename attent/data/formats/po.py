@@ -3,19 +3,22 @@
 An entry with plural forms pairs the singular id with form 0 and the plural id with the others; in a language with one
 form (Japanese) that form goes with the plural id. Untranslated, fuzzy (guessed by similarity) and obsolete (`#~`)
 entries are counted, and read only on request. The entry with the empty id is the header: charset, language, plurals.
-Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is filled completely or not at all.
+Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is filled completely or not at all. The source
+of each plural form follows from the rule in the header.
 """
 
 from __future__ import annotations
 
 import codecs
+import gettext
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from attent.data import pairs
-from attent.data.formats import streams, units
+from attent.data.formats import placeholders, streams, units
+from attent.data.formats.directives import is_extended_by
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
@@ -32,10 +35,8 @@ _LEGACY_CHARSETS = re.compile(  # those that gettext accepts
     r"|euc[-_](jp|kr)|shift[-_]jis|johab|tis[-_]?620"
 )
 _LANGUAGE = re.compile(r"^Language:[ \t]*([A-Za-z]\S*)", re.MULTILINE)
-_PLURAL_COUNT = re.compile(r"^Plural-Forms:.*?nplurals\s*=\s*(\d{1,2})\b", re.MULTILINE | re.IGNORECASE)
-_FORMAT_FLAGS = {  # characters with a meaning in entries with this flag
-    "c-format": "%", "python-format": "%", "python-brace-format": "{}", "objc-format": "%", "php-format": "%",
-}  # fmt: skip
+_PLURAL_FORMS = re.compile(r"^Plural-Forms:.*?nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=\s*([^;\n]+)", re.M | re.I)
+_MAX_EVALUATED = 1000  # numbers for which a plural rule is evaluated, as msgfmt does
 NOT_PO = "not PO"
 
 
@@ -91,6 +92,12 @@ class _PoEntry:
     @property
     def flag_names(self) -> set[str]:
         return {name for _, names in self.flags for name in re.split(r"[\s,]+", names)}
+
+    @property
+    def format_names(self) -> tuple[str, ...]:
+        """`c` for the flag `c-format`; not for `no-c-format`."""
+        names = sorted(name.removesuffix("-format") for name in self.flag_names if name.endswith("-format"))
+        return tuple(name for name in names if not name.startswith(("no-", "possible-", "impossible-")))
 
     @property
     def is_plural(self) -> bool:
@@ -274,7 +281,7 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
     charset = "utf-8" if content.startswith(tuple(units.BOMS)) else _find_charset(content[: streams.HEAD_SIZE], name)
     text = units.decode_file(content, name, charset)
     result = ScanResult(text=text, check_text=text.check_encodable)
-    plural_count: int | None = None
+    plural_numbers: list[set[int]] | str = "the file has no header with Plural-Forms"
     for number, entry in enumerate(_parse_entries(text.split_lines())):
         if entry.obsolete:
             continue
@@ -282,15 +289,15 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             _check_entry(entry, name)
         if not entry.get_text("msgid"):
             if number == 0 and entry.is_header:
-                plural_count = _read_header(entry, name, requested)
+                plural_numbers = _read_header(entry, name, requested)
         elif all(form.text for form in entry.forms):
             result.existing_count += 1
         else:
-            contents, reason = _choose_sources(entry, plural_count)
-            if reason or entry.error:
-                result.skip(entry.line, entry.get_text("msgid"), reason or entry.error)
+            sources = _choose_sources(entry, plural_numbers)
+            if isinstance(sources, str) or entry.error:
+                result.skip(entry.line, entry.get_text("msgid"), sources if isinstance(sources, str) else entry.error)
             else:
-                result.units.append(_make_unit(text, entry, contents))
+                result.units.append(_make_unit(text, entry, sources))
     return result
 
 
@@ -302,44 +309,66 @@ def _check_entry(entry: _PoEntry, name: str) -> None:
         raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
 
 
-def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> int | None:
-    """Check the languages and return the number of plural forms."""
+def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> list[set[int]] | str:
+    """Check the languages; return the numbers of each plural form, or why they are not known."""
     language = _get_language(entry)
     if language and _check_direction(entry, name, requested):
         problem = f"is a catalog for {language}, but {requested.target} is requested"
         raise pairs.LanguageMismatchError(f"{name} {problem}: give the catalog of that language")
-    forms = _PLURAL_COUNT.search(entry.get_text("msgstr"))
-    return int(forms[1]) if forms else None
+    rule = _PLURAL_FORMS.search(entry.get_text("msgstr"))
+    if rule is None:
+        return "the header has no Plural-Forms"
+    numbers: list[set[int]] = [set() for _ in range(int(rule[1]))]
+    try:
+        choose_form = gettext.c2py(rule[2].strip())
+        for number in range(_MAX_EVALUATED + 1):
+            form = choose_form(number)
+            if not 0 <= form < len(numbers):
+                raise ValueError(f"form {form}")
+            numbers[form].add(number)
+    except (ValueError, ArithmeticError, RecursionError):
+        return "the rule of the header's Plural-Forms is not valid"
+    return numbers
 
 
-def _choose_sources(entry: _PoEntry, plural_count: int | None) -> tuple[list[InlineContent], str]:
-    """Return the source of each form, or the reason why the entry cannot be filled."""
-    singular: InlineContent = (entry.get_text("msgid"),)
+def _choose_sources(entry: _PoEntry, plural_numbers: list[set[int]] | str) -> list[str] | str:
+    """Return the source of each form, or the reason why the entry cannot be filled.
+
+    The singular is the source of the form for 1 alone, and of one for 1, 21 and 101 if it shows the number.
+    """
+    singular, plural, forms = entry.get_text("msgid"), entry.get_text("msgid_plural"), entry.forms
     if not entry.is_plural:
-        return [singular], ""
-    forms = entry.forms
+        return [singular]
     if any(form.text for form in forms):
-        return [], "some of its plural forms are translated"
-    count = plural_count or len(forms)
-    if len(forms) > count:
-        return [], f"it has {len(forms)} plural forms, but the header says {count}"
+        return "some of its plural forms are translated"
+    if isinstance(plural_numbers, str):
+        return plural_numbers
+    if len(forms) > len(plural_numbers):
+        return f"it has {len(forms)} plural forms, but the header says {len(plural_numbers)}"
     if [form.index for form in forms] != list(range(len(forms))):
-        return [], "its plural forms are not numbered from 0"
-    plural: InlineContent = (entry.get_text("msgid_plural"),)
-    return ([singular] if count > 1 else []) + [plural] * (count - 1 or 1), ""
+        return "its plural forms are not numbered from 0"
+    if any(
+        singular[side] != plural[side] and "\n" in singular[side] + plural[side] for side in (slice(1), slice(-1, None))
+    ):
+        return "only one of its singular and plural has a line break at an end"
+    syntax = placeholders.get_syntax(entry.format_names)
+    is_equal = len(plural_numbers) > 1 and not placeholders.find_problem((plural,), (singular,), syntax)
+    is_extended = all(is_extended_by(singular, plural, pattern) for pattern in syntax.directives)
+    return [
+        singular if 1 in numbers and (is_equal or (len(numbers) == 1 and is_extended)) else plural
+        for numbers in plural_numbers
+    ]
 
 
-def _make_unit(text: FileText, entry: _PoEntry, contents: Sequence[InlineContent]) -> TranslationUnit:
+def _make_unit(text: FileText, entry: _PoEntry, sources: Sequence[str]) -> TranslationUnit:
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
         return [
             *_flag_fuzzy(text, entry),
             *_fill_forms(text, entry, [units.get_display_text(target) for target in targets]),
         ]
 
-    reserved = {char for flag, chars in _FORMAT_FLAGS.items() if flag in entry.flag_names for char in chars}
-    return TranslationUnit(
-        line=entry.line, contents=tuple(contents), make_edits=make_edits, reserved_chars="".join(sorted(reserved))
-    )
+    contents = tuple((source,) for source in sources)
+    return TranslationUnit(line=entry.line, contents=contents, make_edits=make_edits, format_names=entry.format_names)
 
 
 def _flag_fuzzy(text: FileText, entry: _PoEntry) -> list[Edit]:

@@ -55,7 +55,7 @@ class TranslationUnit:
     line: int
     contents: tuple[InlineContent, ...]  # several for plural forms
     make_edits: Callable[[Sequence[InlineContent]], list[Edit]]  # from the translations of the contents
-    reserved_chars: str = ""  # characters with a meaning, of which the translation must not have more than the source
+    format_names: tuple[str, ...] = ()  # of its format strings: c, python-brace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,9 @@ class FileText:
         return self.bom + edited.decode("utf-8", "surrogateescape").encode(self.encoding, errors)
 
     def check_encodable(self, text: str) -> str:
-        """Return why the file's encoding cannot represent a text, or ""."""
+        """Return why the file cannot contain a translation, or ""."""
+        if "\0" in text:
+            return "its translation has a NUL character"
         try:
             text.encode(self.encoding)
         except UnicodeEncodeError as error:

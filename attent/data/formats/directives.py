@@ -1,0 +1,147 @@
+"""Directives of format strings by gettext's flags, such as `%s` of `c-format` and `{name}` of `python-brace-format`.
+
+Each format has one pattern, whose groups tell the argument that a directive takes: one with a `number` (`%2$s`) or a
+`name` (`%(x)s`, `{0}`), otherwise the next one; none if it is `void` (`%%`). A `fixed` directive must keep its place in
+the sequence, such as all of Lisp, and so must a character that begins no known directive. The patterns may match more
+than the language allows, since a translation must have exactly the directives of its source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+
+_NEXT_STAR = re.compile(r"\*(?!\d)")  # a width or precision that is an argument
+_NUMBER = r"(?P<number>[1-9]\d*\$)?"
+
+
+def _make_printf(
+    conversion: str, *, argument: str = _NUMBER, flags: str = "[ #+0'-]*", size: str = "", void: str = "%"
+) -> str:
+    """Return the pattern of `%`, argument, flags, width, precision, size and conversion."""
+    star = r"\*(?:\d+\$)?"
+    return rf"%{argument}{flags}(?:\d+|{star})?(?:\.(?:\d+|{star})?)?{size}(?:(?P<void>{void})|{conversion})"
+
+
+def _make_c(conversion: str) -> str:
+    flags, size = "[ #+0'I-]*", "(?:[hlLqjzZt]|I64|I32)*"
+    return _make_printf(f"{conversion}|<[^>]*>", flags=flags, size=size, void="[%m]")
+
+
+_BRACES = r"(?P<void>\{\{|\}\})|\{(?P<name>[A-Za-z0-9_][^{}:]*)?(?::(?:[^{}]|\{[^{}]*\})*)?\}"
+_LISP = r"(?P<fixed>~(?:(?:[+-]?\d+|'.|[vV#])?,)*(?:[+-]?\d+|'.|[vV#])?[:@]*(?:/[^/]*/|\{(?:~[:@]*\})?|.))"
+_FORMATS = {  # characters that must not stand alone; the pattern of directives
+    "awk": ("%", _make_printf("[diouxXeEfFgGaAcs]")),
+    "boost": (
+        "%",
+        r"%(?P<name>[1-9]\d*%)|"
+        + _make_printf(
+            r"[cCsSidouxXeEfgGp]\|?|\|",
+            argument=r"\|?" + _NUMBER,
+            flags="[ #+0'_=hl-]*",
+            size="[hlL]*",
+            void=r"%|(?:[tn]|T.)\|?",
+        ),
+    ),
+    "c": ("%", _make_c("[diouxXeEfFgGaAcCsSpn]")),
+    "c++": ("{}", _BRACES),
+    "csharp": ("{}", r"(?P<void>\{\{|\}\})|\{(?P<name>[^{}]*)\}"),
+    "d": ("%", _make_c("[diouxXeEfFgGaAcsr(|)]")),
+    "elisp": ("%", _make_printf("[sSdioxXcefgG]")),
+    "gcc-internal": (
+        "%",
+        r"(?P<fixed>%[<>}R])|(?P<relative>%[{r])|" + _make_printf("[A-Za-z@]", flags="[qlwzt+#]*", void="[%'m]"),
+    ),
+    "gfc-internal": ("%", _make_printf("[CLiducs]", flags="l?")),
+    "go": ("%", _make_printf("[A-Za-z]", argument=r"(?P<number>\[\d+\])?")),
+    "java": ("{}", r"(?P<void>'[^'{}]*(?:'|\Z))|(?P<fixed>'[^']*(?:'|\Z))|\{(?P<name>(?:[^{}]|\{[^{}]*\})*)\}"),
+    "java-printf": (
+        "%",
+        r"(?P<relative>%<[^A-Za-z]*[A-Za-z]{1,2})|" + _make_printf("[tT]?[A-Za-z]", flags="[ #+0,(-]*", void="[%n]"),
+    ),
+    "javascript": ("%", _make_printf("[sbdoxXufcj]", flags="[ +0I-]*")),
+    "kde": ("", r"%(?P<name>\d+)"),
+    "kde-kuit": ("", r"%(?P<name>\d+)|(?P<fixed><[^>]*>?|\]\]>)|(?P<void>&[^;\s]*;)"),
+    "librep": ("%", _make_printf("[sSpdDxXoc]", flags="[ +0^-]*")),
+    "lisp": ("~", _LISP),
+    "lua": ("%", _make_printf("[aAcdEeFfgGiopqsuXx]", argument="")),
+    "objc": ("%", _make_c("[diouxXeEfFgGaAcCsSpn@]")),
+    "object-pascal": ("%", _make_printf("[dDuUxXeEfFgGnNmMsSpP]", argument=r"(?P<number>\d*:|\*:)?", flags="-?")),
+    "perl": ("%", _make_printf("[A-Za-z]", flags="[ #+0v*-]*", size="(?:[hlLqVztj]|I64|I32|I)*")),
+    "perl-brace": ("", r"\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}"),
+    "php": ("%", _make_printf("[sbduoxXeEfFgGci]", flags="(?:[ +0-]|'.)*", size="l?")),
+    "python": ("%", _make_printf("[A-Za-z]", argument=r"(?P<name>\((?:[^()]|\([^()]*\))*\))?", size="[hlL]?")),
+    "python-brace": ("{}", _BRACES),
+    "qt": ("", r"%(?P<name>L?\d\d?)"),
+    "qt-plural": ("", r"%(?P<name>L?n)"),
+    "ruby": (
+        "%",
+        r"%(?:[ #+0.*-]|(?P<number>[1-9]\d*\$)|(?P<name><[^>]*>)|\d)*(?:[A-Za-z]|(?P<key>\{[^}]*\})|(?P<void>[%\n]))",
+    ),
+    "rust": ("{}", _BRACES),
+    "scheme": ("~", _LISP),
+    "sh": ("$", r"\$(?P<name>[A-Za-z_][A-Za-z0-9_]*|\{[^}]*\})"),
+    "smalltalk": ("%", r"%(?:(?P<void>%)|(?P<name>(?:<[^>]*>)?\d))"),
+    "tcl": ("%", _make_printf("[diuxXocsfeEgG]", flags="[ #+0-]*", size="[hl]?")),
+    "ycp": ("%", r"%(?:(?P<void>%)|(?P<name>\d))"),
+}
+
+
+@cache
+def get_directive_pattern(format_name: str) -> re.Pattern[str] | None:
+    """Return the pattern of a format's directives and stray characters; None if the format is not known."""
+    if format_name not in _FORMATS:
+        return None
+    reserved, pattern = _FORMATS[format_name]
+    reserved = re.escape(reserved)
+    stray = rf"|(?P<stray>[{reserved}][^\s{reserved}]{{0,3}})" if reserved else ""
+    return re.compile(pattern + stray, re.DOTALL)
+
+
+def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -> str:
+    """Return how the directives of a translation differ from those of its source, or ""."""
+    if Counter(_assign_arguments(source, pattern)) == Counter(_assign_arguments(target, pattern)):
+        return ""
+    expected, actual = (Counter(match[0] for match in pattern.finditer(text)) for text in (source, target))
+    if lost := expected - actual:
+        return f"its translation lost {', '.join(lost)}"
+    if gained := actual - expected:
+        return f"its translation gained {', '.join(gained)}"
+    return f"its translation has {' and '.join(expected)} in another order"
+
+
+def is_extended_by(singular: str, plural: str, pattern: re.Pattern[str]) -> bool:
+    """True if a plural has the directives of its singular, and others for later arguments or none."""
+    some = Counter(_assign_arguments(singular, pattern))
+    numbers = {number for number, _ in some if number}
+    return not some - Counter(_assign_arguments(plural, pattern)) and numbers == set(range(1, len(numbers) + 1))
+
+
+def _assign_arguments(text: str, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    """Return (number of the argument, directive without it) of each directive.
+
+    If arguments are given in several ways, it is the place of the directive: no other order is certain to be right.
+    """
+    directives: list[tuple[int, str]] = []
+    ways: set[str] = set()
+    next_number, fixed_count = 1, 0
+    matches = list(pattern.finditer(text))
+    for match in matches:
+        way, directive, number = match.lastgroup or "next", match[0], 0
+        star_count = len(_NEXT_STAR.findall(directive))
+        given_number = match.groupdict().get("number")
+        ways |= {way, *(["next"] if star_count else []), *(["number"] if given_number else [])}
+        if way == "number" and given_number:
+            number = int(re.sub(r"\D", "", given_number) or 0)
+            directive = directive.replace(given_number, "", 1)
+        elif way == "next":
+            number = next_number
+        elif way in ("fixed", "stray"):
+            fixed_count += 1
+            number = fixed_count
+        next_number += star_count + (way == "next")
+        directives.append((number, directive))
+    if len(ways - {"void", "fixed"}) > 1:
+        return [(place, match[0]) for place, match in enumerate(matches)]
+    return directives
