@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -188,23 +191,81 @@ def test_other_languages_are_refused(src: str, tgt: str, message: str) -> None:
         pretranslate(f'{HEADER}\nmsgid "a"\nmsgstr ""\n', "a.po", fail_if_called, src=src, tgt=tgt)
 
 
+FORMAT_IDS = [  # flag, singular, plural
+    ("c-format", "one word", "%d words"),
+    ("c-format", "%d word of %s", "%d words of %s"),
+    ("c-format", "one word of %s", "%d words of %s"),
+    ("c-format", "%1$s has one word", "%1$s has %2$d words"),
+    ("python-format", "%(n)d word", "%(n)d words"),
+    ("python-format", "one word by %(x)r", "%(n)d words by %(x)r"),
+    ("python-brace-format", "{} word", "{} words"),
+    ("php-format", "%' 5d word", "%' 5d words"),
+    ("ruby-format", "%<n>d word", "%<n>d words"),
+    ("boost-format", "%1% word", "%1% words"),
+    ("sh-format", "one word", "$n words"),
+    ("javascript-format", "%j word", "%j words"),
+    ("qt-plural-format", "%n word", "%n words"),
+    ("scheme-format", "~a word", "~a words"),
+    ("kde-format", "_one &word", "%1 _words"),
+]
+RULES = ["nplurals=1; plural=0;", "nplurals=2; plural=(n != 1);", "nplurals=2; plural=(n > 1);", RUSSIAN, SLOVENIAN, ""]
+
+
+def check_by_msgfmt(content: bytes, path: Path) -> Counter[str]:
+    """Return the errors of a catalog, fuzzy entries included, without their lines."""
+    path.write_bytes(content)
+    command = ["msgfmt", "--check", "--use-fuzzy", "-o", "/dev/null", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"LC_ALL": "C"})
+    messages = Counter(re.sub(r"^\S+:\d+: ", "", line) for line in done.stderr.splitlines())
+    return messages if done.returncode else Counter()
+
+
 @needs_gettext
-def test_msgfmt_accepts_every_filled_format_string(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("damages", [False, True])
+def test_msgfmt_accepts_every_filled_entry(rule: str, damages: bool, tmp_path: Path) -> None:
     rng = random.Random(3)
-    formats = ["%s", "%d", "%5.2f", "%lu", "%%", "%-3s", "%c"]
-    sources = [" and ".join(rng.choices(formats, k=rng.randint(1, 3))) for _ in range(300)]
-    entries = [f'#, c-format\nmsgid "{n} word {source} end"\nmsgstr ""\n' for n, source in enumerate(sources)]
+    header = HEADER.replace("Plural-Forms: nplurals=2; plural=(n != 1);", rule and f"Plural-Forms: {rule}")
+    entries = [
+        f'#, {flag}\nmsgctxt "{number}"\nmsgid "{first}"\nmsgid_plural "{second}"\nmsgstr[0] ""\n\n'
+        f'#, {flag}\nmsgctxt "{number}"\nmsgid "{second} {number}"\nmsgstr ""\n'
+        for number, (flag, first, second) in enumerate(FORMAT_IDS * 10)
+    ]
 
     def translate(texts: Sequence[str]) -> list[str]:
-        return [_damage_placeholders(text, rng) for text in texts]
+        return [_damage_placeholders(text, rng) for text in texts] if damages else list(texts)
 
-    result = pretranslate("\n".join([HEADER, *entries]), "a.po", translate)
-    assert result.filled_count > 50
-    assert len(result.skipped) > 50
-    path = tmp_path / "a.po"
-    path.write_bytes(result.content.replace(b"#, fuzzy, c-format", b"#, c-format"))
-    done = subprocess.run(["msgfmt", "-c", "-o", "/dev/null", path], capture_output=True, text=True, check=False)
-    assert not re.findall(r".*(?:msgstr|format).*", done.stderr), done.stderr
+    result = pretranslate("\n".join([header, *entries]), "a.po", translate)
+    assert result.filled_count > 70
+    assert bool(result.skipped) == (damages or not rule)
+    assert check_by_msgfmt(result.content, tmp_path / "a.po") == Counter()
+
+
+def find_django() -> Path | None:
+    """Return the folder of an unpacked Django, given by DJANGO_FOLDER or installed."""
+    spec = importlib.util.find_spec("django")
+    folder = os.environ.get("DJANGO_FOLDER") or (spec and spec.origin and Path(spec.origin).parent)
+    return Path(folder) if folder else None
+
+
+@pytest.mark.slow
+@needs_gettext
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_echoed_catalogs_of_django_have_no_new_errors(is_emptied: bool, tmp_path: Path) -> None:
+    folder = find_django()
+    if folder is None:
+        pytest.skip("needs Django's catalogs: install django, or set DJANGO_FOLDER to an unpacked wheel")
+    catalogs = sorted(folder.rglob("*.po"))
+    assert len(catalogs) > 1000
+    for catalog in catalogs:
+        content = catalog.read_bytes()
+        if is_emptied:
+            head, blank, rest = content.decode().partition("\n\n")
+            text = r'(msgstr(?:\[\d\])?) "(?:[^"\\]|\\.)*"(?:\n"(?:[^"\\]|\\.)*")*'
+            content = f"{head}{blank}{re.sub(text, chr(92) + '1 ' + chr(34) * 2, rest)}".encode()
+        result = pretranslate(content, catalog.name, list)
+        errors = check_by_msgfmt(result.content, tmp_path / "a.po")
+        assert not errors or not errors - check_by_msgfmt(content, tmp_path / "a.po"), f"{catalog}: {errors}"
 
 
 def _damage_placeholders(text: str, rng: random.Random) -> str:

@@ -13,24 +13,28 @@ from collections import Counter
 from functools import cache
 
 _NEXT_STAR = re.compile(r"\*(?!\d)")  # a width or precision that is an argument
-_NUMBER = r"(?P<number>[1-9]\d*\$)?"
+_NUMBER = r"(?P<number>[1-9]\d{0,5}\$)?"
 
 
 def _make_printf(
-    conversion: str, *, argument: str = _NUMBER, flags: str = "[ #+0'-]*", size: str = "", void: str = "%"
+    conversion: str, *, argument: str = _NUMBER, flags: str = "[ #+0'-]*+", size: str = "", void: str = "%"
 ) -> str:
     """Return the pattern of `%`, argument, flags, width, precision, size and conversion."""
-    star = r"\*(?:\d+\$)?"
-    return rf"%{argument}{flags}(?:\d+|{star})?(?:\.(?:\d+|{star})?)?{size}(?:(?P<void>{void})|{conversion})"
+    star = r"\*(?:\d++\$)?"
+    return rf"%{argument}{flags}(?:\d++|{star})?(?:\.(?:\d++|{star})?)?{size}(?:(?P<void>{void})|{conversion})"
 
 
 def _make_c(conversion: str) -> str:
-    flags, size = "[ #+0'I-]*", "(?:[hlLqjzZt]|I64|I32)*"
-    return _make_printf(f"{conversion}|<[^>]*>", flags=flags, size=size, void="[%m]")
+    flags, size = "[ #+0'I-]*+", "(?:[hlLqjzZt]|I64|I32)*+"
+    return _make_printf(f"{conversion}|<[^<>]*>", flags=flags, size=size, void="[%m]")
 
 
 _BRACES = r"(?P<void>\{\{|\}\})|\{(?P<name>[A-Za-z0-9_][^{}:]*)?(?::(?:[^{}]|\{[^{}]*\})*)?\}"
 _LISP = r"(?P<fixed>~(?:(?:[+-]?\d+|'.|[vV#])?,)*(?:[+-]?\d+|'.|[vV#])?[:@]*(?:/[^/]*/|\{(?:~[:@]*\})?|.))"
+_RUBY = (
+    r"%[ #+0-9.*-]*+(?P<name><[^<>]*>[ #+0-9.*-]*+[A-Za-z%\n]|\{[^{}]*\})"
+    r"|%[ #+0-]*+(?P<number>[1-9]\d{0,5}\$)?[ #+0-9.*$-]*+(?:[A-Za-z]|(?P<void>[%\n]))"
+)
 _FORMATS = {  # characters that must not stand alone; the pattern of directives
     "awk": ("%", _make_printf("[diouxXeEfFgGaAcs]")),
     "boost": (
@@ -39,8 +43,8 @@ _FORMATS = {  # characters that must not stand alone; the pattern of directives
         + _make_printf(
             r"[cCsSidouxXeEfgGp]\|?|\|",
             argument=r"\|?" + _NUMBER,
-            flags="[ #+0'_=hl-]*",
-            size="[hlL]*",
+            flags="[ #+0'_=hl-]*+",
+            size="[hlL]*+",
             void=r"%|(?:[tn]|T.)\|?",
         ),
     ),
@@ -51,39 +55,36 @@ _FORMATS = {  # characters that must not stand alone; the pattern of directives
     "elisp": ("%", _make_printf("[sSdioxXcefgG]")),
     "gcc-internal": (
         "%",
-        r"(?P<fixed>%[<>}R])|(?P<relative>%[{r])|" + _make_printf("[A-Za-z@]", flags="[qlwzt+#]*", void="[%'m]"),
+        r"(?P<fixed>%[<>}R])|(?P<relative>%[{r])|" + _make_printf("[A-Za-z@]", flags="[qlwzt+#]*+", void="[%'m]"),
     ),
     "gfc-internal": ("%", _make_printf("[CLiducs]", flags="l?")),
-    "go": ("%", _make_printf("[A-Za-z]", argument=r"(?P<number>\[\d+\])?")),
-    "java": ("{}", r"(?P<void>'[^'{}]*(?:'|\Z))|(?P<fixed>'[^']*(?:'|\Z))|\{(?P<name>(?:[^{}]|\{[^{}]*\})*)\}"),
+    "go": ("%", _make_printf("[A-Za-z]", argument=r"(?P<number>\[\d{1,6}\])?")),
+    "java": ("{}", r"(?P<text>'[^'{}]*(?:'|\Z))|(?P<fixed>'[^']*(?:'|\Z))|\{(?P<name>(?:[^{}]|\{[^{}]*\})*)\}"),
     "java-printf": (
         "%",
-        r"(?P<relative>%<[^A-Za-z]*[A-Za-z]{1,2})|" + _make_printf("[tT]?[A-Za-z]", flags="[ #+0,(-]*", void="[%n]"),
+        r"(?P<relative>%<[^A-Za-z<]*[A-Za-z]{1,2})|" + _make_printf("[tT]?[A-Za-z]", flags="[ #+0,(-]*+", void="[%n]"),
     ),
-    "javascript": ("%", _make_printf("[sbdoxXufcj]", flags="[ +0I-]*")),
+    "javascript": ("%", _make_printf("[sbdoxXufcj]", flags="[ +0I-]*+")),
     "kde": ("", r"%(?P<name>\d+)"),
-    "kde-kuit": ("", r"%(?P<name>\d+)|(?P<fixed><[^>]*>?|\]\]>)|(?P<void>&[^;\s]*;)"),
-    "librep": ("%", _make_printf("[sSpdDxXoc]", flags="[ +0^-]*")),
+    "kde-kuit": ("", r"%(?P<name>\d+)|(?P<fixed><[^>]*>?|\]\]>)|(?P<void>&[^;&\s]*;)"),
+    "librep": ("%", _make_printf("[sSpdDxXoc]", flags="[ +0^-]*+")),
     "lisp": ("~", _LISP),
     "lua": ("%", _make_printf("[aAcdEeFfgGiopqsuXx]", argument="")),
     "objc": ("%", _make_c("[diouxXeEfFgGaAcCsSpn@]")),
-    "object-pascal": ("%", _make_printf("[dDuUxXeEfFgGnNmMsSpP]", argument=r"(?P<number>\d*:|\*:)?", flags="-?")),
-    "perl": ("%", _make_printf("[A-Za-z]", flags="[ #+0v*-]*", size="(?:[hlLqVztj]|I64|I32|I)*")),
+    "object-pascal": ("%", _make_printf("[dDuUxXeEfFgGnNmMsSpP]", argument=r"(?P<number>\d{0,6}:|\*:)?", flags="-?")),
+    "perl": ("%", _make_printf("[A-Za-z]", flags="[ #+0v*-]*+", size="(?:[hlLqVztj]|I64|I32|I)*+")),
     "perl-brace": ("", r"\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}"),
-    "php": ("%", _make_printf("[sbduoxXeEfFgGci]", flags="(?:[ +0-]|'.)*", size="l?")),
-    "python": ("%", _make_printf("[A-Za-z]", argument=r"(?P<name>\((?:[^()]|\([^()]*\))*\))?", size="[hlL]?")),
+    "php": ("%", _make_printf("[sbduoxXeEfFgGci]", flags="(?:[ +0-]|'.)*+", size="l?")),
+    "python": ("%", _make_printf("[A-Za-z]", argument=r"(?P<name>\((?:[^()]|\([^()]*+\))*+\))?", size="[hlL]?")),
     "python-brace": ("{}", _BRACES),
     "qt": ("", r"%(?P<name>L?\d\d?)"),
     "qt-plural": ("", r"%(?P<name>L?n)"),
-    "ruby": (
-        "%",
-        r"%(?:[ #+0.*-]|(?P<number>[1-9]\d*\$)|(?P<name><[^>]*>)|\d)*(?:[A-Za-z]|(?P<key>\{[^}]*\})|(?P<void>[%\n]))",
-    ),
+    "ruby": ("%", _RUBY),
     "rust": ("{}", _BRACES),
     "scheme": ("~", _LISP),
-    "sh": ("$", r"\$(?P<name>[A-Za-z_][A-Za-z0-9_]*|\{[^}]*\})"),
-    "smalltalk": ("%", r"%(?:(?P<void>%)|(?P<name>(?:<[^>]*>)?\d))"),
-    "tcl": ("%", _make_printf("[diuxXocsfeEgG]", flags="[ #+0-]*", size="[hl]?")),
+    "sh": ("$", r"\$(?P<name>[A-Za-z_][A-Za-z0-9_]*|\{[^{}]*\})"),
+    "smalltalk": ("%", r"%(?:(?P<void>%)|(?P<name>(?:<[^<>]*>)?\d))"),
+    "tcl": ("%", _make_printf("[diuxXocsfeEgG]", flags="[ #+0-]*+", size="[hl]?")),
     "ycp": ("%", r"%(?:(?P<void>%)|(?P<name>\d))"),
 }
 
@@ -103,7 +104,7 @@ def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -
     """Return how the directives of a translation differ from those of its source, or ""."""
     if Counter(_assign_arguments(source, pattern)) == Counter(_assign_arguments(target, pattern)):
         return ""
-    expected, actual = (Counter(match[0] for match in pattern.finditer(text)) for text in (source, target))
+    expected, actual = (Counter(match[0] for match in _find_directives(text, pattern)) for text in (source, target))
     if lost := expected - actual:
         return f"its translation lost {', '.join(lost)}"
     if gained := actual - expected:
@@ -113,9 +114,13 @@ def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -
 
 def is_extended_by(singular: str, plural: str, pattern: re.Pattern[str]) -> bool:
     """True if a plural has the directives of its singular, and others for later arguments or none."""
-    some = Counter(_assign_arguments(singular, pattern))
-    numbers = {number for number, _ in some if number}
-    return not some - Counter(_assign_arguments(plural, pattern)) and numbers == set(range(1, len(numbers) + 1))
+    of_singular = Counter(_assign_arguments(singular, pattern))
+    numbers = {number for number, _ in of_singular if number}
+    return not of_singular - Counter(_assign_arguments(plural, pattern)) and numbers == set(range(1, len(numbers) + 1))
+
+
+def _find_directives(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    return [match for match in pattern.finditer(text) if match.lastgroup != "text"]
 
 
 def _assign_arguments(text: str, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
@@ -126,7 +131,7 @@ def _assign_arguments(text: str, pattern: re.Pattern[str]) -> list[tuple[int, st
     directives: list[tuple[int, str]] = []
     ways: set[str] = set()
     next_number, fixed_count = 1, 0
-    matches = list(pattern.finditer(text))
+    matches = _find_directives(text, pattern)
     for match in matches:
         way, directive, number = match.lastgroup or "next", match[0], 0
         star_count = len(_NEXT_STAR.findall(directive))
@@ -143,5 +148,5 @@ def _assign_arguments(text: str, pattern: re.Pattern[str]) -> list[tuple[int, st
         next_number += star_count + (way == "next")
         directives.append((number, directive))
     if len(ways - {"void", "fixed"}) > 1:
-        return [(place, match[0]) for place, match in enumerate(matches)]
+        return [(index, match[0]) for index, match in enumerate(matches)]
     return directives
