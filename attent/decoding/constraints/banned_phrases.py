@@ -34,7 +34,7 @@ class BannedPhrases:
         self, requests: Sequence[SearchRequest], spellings: TokenSpellings, device: torch.device | str = "cpu"
     ) -> None:
         tables = spellings.get_tables(frozenset(get_banned_list(request) for request in requests))
-        self.start_states = tables.start_states
+        self.start_states, self.end = tables.start_states, spellings.end
         self.char_transitions = torch.from_numpy(tables.char_transitions).to(device)
         self.first_class = torch.from_numpy(tables.first_class).to(device).long()
         self.row_index = torch.from_numpy(tables.row_index).to(device)
@@ -100,6 +100,11 @@ class BannedPhrases:
     def _get_banned_tokens(self, automaton_state: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, V) which tokens of whole characters are banned."""
         return self.banned_tokens.index_select(0, automaton_state + near_limit * (len(self.banned_tokens) // 2))
+
+    def is_satisfied(self, state: Tensor) -> Tensor:
+        """Return (R,) whether the text may end: not in a banned phrase."""
+        automaton_state, partial_char, _, _ = state.unbind(1)
+        return ~self.banned_tokens[self._break_character(automaton_state, partial_char > 0), self.end]
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         automaton_state, partial_char, start, prefix_left = state.unbind(1)

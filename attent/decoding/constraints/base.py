@@ -63,10 +63,10 @@ class ForcingConstraint(Protocol):
 
 @runtime_checkable
 class RequirementConstraint(Protocol):
-    """A constraint that must be satisfied before the end token is allowed."""
+    """A constraint that must be satisfied before the end token is allowed, even in a row without any other token."""
 
     def is_satisfied(self, state: Tensor) -> Tensor:
-        """Return (R,) whether nothing is missing."""
+        """Return (R,) whether the target may end."""
 
 
 def apply_constraints(
@@ -75,7 +75,7 @@ def apply_constraints(
     """Return the scores (R, V) with -inf where any constraint forbids a token. Works in place.
 
     A forced token stays allowed whatever the others mask. A row without any allowed token may end, unless a required
-    phrase is missing: then all its scores are -inf.
+    phrase is missing or it would end in a banned one: then all its scores are -inf.
     """
     end_scores = scores[:, end].clone()
     pairs = list(zip(constraints, states, strict=True))

@@ -1,69 +1,74 @@
 """Phrases that must occur in a target, by dynamic beam allocation (Post and Vilar 2018).
 
-A phrase is a sequence of tokens. It is met once its tokens have been generated consecutively, by the constraint or by
-the model; one that is required twice must occur twice, without overlap. Different phrases may overlap (`New York`
-contains `York`).
+A phrase is a sequence of tokens. It is met once its tokens have been generated consecutively and the next token does
+not extend its last word: `Hausboot` does not contain `Haus`. One that is required twice must occur twice, without
+overlap. Different phrases may overlap (`New York` contains `York`).
+
+A token is allowed only if the missing phrases still fit after it, one after the other. So they are always met, unless
+banned phrases or n-grams stand in the way; what can never be met is refused before the search.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, build_continuation_masks, keep_only_tokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.banned_phrases import BannedPhrases
+from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, ban_tokens
+from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchRequest
 
 Phrase = tuple[int, ...]
+OTHER_TOKEN, OTHER_CONTINUATION = -1, -2  # stand for tokens that no phrase contains; the second extends a word
+BAN_RESERVE = 2  # tokens kept free to get around a banned phrase, and one more for each missing phrase
 
 
 class RequiredPhraseError(ValueError):
-    """The required phrases do not fit into the maximum length."""
+    """The required phrases cannot be met."""
 
 
 def count_required_phrases(request: SearchRequest) -> Counter[Phrase]:
     return Counter(tuple(phrase) for phrase in request.required_phrases if phrase)
 
 
-def check_required_length(requests: Iterable[SearchRequest]) -> None:
-    for request in requests:
-        prefix, max_length = request.prefix_ids, request.max_length
-        missing = sum(
-            len(phrase) * (count - min(count_occurrences(prefix, phrase), count))
-            for phrase, count in count_required_phrases(request).items()
-        )
-        needed = len(prefix) + missing + 1
-        if missing and max_length and needed > max_length:
-            after_prefix = f" after a prefix of {len(prefix)}" if prefix else ""
+def check_phrases(request: SearchRequest, vocabulary: TargetVocabulary) -> None:
+    """Reject phrases that the model cannot generate, and those that contain a banned one."""
+    alone = SearchRequest(source_ids=(), banned_phrases=request.banned_phrases)
+    banned = BannedPhrases([alone], vocabulary.spellings) if request.banned_phrases else None
+    unlimited = GeneratedTokens(torch.zeros(1, 0), torch.tensor([0]), torch.tensor([2**20]))
+    for phrase in count_required_phrases(request):
+        text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
+        if vocabulary.vocabulary is not None and vocabulary.vocabulary.unknown in phrase:
             raise RequiredPhraseError(
-                f"the required phrases must fit into max_length={max_length} tokens, but {missing} tokens"
-                f"{after_prefix} and the end token make {needed}; require less or raise max_length"
+                f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
+                f"leave it out"
             )
-
-
-def count_occurrences(tokens: Sequence[int], phrase: Phrase) -> int:
-    """Count occurrences without overlap."""
-    count, start = 0, 0
-    while start + len(phrase) <= len(tokens):
-        is_match = tuple(tokens[start : start + len(phrase)]) == phrase
-        count, start = count + is_match, start + (len(phrase) if is_match else 1)
-    return count
+        if banned is not None:
+            state = banned.build_initial_state([alone])
+            for token in (*phrase, vocabulary.end_ids[0]):
+                if banned.mask_scores(torch.zeros(1, vocabulary.size), state, unlimited)[0, token] == NEG_INF:
+                    words = ", ".join(f"`{word}`" for word in request.banned_phrases)
+                    raise RequiredPhraseError(f"`{text}` is required, but contains the banned {words}; leave one out")
+                state = banned.advance_state(state, torch.tensor([token]))
 
 
 def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
     """[n][m]: True if the first m tokens are also the last m of the first n, as in Knuth-Morris-Pratt."""
-    return [[m <= n < len(phrase) and phrase[:m] == phrase[n - m : n] for m in range(length)] for n in range(length)]
+    return [
+        [m <= n <= len(phrase) and m < len(phrase) and phrase[:m] == phrase[n - m : n] for m in range(length)]
+        for n in range(length + 1)
+    ]
 
 
 class RequiredPhrases:
     """Generate each request's required phrases before the end token.
 
-    State: for each of C phrases its row in the table, its remaining count, its tokens matched so far; then the total
-    number of required tokens, and whether a phrase has just been met. Right after a met phrase, tokens that would
-    extend its last word (`word_continuations` (V,)) are forbidden: `Hausboot` does not contain `Haus`.
+    State: for each of C phrases its row in the table, how often it is missing, and its tokens matched so far; then the
+    tokens that all of them need, and whether the request bans phrases. A phrase whose tokens are all matched counts as
+    met unless the next token is one that would extend its last word (`word_continuations` (V,)).
     """
 
     def __init__(
@@ -74,30 +79,54 @@ class RequiredPhrases:
         word_continuations: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_required_length(requests)
         counts = [count_required_phrases(request) for request in requests]
         phrases = list(dict.fromkeys(phrase for count in counts for phrase in count))
         length = max(map(len, phrases), default=1)
         self.end = end
-        self.continuation_masks = None
-        if word_continuations is not None:
-            self.continuation_masks = build_continuation_masks(word_continuations.to(device))
+        self.word_continuations = None if word_continuations is None else word_continuations.cpu()
+        self.has_bans = any(request.banned_phrases for request in requests)
         self.phrase_rows = {phrase: row for row, phrase in enumerate(phrases, 1)}  # row 0: no phrase
         self.max_phrases = max(map(len, counts), default=0) or 1
         rows: list[Phrase] = [(), *phrases]
-        padded = [[*phrase, *[-1] * (length - len(phrase))] for phrase in rows]
-        self.phrase_tokens = torch.tensor(padded, device=device)  # (D, L)
-        self.phrase_lengths = torch.tensor([len(phrase) for phrase in rows], device=device)
-        self.borders = torch.tensor([compute_borders(phrase, length) for phrase in rows], device=device)  # (D, L, L)
-        self.prefix_lengths = torch.arange(1, length + 1, device=device)
+        padded = [[*phrase, *[-1] * (length + 1 - len(phrase))] for phrase in rows]
+        self.phrase_tokens = torch.tensor(padded)  # (D, L + 1)
+        self.phrase_lengths = torch.tensor([len(phrase) for phrase in rows])
+        self.borders = torch.tensor([compute_borders(phrase, length) for phrase in rows])  # (D, L + 1, L)
+        self.prefix_lengths = torch.arange(1, length + 1)
+        # A phrase that starts inside a word cannot follow another one directly.
+        self.needs_separator = self._continues_word(self.phrase_tokens[:, 0]).long()
+        self._check_lengths(requests)
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
 
     @classmethod
     def build(cls, setup: ConstraintSetup) -> RequiredPhrases | None:
         _, requests, vocabulary = setup
         if not any(request.required_phrases for request in requests):
             return None
+        for request in requests:
+            check_phrases(request, vocabulary)
         continuations = vocabulary.word_continuations
         return cls(requests, end=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
+
+    def _check_lengths(self, requests: Sequence[SearchRequest]) -> None:
+        """Reject phrases that do not fit after the prefix."""
+        missing = self._count_needed(self.build_initial_state(requests)).tolist()
+        for i, request in enumerate(requests):
+            prefix, max_length = request.prefix_ids, request.max_length
+            if prefix and missing[i]:
+                state = self.build_initial_state([request])
+                for token in prefix:
+                    state = self.advance_state(state, torch.tensor([token]))
+                missing[i] = int(self._count_needed(state, at_boundary=request.prefix_ends_word))
+            needed = len(prefix) + missing[i] + 1
+            if missing[i] and max_length and needed > max_length:
+                after_prefix = f" after a prefix of {len(prefix)}" if prefix else ""
+                raise RequiredPhraseError(
+                    f"the required phrases must fit into max_length={max_length} tokens, but {missing[i]} tokens"
+                    f"{after_prefix} and the end token make {needed}; require less or raise max_length"
+                )
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         rows = []
@@ -105,58 +134,97 @@ class RequiredPhrases:
             counts = count_required_phrases(request)
             padding = [0] * (self.max_phrases - len(counts))
             table_rows = [self.phrase_rows[phrase] for phrase in counts]
-            total = sum(len(phrase) * count for phrase, count in counts.items())
-            rows.append([*table_rows, *padding, *counts.values(), *padding, *[0] * self.max_phrases, total, 0])
+            has_bans = int(bool(request.banned_phrases))
+            rows.append([*table_rows, *padding, *counts.values(), *padding, *[0] * self.max_phrases, 0, has_bans])
         state = torch.tensor(rows, dtype=torch.int64, device=self.phrase_lengths.device)
-        return state.view(len(requests), 3 * self.max_phrases + 2)
+        state = state.view(len(requests), 3 * self.max_phrases + 2)
+        state[:, -2] = self._count_needed(state)
+        return state
 
     def _split_state(self, state: Tensor) -> tuple[Tensor, ...]:
-        """Return (R, C) row, remaining count, matched tokens; (R, 1) total tokens, just met."""
-        return state.split([self.max_phrases, self.max_phrases, self.max_phrases, 1, 1], 1)
+        """Return (R, C) table row, missing count, matched tokens, length, whether all tokens are matched."""
+        row, missing, matched, _ = state.split([self.max_phrases, self.max_phrases, self.max_phrases, 2], 1)
+        lengths = self.phrase_lengths[row]
+        return row, missing, matched, lengths, (matched == lengths) & (missing > 0)
+
+    def _continues_word(self, token_ids: Tensor) -> Tensor:
+        if self.word_continuations is None:
+            return torch.zeros_like(token_ids, dtype=torch.bool)
+        return (self.word_continuations[token_ids.clamp_min(0)] & (token_ids >= 0)) | (token_ids == OTHER_CONTINUATION)
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
-        row, remaining, matched, total, _ = self._split_state(state)
-        extends = (self.phrase_tokens[row] == token[:, None, None]) & self.borders[row, matched]  # (R, C, L)
-        matched = torch.where(extends, self.prefix_lengths, 0).amax(-1).where(remaining > 0, 0)
-        met = (matched == self.phrase_lengths[row]) & (remaining > 0)
-        any_met = met.any(1, keepdim=True).long()
-        return torch.cat([row, remaining - met.long(), matched.where(~met, 0), total, any_met], 1)
+        row, missing, matched, _, is_complete = self._split_state(state)
+        is_met = is_complete & ~self._continues_word(token)[:, None]
+        missing, matched = missing - is_met.long(), matched.where(~is_met, 0)
+        extends = (self.phrase_tokens[row, :-1] == token[:, None, None]) & self.borders[row, matched]  # (R, C, L)
+        matched = torch.where(extends, self.prefix_lengths, 0).amax(-1).where(missing > 0, 0)
+        return torch.cat([row, missing, matched, state[:, -2:]], 1)
 
     def get_next_tokens(self, state: Tensor) -> Tensor:
         """Return (R, C) the next token of each phrase that is not met, else -1."""
-        row, remaining, matched, _, _ = self._split_state(state)
-        return self.phrase_tokens[row, matched].where(remaining > 0, -1)
+        row, missing, matched, _, is_complete = self._split_state(state)
+        return self.phrase_tokens[row, matched.where(~is_complete, 0)].where(missing > is_complete.long(), -1)
 
-    def count_missing(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (R,) the missing tokens if the current phrase is completed, and if it is abandoned."""
-        row, remaining, matched, _, _ = self._split_state(state)
-        if_abandoned = (remaining * self.phrase_lengths[row]).sum(1)
-        return if_abandoned - matched.amax(1), if_abandoned
+    def _count_needed(self, state: Tensor, *, at_boundary: bool = False) -> Tensor:
+        """Return (R,) how many tokens meet all phrases: the current one is completed, or abandoned if that is shorter,
+        and the others follow one after the other. `at_boundary`: no word can be continued here."""
+        row, missing, matched, lengths, is_complete = self._split_state(state)
+        separators = self.needs_separator[row]
+        costs = lengths + separators
+        if_lost = (missing * costs).sum(1)  # if the next token extends the word of a complete phrase
+        if_met = if_lost - (is_complete * costs).sum(1)
+        starts_inside_word = ((missing > is_complete.long()) & (separators > 0)).any(1)
+        abandoned = if_met - (starts_inside_word & ~is_complete.any(1) & (not at_boundary)).long()
+        extends_word = self._continues_word(self.phrase_tokens[row, matched])
+        completed = torch.where(extends_word, if_lost[:, None], if_met[:, None]) - matched - separators
+        can_complete = (matched > 0) & ~is_complete & ~(extends_word & at_boundary)
+        return torch.minimum(abandoned, completed.where(can_complete, if_lost[:, None]).amin(1))
 
     def compute_banks(self, state: Tensor) -> Tensor:
         """Return (R,) the number of required tokens generated so far: the bank of Post and Vilar."""
-        return state[:, -2] - self.count_missing(state)[0]
+        return state[:, -2] - self._count_needed(state)
 
     def is_satisfied(self, state: Tensor) -> Tensor:
-        return self._split_state(state)[1].sum(1) == 0
+        _, missing, _, _, is_complete = self._split_state(state)
+        return missing.sum(1) == is_complete.sum(1)
 
     def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
-        """Forbid the end token until all phrases are met, and other tokens once only the missing ones still fit."""
-        missing, if_abandoned = self.count_missing(state)
-        room = generated.max_lengths - generated.lengths - 2  # tokens after the next one, before the end token
-        next_tokens = self.get_next_tokens(state)
-        values = scores.gather(1, next_tokens.clamp_min(0))
-        helps = self._count_missing_after(state, next_tokens) <= torch.maximum(room, missing - 1)[:, None]
-        scores[:, self.end].masked_fill_(missing > 0, NEG_INF)
-        if self.continuation_masks is not None:
-            scores.masked_fill_(self.continuation_masks.index_select(0, state[:, -1]), NEG_INF)
-        must_hurry = (missing > 0) & (if_abandoned > room)
-        return keep_only_tokens(scores, must_hurry, next_tokens.where(helps, -1), values)
+        """Forbid the end token until all phrases are met, tokens that extend the last word of a complete phrase except
+        to continue another one, and tokens after which the missing phrases would not fit."""
+        row, missing, matched, _, is_complete = self._split_state(state)
+        any_complete = is_complete.any(1, keepdim=True)
+        scores[:, self.end].masked_fill_(~self.is_satisfied(state), NEG_INF)
+        # Tokens that continue a phrase, and those that start one anew.
+        in_progress = (matched > 0) & ~is_complete
+        first = self.phrase_tokens[row, 0].where(missing > is_complete.long(), -1)
+        first = first.where(~(any_complete & self._continues_word(first)), -1)
+        tokens = torch.cat([self.phrase_tokens[row, matched].where(in_progress, -1), first], 1)
+        values = scores.gather(1, tokens.clamp_min(0)).where(tokens >= 0, NEG_INF)
+        scores = ban_tokens(scores, tokens, tokens >= 0)
+        others = torch.tensor([OTHER_TOKEN, OTHER_CONTINUATION], device=state.device).expand(len(state), 2)
+        needed, needed_others = self._count_needed_after(state, tokens), self._count_needed_after(state, others)
+        room = (generated.max_lengths - generated.lengths - 2)[:, None]  # after the next token, before the end token
 
-    def _count_missing_after(self, state: Tensor, next_tokens: Tensor) -> Tensor:
-        """Return (R, C) the missing tokens after each of `next_tokens`."""
-        repeated = state.repeat_interleave(next_tokens.shape[1], 0)
-        return self.count_missing(self.advance_state(repeated, next_tokens.flatten()))[0].view_as(next_tokens)
+        def keep_fitting(room: Tensor, may_extend: bool = False) -> Tensor:
+            is_short, is_short_extended = ((needed_others > room) & (needed_others > 0)).split(1, 1)
+            if self.word_continuations is not None:
+                is_short_extended = is_short_extended | (any_complete & (not may_extend))
+                is_short = torch.where(self.word_continuations, is_short_extended, is_short)
+            fitting = values.masked_fill((needed > room) & (needed > 0), NEG_INF)
+            return scores.masked_fill(is_short, NEG_INF).scatter_reduce(1, tokens.clamp_min(0), fitting, "amax")
+
+        if not self.has_bans:
+            return keep_fitting(room)
+        reserve = (BAN_RESERVE + (missing - is_complete.long()).sum(1, keepdim=True)) * state[:, -1:]
+        allowed = keep_fitting(room - reserve)
+        for relaxed in (keep_fitting(room), keep_fitting(room, may_extend=True)):
+            allowed = torch.where(allowed.amax(1, keepdim=True) > NEG_INF, allowed, relaxed)
+        return allowed
+
+    def _count_needed_after(self, state: Tensor, tokens: Tensor) -> Tensor:
+        """Return (R, N) the tokens needed after each of `tokens` (R, N)."""
+        repeated = state.repeat_interleave(tokens.shape[1], 0)
+        return self._count_needed(self.advance_state(repeated, tokens.flatten())).view_as(tokens)
 
 
 def allocate_beams(scores: Tensor, banks: Tensor, beam_size: int) -> Tensor:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from attent.decoding.constraints import PrefixError, TargetVocabulary, build_constraints
 from attent.decoding.constraints.base import GeneratedTokens, apply_constraints
 from attent.decoding.constraints.required_phrases import (
     RequiredPhraseError,
     RequiredPhrases,
     allocate_beams,
-    check_required_length,
-    count_occurrences,
 )
-from attent.decoding.options import SearchRequest
+from attent.decoding.engines.reference import TorchEngine
+from attent.decoding.glossary import Glossary
+from attent.decoding.options import Constraints, Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.translator import Translator
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import mirror_encoder
+from attent.nn import StackConfig
+from attent.training.autoconfig import fit_to_tokenizer
+from tests.decoding.toy_models import ToyModel
+from tests.text.corpus import tokenizer
 
 END, V = 1, 8
 NEVER = float("-inf")
@@ -37,6 +52,15 @@ def build_random_requests(seed: int, count: int = 30) -> list[SearchRequest]:
         phrases = [tuple(rng.choices((2, 3, 4), k=rng.randint(1, 4))) for _ in range(rng.randint(0, 4))]
         requests.append(build_request(*phrases, *phrases[: rng.randint(0, 1)]))
     return requests
+
+
+def count_occurrences(tokens: Tokens, phrase: Tokens) -> int:
+    """Count occurrences without overlap."""
+    count, start = 0, 0
+    while start + len(phrase) <= len(tokens):
+        is_match = tokens[start : start + len(phrase)] == phrase
+        count, start = count + is_match, start + (len(phrase) if is_match else 1)
+    return count
 
 
 def count_progress(text: Tokens, phrase: Tokens) -> int:
@@ -133,7 +157,7 @@ def test_only_missing_tokens_are_allowed_when_room_is_short() -> None:
     assert list_allowed(constraint, request, (), 5) == EVERY - {END}  # 4 of 5 are needed
     assert list_allowed(constraint, request, (), 4) == {2, 4}
     assert list_allowed(constraint, request, (2,), 4) == {3}  # 4 would interrupt the phrase, with no room to restart it
-    assert list_allowed(constraint, request, (2,), 5) == {3, 4}
+    assert list_allowed(constraint, request, (2,), 5) == {2, 3, 4}  # 2 starts it anew
     assert list_allowed(constraint, request, (2,), 6) == EVERY - {END}
     assert list_allowed(constraint, request, (6, 6, 4), 6) == {2}
 
@@ -170,19 +194,20 @@ def test_any_choice_of_allowed_tokens_meets_all_phrases_in_time(seed: int) -> No
 
 
 def test_phrases_that_do_not_fit_are_rejected() -> None:
-    check_required_length(
+    RequiredPhrases(
         [
             build_request((2, 3), limit=3),
             build_request((2, 3), limit=0),
             build_request(limit=1),
             build_request((2, 3), prefix=(4, 2, 3), limit=4),
-        ]
+        ],
+        end=END,
     )
     with pytest.raises(
         RequiredPhraseError,
         match="into max_length=3 tokens, but 3 tokens and the end token make 4",
     ):
-        check_required_length([build_request((2, 3), (4,), limit=3)])
+        RequiredPhrases([build_request((2, 3), (4,), limit=3)], end=END)
     with pytest.raises(RequiredPhraseError, match="2 tokens after a prefix of 2 and the end token make 5"):
         RequiredPhrases([build_request((2, 3), prefix=(4, 4), limit=4)], end=END)
 
@@ -258,3 +283,175 @@ def test_an_exhaustive_beam_finds_the_best_target_with_all_phrases() -> None:
 
     best = max(texts, key=total)
     assert search_plainly(request, 5000)[0] == best
+
+
+# --- the property: always met, or refused ----------------------------------------------------------------------------
+
+SPELLINGS = ["", "", "", " a", " b", " c", "d", "e", "."]  # of the tokens; `d` and `e` continue a word
+CONTINUATIONS = {token for token, text in enumerate(SPELLINGS) if text.isalpha()}
+SUPPRESSED = 2
+
+
+def build_vocabulary() -> TargetVocabulary:
+    vocabulary = TargetVocabulary(None, len(SPELLINGS), [END], torch.device("cpu"))
+    vocabulary.token_bytes = [text.encode() for text in SPELLINGS]
+    return vocabulary
+
+
+def count_whole(tokens: Tokens, phrase: Tokens) -> int:
+    """Count occurrences without overlap that no token extends to a longer word."""
+    count, start = 0, 0
+    while start + len(phrase) <= len(tokens):
+        end = start + len(phrase)
+        is_match = tokens[start:end] == phrase and not CONTINUATIONS & set(tokens[end : end + 1])
+        count, start = count + is_match, end if is_match else start + 1
+    return count
+
+
+def decode(tokens: Tokens) -> str:
+    return "".join(SPELLINGS[token] for token in tokens)
+
+
+def has_banned(request: SearchRequest, tokens: Tokens) -> bool:
+    """True if a banned phrase ends after the prefix."""
+    start = len(decode(request.prefix_ids))
+    matches = (re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", decode(tokens)) for word in request.banned_phrases)
+    return any(match.end() > start for word_matches in matches for match in word_matches)
+
+
+def search_all(requests: list[SearchRequest], options: SearchOptions, sharp: float) -> list[list[Hypothesis]]:
+    engine = TorchEngine[Any](
+        model=ToyModel(len(SPELLINGS), sharp),
+        start=0,
+        end=END,
+        suppressed_tokens=(SUPPRESSED,),
+        pad=SUPPRESSED,
+        device=torch.device("cpu"),
+        choose_batch_size=lambda source, target, beams: 3,
+        build_constraints=partial(build_constraints, vocabulary=build_vocabulary()),
+    )
+    return [hypotheses for _, hypotheses in sorted(engine.search(requests, options))]
+
+
+PHRASES = st.lists(st.lists(st.integers(3, 8), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4)
+REQUESTS = st.builds(
+    lambda phrases, repeated, prefix, ends_word, room, banned, source: SearchRequest(
+        source_ids=(source, END),
+        required_phrases=(*phrases, *phrases[:repeated]),
+        prefix_ids=prefix,
+        prefix_ends_word=ends_word,
+        max_length=len(prefix) + sum(map(len, phrases)) + room,
+        banned_phrases=banned,
+    ),
+    PHRASES,
+    st.integers(0, 2),
+    st.lists(st.integers(3, 8), max_size=3).map(tuple),
+    st.booleans(),
+    st.integers(0, 6),
+    st.sampled_from([(), (), ("a",), ("b d",), ("a b", "c"), ("ad",)]),
+    st.integers(3, 8),
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(REQUESTS, min_size=1, max_size=4), st.integers(1, 4), st.sampled_from([0.1, 2.0, 30.0]))
+def test_required_phrases_are_met_or_refused(requests: list[SearchRequest], beam_size: int, sharp: float) -> None:
+    check_met_or_refused(requests, beam_size, sharp)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=3000)
+@given(st.lists(REQUESTS, min_size=1, max_size=4), st.integers(1, 4), st.sampled_from([0.1, 2.0, 30.0]))
+def test_thousands_of_required_phrases_are_met_or_refused(
+    requests: list[SearchRequest], beam_size: int, sharp: float
+) -> None:
+    check_met_or_refused(requests, beam_size, sharp)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("max_length", [5, 6, 12])
+def test_a_phrase_that_starts_another_is_met_too(max_length: int, beam_size: int) -> None:
+    """Like `Haus` and `Hausboot`: the second cannot be counted as the first."""
+    requests = [
+        build_request((3,), (3, 6), limit=max_length),
+        build_request((3, 6), (6, 4), (3,), limit=max_length + 2),
+    ]
+    for sharp in (0.1, 2.0, 30.0):
+        check_met_or_refused([replace(each, source_ids=(3, END)) for each in requests], beam_size, sharp)
+
+
+def check_met_or_refused(requests: list[SearchRequest], beam_size: int, sharp: float) -> None:
+    accepted, reasons = [], []
+    for request in requests:
+        try:
+            build_constraints(SearchOptions(), [request], build_vocabulary())
+            accepted.append(request)
+        except (RequiredPhraseError, PrefixError) as error:
+            reasons.append(str(error))
+    expected = "must fit into|contains the banned|shorter than max_length"
+    assert all(re.search(expected, reason) for reason in reasons), reasons
+    results = search_all(accepted, SearchOptions(beam_size=beam_size, n_best=beam_size), sharp)
+    for request, hypotheses in zip(accepted, results, strict=True):
+        assert hypotheses or request.banned_phrases, request  # a ban may leave no way
+        for hypothesis in hypotheses:
+            tokens = hypothesis.token_ids
+            for phrase, count in Counter(request.required_phrases).items():
+                assert count_whole(tokens, phrase) >= count, (request, tokens)
+            assert tokens[: len(request.prefix_ids)] == request.prefix_ids
+            assert len(tokens) + hypothesis.is_finished <= request.max_length
+            assert not has_banned(request, tokens), (request, tokens)
+
+
+# --- through Translator ----------------------------------------------------------------------------------------------
+
+TARGET_WORDS = ["ein", "eine", "einem Park", "in", "in einem", "Hund", "Hunde", "Hundehaus", "und", "Haus", "Hausboot"]
+SOURCE_WORDS = ["dog", "dogs", "a dog", "park", "in a park"]
+CONSTRAINTS = st.builds(
+    Constraints,
+    prefix=st.sampled_from(["", "", "Ein", "Ein Hund", "Ein Haus", "Hun"]),
+    prefix_is_partial=st.booleans(),
+    required=st.lists(st.sampled_from(TARGET_WORDS), max_size=4).map(tuple),
+    banned=st.sampled_from([(), (), (), ("haus",), ("ein hund", "und")]),
+)
+TERMS = st.dictionaries(st.sampled_from(SOURCE_WORDS), st.sampled_from(TARGET_WORDS), max_size=2)
+
+
+@cache
+def build_random_translator() -> Translator:
+    torch.manual_seed(5)
+    stack = StackConfig(layers=1, width=16, heads=2, ffn_width=16, dropout=0.0)
+    config = Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack))
+    return Translator(Seq2Seq(fit_to_tokenizer(config, tokenizer())).eval(), tokenizer(), engine="torch")
+
+
+def contains_word(text: str, word: str, flags: int = 0) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, flags) is not None
+
+
+@settings(deadline=None, max_examples=10)
+@given(CONSTRAINTS, TERMS, st.integers(1, 2), st.sampled_from([6, 12, 24]))
+def test_translations_have_all_required_phrases_or_are_refused(
+    constraints: Constraints, terms: dict[str, str], beam_size: int, max_length: int
+) -> None:
+    source, glossary = "A dog runs in a park.", Glossary.from_terms(terms)
+    options = SearchOptions(beam_size=beam_size, max_length=max_length)
+    try:
+        (translation,) = build_random_translator().translate(
+            [source], options, constraints=constraints, glossary=glossary
+        )
+    except ValueError as error:
+        reason = "must fit into|contains the banned|shorter than max_length|no translation of"
+        assume(re.search(reason, str(error)) is None)  # any other error fails the test
+        raise
+    for word in (*constraints.required, *glossary.find_translations(source)):
+        assert contains_word(translation.text, word), (word, translation.text)
+    after_prefix = translation.text.removeprefix(constraints.prefix)
+    assert not any(contains_word(after_prefix, word, re.IGNORECASE) for word in constraints.banned)
+    assert translation.text.startswith(constraints.prefix)
+
+
+def test_a_phrase_with_unknown_characters_is_refused() -> None:
+    vocabulary = build_vocabulary()
+    vocabulary.vocabulary = SimpleNamespace(unknown=2)  # type: ignore[assignment]
+    with pytest.raises(RequiredPhraseError, match="only characters of the model's vocabulary, but `a` has others"):
+        build_constraints(SearchOptions(), [build_request((3, 2))], vocabulary)
