@@ -340,7 +340,7 @@ def label_outer_axes(
 # ---- image patches ---------------------------------------------------------------------------------------------------
 
 TINT_COLOR = (1.0, 0.48, 0.0)  # visible on black and on white
-MAX_TINT_ALPHA = 0.82
+MAX_TINT_ALPHA = 0.6  # the picture stays recognizable
 
 
 def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:

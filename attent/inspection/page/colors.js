@@ -11,6 +11,13 @@ export function heatLevel(weight) {
   return weight <= 0 ? 0 : Math.min(LEVELS - 1, Math.round(Math.pow(weight, 0.65) * (LEVELS - 1)));
 }
 
+/** The weight at full strength: 1, so that heads of a text compare; for patches, whose weights are small, the largest of the layer. */
+export function maxWeight(doc, layer) {
+  if (!doc.side(layer.keys)?.image) return 1;
+  layer.most ??= layer.attention.data.reduce((most, weight) => Math.max(most, weight), 1e-6);
+  return layer.most;
+}
+
 /** 256 colors as 32-bit numbers for ImageData, for weights 0 to 1 of the n-th selected head. */
 export function heatScale(n = 0) {
   return colorScale("--raised", `--head-${n % OVERLAYS}`);

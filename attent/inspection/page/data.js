@@ -233,6 +233,14 @@ export function setRowLabels(doc, layer, head, rows) {
   layer.queries = rows === "auto" ? (late ? "decoder_input" : "target") : rows;
 }
 
+const UNIFORM_ENTROPY = 0.9; // of the maximum
+
+/** False if the statistics show that no cross-attention head has left the uniform distribution of the first steps. */
+export function isFormed(doc) {
+  const cross = (doc.json.head_stats?.heads ?? []).filter(({ path }) => path.endsWith(".cross_attn"));
+  return !cross.length || cross.some(({ values }) => !(values.normalized_entropy >= UNIFORM_ENTROPY));
+}
+
 /** "encoder self-attention", "decoder self-attention" or "cross-attention". */
 export function groupName(layer) {
   if (layer.kind === "cross") return "cross-attention";

@@ -1,7 +1,7 @@
 // The decoding view: output tokens with their probabilities and alternatives, the beam search as a tree, and the n-best
 // list. On the live page an alternative token can be forced.
 
-import { h, s, clear, tokenSpan, tokenText, quoteToken, renderDiff } from "./dom.js";
+import { h, s, boldToken, clear, keepPunctuation, tokenSpan, tokenText, quoteToken, renderDiff } from "./dom.js";
 import { barStyle, formatDecimal, textDirection, makeButton, formatShare } from "./paint.js";
 
 const DEC_ROW = 26; // pixels per row of the tree
@@ -112,18 +112,19 @@ function decWords(view) {
   const words = view.parts.words;
   words.dir = textDirection(doc.targetText);
   const kind = (i) => (i < forced ? `dec-word dec-forced${i === forced - 1 ? " dec-taken" : ""}` : "dec-word");
-  clear(words).append(...choices.map((choice, i) => makeButton(
+  const buttons = choices.map((choice, i) => makeButton(
     kind(i), () => decPick(view, i),
     [tokenSpan(tokens[i]), h("span", { class: "dec-p" }, formatShare(choice.p))],
     { "aria-pressed": String(i === view.state.word), title: i < forced ? "forced" : null, style: { "--p": choice.p } },
-  )));
-  const now = words.children[view.state.word];
+  ));
+  clear(words).append(...keepPunctuation(tokens, buttons));
+  const now = buttons[view.state.word];
   if (now) words.scrollTop = now.offsetTop - words.offsetTop - words.clientHeight / 2; // scroll into view without moving the page
 }
 
 function decPick(view, word) {
   view.state.word = word;
-  [...view.parts.words.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === word)));
+  view.parts.words.querySelectorAll("button").forEach((button, i) => button.setAttribute("aria-pressed", String(i === word)));
   decOptions(view);
 }
 
@@ -137,23 +138,22 @@ function decOptions(view) {
   const token = doc.tokens("target")[state.word];
   const listed = choice.options.some((option) => option.token === choice.chosen);
   const options = listed ? choice.options : [...choice.options, { ...token, token: choice.chosen, p: choice.p }];
-  const most = Math.max(...options.map((option) => option.p));
   const why = state.word < forced ? " (forced)" : "";
   const hint = doc.json.live
     ? "Select another token to force it."
     : "On the live page (attent look MODEL) any of these can be forced.";
   parts.options.append(
-    h("p", {}, h("b", {}, tokenSpan(token)), ` has a probability of ${formatShare(choice.p)}${why}. Most probable tokens:`),
-    h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, decOption(view, choice, option, most)))),
+    h("p", {}, boldToken(token), ` has a probability of ${formatShare(choice.p)}${why}. Most probable tokens:`),
+    h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, decOption(view, choice, option)))),
     h("p", { class: "muted small" }, hint),
   );
 }
 
-function decOption(view, choice, option, most) {
+function decOption(view, choice, option) {
   const { doc, busy } = view.store.get();
   const chosen = option.token === choice.chosen;
   const inside = [
-    tokenSpan(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barStyle(option.p, most) })),
+    tokenSpan(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barStyle(option.p, 1) })),
     h("span", { class: "dec-n" }, formatShare(option.p)), h("span", { class: "dec-chosen" }, chosen ? "output" : ""),
   ];
   if (!doc.json.live || chosen) return h("div", { class: chosen ? "dec-option dec-is" : "dec-option" }, inside);

@@ -1,7 +1,7 @@
 // The selection in words: the head's pattern, and for the token under the pointer or pinned, what it attends to and
 // what attends to it.
 
-import { h, tokenSpan, formatPercent } from "./dom.js";
+import { h, boldToken, spokenToken, formatPercent } from "./dom.js";
 import { groupName, hasDecoderInput } from "./data.js";
 
 const NAMED = 3;
@@ -33,7 +33,7 @@ export function describeSelection(state) {
   const { doc, path, heads } = state;
   const layer = doc.layer(path);
   if (!layer) return ["Nothing is selected."];
-  const where = h("span", { class: "where" }, `${describeLocation(layer, heads)} `);
+  const where = h("span", { class: "where" }, `${describeLocation(layer, heads)} ${describeRows(doc, layer)}`);
   const first = doc.side(layer.queries)?.image?.num_prefix_tokens ? { side: "queries", index: 0, other: null } : null; // the class token
   const focus = getFocus(state) ?? first;
   const masked = layer.masked_heads.includes(heads[0]) ? " This head is masked: its output is zero." : "";
@@ -53,6 +53,13 @@ function describeLocation(layer, heads) {
   const name = heads.length === 1 ? `Head ${heads[0]}` : `Heads ${heads.slice(0, -1).join(", ")} and ${heads.at(-1)}`;
   const first = heads.length === 1 ? "" : ` (described: head ${heads[0]})`;
   return `${name} of layer ${layer.layer}, ${groupName(layer)}${first}.`;
+}
+
+/** What the rows of a decoder stand for. */
+function describeRows(doc, layer) {
+  if (!hasDecoderInput(doc, layer)) return "";
+  const step = "A row is a decoder step, labeled by the token that it";
+  return layer.queries === "decoder_input" ? `${step} reads (input); it predicts the next one. ` : `${step} predicts (output); it reads the one before. `;
 }
 
 function describeHeadPattern(doc, layer, head) {
@@ -113,16 +120,16 @@ function describeAttending(doc, layer, head, k) {
 function queryPhrase(doc, layer, q) {
   if (!hasDecoderInput(doc, layer)) return [word(doc, layer.queries, q), " attends"];
   if (layer.queries === "decoder_input") {
-    return ["input ", word(doc, "decoder_input", q), " (output ", tokenSpan(doc.tokens("target")[q]), ") attends"];
+    return ["input ", word(doc, "decoder_input", q), " (output ", ...spokenToken(doc.tokens("target")[q]), ") attends"];
   }
   const read = doc.tokens("decoder_input")[q];
-  const after = read ? [" (input ", tokenSpan(read), ")"] : [];
+  const after = read ? [" (input ", ...spokenToken(read), ")"] : [];
   return ["output ", word(doc, layer.queries, q), ...after, " attends"];
 }
 
 function word(doc, side, index) {
   const place = patchName(doc, side, index);
-  return place ? h("b", { dataset: { place: index } }, place) : h("b", {}, tokenSpan(doc.tokens(side)[index]));
+  return place ? h("b", { dataset: { place: index } }, place) : boldToken(doc.tokens(side)[index]);
 }
 
 /** Name of a patch by row and column; null for other tokens. */

@@ -75,6 +75,30 @@ function isContinuation(token) {
   return token?.space === false && /^[\p{L}\p{M}\p{N}]/u.test(token.text) && !SCRIPTS_WITHOUT_SPACES.test(token.text);
 }
 
+/** True for tokens of closing punctuation, which never begin a line. */
+const isClosing = (token) => !token?.special && /^[\p{Pe}\p{Pf}\p{Po}]+$/u.test(token?.text ?? "") && !/^[¿¡]/.test(token.text);
+
+/** Token elements for a row that wraps: closing punctuation stays with the token before it. */
+export function keepPunctuation(tokens, elements) {
+  const groups = [];
+  elements.forEach((element, i) => {
+    if (i && isClosing(tokens[i])) groups.at(-1).push(element);
+    else groups.push([element]);
+  });
+  return groups.map((group) => (group.length > 1 ? h("span", { class: "together" }, group) : group[0]));
+}
+
+/** A token in a sentence; punctuation in quotes, so that it does not read as that of the sentence. */
+export const spokenToken = (token) => (isClosing(token) ? ["“", tokenSpan(token), "”"] : [tokenSpan(token)]);
+
+export const boldToken = (token) => h("b", {}, spokenToken(token));
+
+/** True on touch screens: "tap" instead of "point at", and no keyboard. */
+export const isTouch = () => matchMedia("(hover: none)").matches;
+
+/** "Point at" or "Tap". */
+export const pointAt = () => (isTouch() ? "Tap" : "Point at");
+
 /** 0.8712 -> "87%", 0.004 -> "<1%". */
 export function formatPercent(weight) {
   if (!(weight > 0)) return "0%";

@@ -1,7 +1,7 @@
 // The equation view: softmax(q k^T / sqrt(d_k)) V for one head and one query, recomputed from the recorded q, k and v
 // and compared with the recorded weights.
 
-import { h, clear, tokenSpan, quoteToken } from "./dom.js";
+import { h, boldToken, clear, keepPunctuation, pointAt, tokenSpan, quoteToken } from "./dom.js";
 import { cssColor } from "./colors.js";
 import { groupName, groupLayers, setRowLabels } from "./data.js";
 import { barStyle, formatDecimal, textDirection, maxAbs, paintMatrix, paintStrength, picker, onPointer, makeButton, formatShare } from "./paint.js";
@@ -11,7 +11,6 @@ const EQ_INITIAL_ROWS = 14; // otherwise the keys with the largest weights
 const EQ_MORE = 200; // added by each click on the button
 const EQ_MAX_WRITTEN = 40; // largest head width written as numbers
 const EQ_TOLERANCE = 0.01; // larger differences from the recorded weights are not rounding
-const EQ_MATH = "http://www.w3.org/1998/Math/MathML";
 
 export function equationView(store) {
   const parts = eqParts(store);
@@ -57,10 +56,22 @@ function eqSelection({ doc, path, heads, query, rows }) {
     layer,
     weights,
     head,
-    query: Math.max(0, Math.min(query ?? 0, weights.Tq - 1)),
+    query: Math.max(0, Math.min(query ?? eqFirstQuery(doc, layer, head), weights.Tq - 1)),
     queries: doc.tokens(layer.queries),
     keys: doc.tokens(layer.keys),
   };
+}
+
+/** The query to open with: the word whose weight is divided between a word and others; else the first token. */
+function eqFirstQuery(doc, layer, head) {
+  const isWord = (token) => !token.special && /[\p{L}\p{N}]/u.test(token.text);
+  const [queries, keys] = [doc.tokens(layer.queries), doc.tokens(layer.keys)];
+  const top = new Float32Array(queries.length);
+  layer.attention.each(head, (q, k, weight) => {
+    if (isWord(queries[q]) && isWord(keys[k])) top[q] = Math.max(top[q], weight);
+  });
+  const interest = top.map((weight) => weight * (1 - weight));
+  return interest.indexOf(Math.max(...interest));
 }
 
 /** Attention of one query: {q, rows: [{key, value, dot, scaled, bias, score, hidden, weight}], output, error}. */
@@ -175,21 +186,22 @@ function eqFillWords(words, store, { queries, query, layer, doc }) {
     class: "eq-word", type: "button", "aria-pressed": String(i === query), tabindex: i === query ? 0 : -1,
     on: { click: () => store.set({ query: i }), keydown: move },
   }, tokenSpan(token));
-  clear(words).append(...queries.map(button));
+  const buttons = queries.map(button);
+  clear(words).append(...keepPunctuation(queries, buttons));
   words.dir = rtl ? "rtl" : "ltr";
-  if (focused) words.children[query]?.focus();
+  if (focused) buttons[query]?.focus();
 }
 
 function eqSentence({ doc, layer, head, query, queries }) {
   const where = `Head ${head} of layer ${layer.layer}, ${groupName(layer)}: `;
-  const word = h("b", {}, tokenSpan(queries[query]));
+  const word = boldToken(queries[query]);
   const read = layer.queries === "target" ? doc.tokens("decoder_input")[query] : null;
   if (layer.queries === "decoder_input") {
-    const next = h("b", {}, tokenSpan(doc.tokens("target")[query]));
+    const next = boldToken(doc.tokens("target")[query]);
     return [where, "decoder input ", word, " (output ", next, ") attends to ", eqKeyPhrase(doc, layer)];
   }
   if (!read) return [where, word, " attends to ", eqKeyPhrase(doc, layer)];
-  const before = h("b", {}, tokenSpan(read));
+  const before = boldToken(read);
   return [where, "output ", word, " (decoder input ", before, ") attends to ", eqKeyPhrase(doc, layer)];
 }
 
@@ -221,21 +233,16 @@ function eqNotes({ layer, head }, sum) {
 
 // --- the formula and its steps ---------------------------------------------------------------------------------------
 
-function eqm(tag, ...children) {
-  const element = document.createElementNS(EQ_MATH, tag);
-  element.append(...children);
-  return element;
-}
-
+/** Written in HTML: MathML's parentheses grow with the fraction only where a font with a MATH table is installed. */
 function eqFormula({ layer }, { D }, { bias }) {
-  const name = (letter) => eqm("mi", letter);
-  const product = eqm("mrow", name("q"), eqm("msup", name("K"), name("T")));
-  const scaled = eqRoot(layer, D) ? eqm("mfrac", product, eqm("msqrt", eqm("mn", String(D)))) : product;
-  const added = bias ? [eqm("mo", "+"), name("b")] : [];
-  const inner = eqm("mrow", eqm("mo", "("), scaled, ...added, eqm("mo", ")"));
-  const math = eqm("math", name("output"), eqm("mo", "="), name("softmax"), inner, name("V"));
-  math.setAttribute("display", "block");
-  return math;
+  const name = (letter) => h("i", {}, letter);
+  const product = h("span", {}, name("q"), " ", name("K"), h("sup", {}, "T"));
+  const root = h("span", {}, "√", h("span", { class: "eq-root" }, D));
+  const scaled = eqRoot(layer, D) ? h("span", { class: "eq-fraction" }, product, root) : product;
+  const added = bias ? [" + ", name("b")] : [];
+  const inner = h("span", { class: "eq-inner" }, scaled, added);
+  const said = `output = softmax(q K^T${eqRoot(layer, D) ? ` / sqrt(${D})` : ""}${bias ? " + b" : ""}) V`;
+  return h("span", { class: "eq-math", role: "math", "aria-label": said }, "output = softmax", inner, name("V"));
 }
 
 /** Whether the scale is the paper's 1 / sqrt(d_k). */
@@ -293,7 +300,6 @@ function eqTable(chosen, sum, { bias, k }, visible, panel) {
   const most = {
     key: maxAbs(k),
     value: Math.max(maxAbs(sum.output), maxAbs(sum.rows.map((row) => row.recorded * maxAbs(row.value)))),
-    bar: Math.max(...sum.rows.map((row) => row.recorded)),
   };
   const biased = Boolean(bias);
   const body = h("tbody", {}, visible.map((row) => eqRow(chosen, sum, row, most, biased, panel)));
@@ -320,7 +326,7 @@ function eqHead({ queries, query, layer, doc }, sum, biased) {
   const asks = h("tr", { class: "eq-asks" },
     h("th", { scope: "row", class: "eq-word-cell" }, h("span", { class: "eq-small" }, "query q of "), tokenSpan(token)),
     h("td", { class: "eq-key" }, eqStrip(sum.q, maxAbs(sum.q), `the query: ${sum.D} numbers`)),
-    h("td", { colspan: biased ? 5 : 4, class: "eq-small eq-hint" }, "Point at a row to see the products of q · k."));
+    h("td", { colspan: biased ? 5 : 4, class: "eq-small eq-hint" }, `${pointAt()} a row to see the products of q · k.`));
   return h("thead", {}, h("tr", { class: "eq-names" }, names), asks);
 }
 
@@ -329,7 +335,7 @@ function eqRow({ keys }, sum, row, most, biased, panel) {
   const number = (kind, text) => h("td", { class: `eq-${kind} eq-n` }, text);
   const word = h("button", { type: "button", class: "eq-pick", on: { focus: show, click: show } }, tokenSpan(keys[row.j]));
   const signed = `${row.bias < 0 ? "" : "+"}${formatDecimal(row.bias)}`;
-  const weight = row.hidden ? h("span", { class: "eq-masked" }, "masked") : eqBar(row.recorded, most.bar);
+  const weight = row.hidden ? h("span", { class: "eq-masked" }, "masked") : eqBar(row.recorded);
   const mixed = row.value.map((number) => number * row.recorded);
   return h("tr", { class: row.hidden ? "eq-row eq-hidden" : "eq-row", dataset: { key: row.j }, on: { pointerenter: show } },
     h("th", { scope: "row", class: "eq-word-cell" }, word),
@@ -341,8 +347,8 @@ function eqRow({ keys }, sum, row, most, biased, panel) {
     h("td", { class: "eq-value" }, eqStrip(mixed, most.value, `the value times ${formatShare(row.recorded)}`)));
 }
 
-function eqBar(weight, most) {
-  const bar = h("span", { class: "eq-bar", "aria-hidden": "true" }, h("span", { style: barStyle(weight, most) }));
+function eqBar(weight) {
+  const bar = h("span", { class: "eq-bar", "aria-hidden": "true" }, h("span", { style: barStyle(weight, 1) }));
   return h("span", { class: "eq-share" }, bar, h("span", { class: "eq-n" }, formatShare(weight)));
 }
 
@@ -360,7 +366,7 @@ function eqSum(sum, biased, output) {
   const total = formatDecimal(sum.rows.reduce((a, row) => a + row.recorded, 0), 3);
   return h("tr", { class: "eq-sum" },
     h("th", { scope: "row", class: "eq-word-cell" }, "output"),
-    h("td", { colspan: biased ? 4 : 3, class: "eq-small eq-hint" }, "Point at the output to see the contribution of each key."),
+    h("td", { colspan: biased ? 4 : 3, class: "eq-small eq-hint" }, `${pointAt()} the output to see the contribution of each key.`),
     h("td", { class: "eq-weight" }, eqShare("sum", h("b", { class: "eq-total" }, total))),
     h("td", { class: "eq-value" }, output));
 }
@@ -482,7 +488,7 @@ function eqFill({ cells }, numbers, most) {
 function eqContributions({ keys }, sum, i) {
   const all = sum.rows.map((row) => ({ row, amount: row.recorded * row.value[i] })).filter(({ row }) => row.recorded > 0);
   const first = all.sort((a, b) => Math.abs(b.amount) - Math.abs(a.amount)).slice(0, 8);
-  const most = Math.abs(first[0]?.amount ?? 0);
+  const most = maxAbs(sum.rows.map((row) => row.recorded * maxAbs(row.value))); // one scale for all dimensions
   return first.map(({ row, amount }) => h("li", {},
     tokenSpan(keys[row.j]),
     h("span", { class: "eq-n eq-small" }, `${formatShare(row.recorded)} × ${formatDecimal(row.value[i])}`),

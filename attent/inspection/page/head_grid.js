@@ -1,7 +1,7 @@
 // All heads as thumbnails: one canvas of small heat maps per stack and attention kind, layers down, heads across, with
 // a button over each.
 
-import { h, clear } from "./dom.js";
+import { h, clear, isTouch } from "./dom.js";
 import { groupLayers } from "./data.js";
 import { heatScale, heatLevel, OVERLAYS } from "./colors.js";
 import { patchWeights, queryIndex } from "./image.js";
@@ -13,7 +13,9 @@ const SMALLEST = 15;
 const COMFORTABLE = 30; // pixels at which patterns are still recognizable
 const COLUMN = 368;
 const LABELS = 20;
-const HINT = "Layers down, heads across. Point at a head for its description; Shift-click overlays heads.";
+const HINT = "Layers down, heads across.";
+const MOUSE_HINT = "Point at a head for its description; Shift-click overlays heads.";
+const TOUCH_HINT = "Tap a head to see it; “compare heads” overlays several.";
 const IMAGE_HINT = "Each thumbnail shows the patches that a head attends to.";
 
 /** {element, draw()}: call draw after a change of document, size or theme. */
@@ -25,7 +27,8 @@ export function headGrid(store) {
   function build() {
     groups = groupLayers(store.get().doc).map((group) => makeGroup(group));
     clear(element).append(...groups.map((group) => group.figure), caption);
-    caption.textContent = isPicture(store.get().doc) ? `${IMAGE_HINT} ${HINT}` : HINT;
+    const hints = [isPicture(store.get().doc) && IMAGE_HINT, HINT, isTouch() ? TOUCH_HINT : MOUSE_HINT];
+    caption.textContent = hints.filter(Boolean).join(" ");
     element.setAttribute("role", "group");
     element.setAttribute("aria-label", "All heads");
     draw();

@@ -31,8 +31,10 @@ function propParts() {
   const about = h("p", { class: "muted prop-about" });
   const groups = h("div", { class: "prop-groups", role: "group", "aria-label": "attention kind" });
   const table = h("div", { class: "prop-box", tabindex: 0, role: "region", "aria-label": "head statistics" });
+  const terms = h("dl", { class: "prop-terms" });
   const maps = h("div", { class: "prop-maps" });
-  return { element: h("section", { class: "prop" }, about, groups, table, maps), about, groups, table, maps };
+  const help = h("details", { class: "prop-help", open: true }, h("summary", {}, "What the columns mean"), terms);
+  return { element: h("section", { class: "prop" }, about, groups, table, help, maps), about, groups, table, terms, maps };
 }
 
 function propDraw(view) {
@@ -156,6 +158,8 @@ function propTable(view) {
   for (const row of rows) row.cells.forEach((cell, i) => { cell.hidden = empty[i]; });
   const heads = h("thead", {}, h("tr", {}, propHeads(view, empty)));
   clear(parts.table).append(h("table", { class: "prop-table" }, heads, h("tbody", {}, rows.map((row) => row.line))));
+  const explained = state.columns.filter((column, i) => column.help && !empty[i]);
+  clear(parts.terms).append(...explained.map(({ label, help }) => h("div", {}, h("dt", {}, label), h("dd", {}, help))));
 }
 
 function propLines(view) {

@@ -1,7 +1,7 @@
 // The page header: model, theme, input and output (on the live page a text box), and the difference from the baseline
 // if tokens are forced or parts are masked.
 
-import { h, clear, renderDiff } from "./dom.js";
+import { h, clear, isTouch, renderDiff } from "./dom.js";
 import { clearColorCache } from "./colors.js";
 import { barStyle, formatShare } from "./paint.js";
 
@@ -19,7 +19,7 @@ export function pageHeader(store) {
   const { model } = store.get().doc.json;
   const about = model ? [h("b", {}, model.name), [model.name && " · ", model.summary].filter(Boolean).join("")] : [];
   const keys = keysDialog();
-  const help = h("button", { class: "button plain", type: "button", "aria-haspopup": "dialog" }, "Keys");
+  const help = h("button", { class: "button plain", type: "button", "aria-haspopup": "dialog", hidden: isTouch() }, "Keys");
   help.addEventListener("click", () => keys.showModal());
   return h("header", { class: "page-header" },
     h("p", { class: "wordmark" }, "attent ", h("span", {}, "look")),
@@ -172,7 +172,12 @@ function requestForm(store, actions) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   });
   store.on(["busy"], ({ busy }) => { button.textContent = busy ? "Running …" : "Inspect"; });
-  store.on(["text"], ({ text }) => { if (document.activeElement !== box) box.value = text; }); // a prediction was inserted
+  store.on(["text"], ({ text }) => {
+    if (document.activeElement !== box) box.value = text; // a prediction was inserted
+    fitHeight(box);
+  });
+  box.addEventListener("input", () => fitHeight(box));
+  new ResizeObserver(() => fitHeight(box)).observe(document.documentElement);
   const label = h("label", { class: "label", for: "sentence" });
   const name = ({ doc }) => { label.textContent = sideTitle(doc.inputSide, doc.translates ? "source" : "text"); };
   store.on(["doc"], name);
@@ -180,6 +185,12 @@ function requestForm(store, actions) {
   const { languages = [], examples = [] } = store.get().doc.json;
   const asking = h("div", { class: "asking" }, box, languages.length ? languagePicker(store, actions, languages) : null, button);
   return h("form", { on: { submit: send } }, label, asking, examplePicker(store, actions, box, examples));
+}
+
+/** As high as its text, so that no line is clipped; the style sheet limits it. */
+function fitHeight(box) {
+  box.style.setProperty("height", "auto");
+  box.style.setProperty("height", `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`);
 }
 
 function placeholderText(model) {

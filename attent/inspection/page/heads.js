@@ -1,7 +1,7 @@
 // The heads view: the grid of all heads, and the selected heads as lines, as a heat map and in words.
 
 import { h, clear } from "./dom.js";
-import { groupLayers, hasDecoderInput, setRowLabels } from "./data.js";
+import { groupLayers, hasDecoderInput, isFormed, setRowLabels } from "./data.js";
 import { OVERLAYS } from "./colors.js";
 import { describeSelection } from "./description.js";
 import { headGrid, selectHead } from "./head_grid.js";
@@ -16,10 +16,11 @@ export function headsView(store) {
   const controls = h("div", { class: "controls" });
   const pictures = h("div", { class: "pictures" }, panels.lines.element, panels.picture.element, panels.map.element);
   const nothing = h("p", { class: "waiting", hidden: true });
-  const large = h("div", { class: "large" }, controls, pictures, description);
+  const unformed = unformedNotice(() => { showsUnformed = true; build(); });
+  const large = h("div", { class: "large" }, controls, description, unformed, pictures);
   const both = h("div", { class: "heads" }, grid.element, large);
   const element = h("div", {}, both, nothing);
-  let [isShown, width, used] = [false, 0, []];
+  let [isShown, width, used, showsUnformed] = [false, 0, [], false];
 
   function build() {
     if (!isShown) return;
@@ -31,8 +32,10 @@ export function headsView(store) {
     if (!layer) return describeEmpty(nothing, doc);
     used = choosePanels(panels, doc, layer);
     drawControls(controls, store);
-    for (const panel of used) panel.build();
     describe();
+    unformed.hidden = layer.kind !== "cross" || isFormed(doc) || showsUnformed;
+    pictures.hidden = !unformed.hidden;
+    for (const panel of used) panel.build();
   }
 
   function describe() {
@@ -71,6 +74,14 @@ function describeEmpty(nothing, doc) {
   nothing.textContent = doc.json.live
     ? "Type a sentence above to see the attention of every head."
     : "This document has no attention weights.";
+}
+
+/** Shown instead of pale pictures while cross-attention is uniform. */
+function unformedNotice(showAnyway) {
+  const show = h("button", { type: "button", class: "button", on: { click: showAnyway } }, "Show the weights anyway");
+  return h("div", { class: "notice unformed" },
+    h("p", {}, h("b", {}, "Cross-attention has not formed yet: "), "every head spreads its weight evenly over the source. ",
+      "It forms late, often after the loss has fallen for a while: train longer."), show);
 }
 
 /** Lines between tokens, or the image if the keys are patches. */

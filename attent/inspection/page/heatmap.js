@@ -2,7 +2,7 @@
 // box scrolls, so 2,000 tokens cost as much as 60.
 
 import { h, clear, tokenSpan, tokenText, formatPercent } from "./dom.js";
-import { heatScale, heatLevel } from "./colors.js";
+import { heatScale, heatLevel, maxWeight } from "./colors.js";
 import { getFocus, patchName } from "./description.js";
 import { pinToken } from "./lines.js";
 
@@ -32,9 +32,10 @@ export function heatMap(store) {
     const state = store.get();
     const layer = state.doc.layer(state.path);
     if (!box.clientWidth || !layer) return;
+    view.most = maxWeight(state.doc, layer);
     paintVisible(canvas, box, view, layer, state.heads);
     labelVisible(parts, box, view, state.doc, layer);
-    drawLegend(parts.legend);
+    drawLegend(parts.legend, view.most);
     focus();
   }
 
@@ -64,7 +65,7 @@ function mapParts() {
   }, space);
   const tip = h("div", { class: "tip", hidden: true });
   const scale = h("canvas", { width: 256, height: 1, "aria-hidden": "true" });
-  const legend = h("span", { class: "legend" }, "0", scale, "100% of the weight");
+  const legend = h("span", { class: "legend" }, "0", scale, h("span", {}));
   const header = h("header", {}, h("h3", {}, "Heat map"), legend);
   const element = h("section", { class: "panel", "aria-label": "Heat map" }, header, box, tip);
   return { canvas, bands, field, corner, top, left, space, box, tip, legend, element };
@@ -76,9 +77,11 @@ function measure(view, box, doc, layer) {
   const [rows, columns] = [labelTexts(doc, layer.queries), labelTexts(doc, layer.keys)];
   const narrow = box.clientWidth < 480;
   view.left = Math.min(narrow ? 84 : 120, 18 + longest(rows, 13, box));
+  view.top = Math.max(36, Math.min(narrow ? 84 : 110, 16 + longest(columns, 14, box)));
   const room = (box.clientWidth || 640) - view.left - 2;
   const fits = Math.floor(room / Math.max(1, doc.tokens(layer.keys).length));
-  const whole = Math.max(22, Math.floor((innerHeight * 0.56) / Math.max(1, doc.tokens(layer.queries).length)));
+  const below = innerHeight - (box.getBoundingClientRect().top + scrollY) - view.top - 12; // down to the window's edge
+  const whole = Math.max(22, Math.floor(below / Math.max(1, doc.tokens(layer.queries).length)));
   view.cell = fits >= SMALLEST_CELL ? Math.min(LARGEST_CELL, fits, whole) : EASY_CELL;
   view.font = Math.min(14, Math.max(10, view.cell - 3));
   view.left = Math.min(view.left, 18 + longest(rows, view.font, box));
@@ -131,7 +134,7 @@ function paintVisible(canvas, box, view, layer, heads) {
   const height = Math.max(1, Math.min(weights.Tq * view.cell, box.clientHeight - view.top));
   resizeCanvas(canvas, width, height, dpr);
   if (q1 <= q0 || k1 <= k0) return;
-  const small = cellsImage(weights, heads, q0, q1, k0, k1);
+  const small = cellsImage(weights, heads, view.most, q0, q1, k0, k1);
   const context = canvas.getContext("2d");
   context.setTransform(dpr, 0, 0, dpr, 0, 0);
   context.clearRect(0, 0, width, height);
@@ -151,22 +154,22 @@ function resizeCanvas(canvas, width, height, dpr) {
 }
 
 /** One pixel per cell; the canvas scales it. */
-function cellsImage(weights, heads, q0, q1, k0, k1) {
+function cellsImage(weights, heads, most, q0, q1, k0, k1) {
   const [rows, columns] = [q1 - q0, k1 - k0];
   const small = new OffscreenCanvas(columns, rows);
   const context = small.getContext("2d");
   const image = context.createImageData(columns, rows);
-  const levels = heads.map((head) => levelsOf(weights, head, q0, q1, k0, k1));
+  const levels = heads.map((head) => levelsOf(weights, head, most, q0, q1, k0, k1));
   fillPixels(new Uint32Array(image.data.buffer), heads.map((_, place) => heatScale(place)), levels);
   context.putImageData(image, 0, 0);
   return small;
 }
 
-function levelsOf(weights, head, q0, q1, k0, k1) {
+function levelsOf(weights, head, most, q0, q1, k0, k1) {
   const columns = k1 - k0;
   const out = new Uint8Array((q1 - q0) * columns);
   weights.each(head, (q, k, weight) => {
-    if (k >= k0 && k < k1) out[(q - q0) * columns + k - k0] = heatLevel(weight);
+    if (k >= k0 && k < k1) out[(q - q0) * columns + k - k0] = heatLevel(weight / most);
   }, q0, q1);
   return out;
 }
@@ -219,7 +222,8 @@ function fillLabels(strip, doc, side, from, to, cell, edge) {
   strip.replaceChildren(...labels);
 }
 
-function drawLegend(legend) {
+function drawLegend(legend, most) {
+  legend.lastChild.textContent = `${formatPercent(most)} of the weight`;
   const context = legend.querySelector("canvas").getContext("2d");
   const image = context.createImageData(256, 1);
   const scale = heatScale(0);
@@ -263,13 +267,20 @@ function bindHeatMap(store, parts, view, box, field) {
     if (moved) store.set({ hover: { side: "queries", index: cell.q, other: cell.k } });
     showTip(parts.tip, store.get(), cell, event);
   });
-  field.addEventListener("pointerleave", () => {
+  field.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "touch") return; // the tip of a tapped cell stays
     parts.tip.hidden = true;
     store.set({ hover: null });
   });
   field.addEventListener("click", (event) => {
     const cell = cellAt(event);
-    if (cell) pinToken(store, "queries", cell.q);
+    if (cell && event.pointerType !== "touch") pinToken(store, "queries", cell.q);
+    if (!cell || event.pointerType !== "touch") return;
+    store.set({ hover: { side: "queries", index: cell.q, other: cell.k } });
+    showTip(parts.tip, store.get(), cell, event);
+  });
+  document.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "touch" && !field.contains(event.target)) parts.tip.hidden = true;
   });
 }
 
@@ -280,7 +291,8 @@ function showTip(tip, { doc, path, heads }, { q, k }, event) {
   const values = h("b", {}, `  ${heads.map(value).join(", ")}`);
   clear(tip).append(name(layer.queries, q), " → ", name(layer.keys, k), values);
   tip.hidden = false;
+  const panel = tip.parentElement.getBoundingClientRect(); // the tip moves with its panel
   const flip = event.clientX > innerWidth - 240; // no room to the right
-  const at = `translate(${event.clientX + (flip ? -14 : 14)}px, ${event.clientY + 18}px)`;
-  tip.style.setProperty("transform", flip ? `${at} translateX(-100%)` : at);
+  const left = flip ? Math.max(8, event.clientX - 14 - tip.offsetWidth) : event.clientX + 14;
+  tip.style.setProperty("transform", `translate(${left - panel.left}px, ${event.clientY + 18 - panel.top}px)`);
 }

@@ -1,12 +1,12 @@
 // The input image with each patch tinted by its attention weight. Replaces the lines for models of images.
 
-import { h, clear, tokenSpan, formatPercent } from "./dom.js";
+import { h, clear, isTouch, tokenSpan, formatPercent } from "./dom.js";
 import { cssColor, OVERLAYS } from "./colors.js";
 import { getFocus } from "./description.js";
 import { pinToken } from "./lines.js";
 
 const SMALL_PICTURE = 128; // below this width, pixels are drawn sharp
-const TINT = 0.82; // opacity of the patch with the largest weight
+const TINT = 0.6; // opacity of the patch with the largest weight: the picture stays recognizable under it
 
 /** {element, build(), draw(), focus()}, like linesPanel. */
 export function imagePanel(store) {
@@ -79,7 +79,8 @@ function fillTokenButtons(words, doc, layer) {
   const tokens = doc.tokens(layer.queries).slice(0, image ? image.num_prefix_tokens ?? 0 : undefined);
   const choice = (token, index) => h("button", { type: "button", class: "button", dataset: { index } }, tokenSpan(token));
   clear(words).append(...tokens.map(choice));
-  const all = tokens.length ? "or point at a patch to use it as the query" : "Mean over all patches; point at one to use it as the query";
+  const point = isTouch() ? "tap" : "point at";
+  const all = tokens.length ? `or ${point} a patch to use it as the query` : `Mean over all patches; ${point} one to use it as the query`;
   if (image) words.append(h("span", { class: "quiet-text small" }, all));
 }
 

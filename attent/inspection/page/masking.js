@@ -1,18 +1,18 @@
 // The masking view of the live page: switch heads, sub-layers and layers off and compare the output with the baseline.
 
-import { h, clear, renderDiff } from "./dom.js";
+import { h, clear, isTouch, renderDiff } from "./dom.js";
 import { groupLayers } from "./data.js";
 
 const DEBOUNCE = 250; // milliseconds: several quick clicks make one request
 
 const COST_NOTE = "Red: the BLEU lost by masking the part.";
-const INTRO = "Click a head to mask it: its output becomes zero, and the sentence is";
+const INTRO = "a head to mask it: its output becomes zero, and the sentence is";
 
 export function maskingView(store, actions) {
   const parts = h("div", { class: "mask-parts" });
   const now = h("aside", { class: "mask-now", "aria-live": "polite" });
   const again = store.get().doc.translates ? "translated" : "processed";
-  const intro = h("p", { class: "quiet-text" }, `${INTRO} ${again} again.`);
+  const intro = h("p", { class: "quiet-text" }, `${isTouch() ? "Tap" : "Click"} ${INTRO} ${again} again.`);
   const element = h("div", {}, intro, h("br", {}), h("div", { class: "mask" }, parts, now));
   let [timer, selected, isShown] = [null, null, false];
 

@@ -1,6 +1,6 @@
 // The positions view: the values of the positional encoding and its pairwise products or biases, for any scheme.
 
-import { h, s, clear, tokenSpan, quoteToken } from "./dom.js";
+import { h, s, clear, keepPunctuation, pointAt, tokenSpan, quoteToken } from "./dom.js";
 import { unpackArray } from "./data.js";
 import { formatDecimal, maxAbs, paintMatrix, picker, onPointer, makeButton } from "./paint.js";
 
@@ -134,10 +134,11 @@ function posWords(view) {
   const choose = (i) => {
     state.at = i;
     posShow(view);
-    parts.words.children[i]?.focus();
+    parts.words.querySelectorAll("button")[i]?.focus();
   };
-  clear(parts.words).append(...fit.map((token, i) =>
-    makeButton("pos-word", () => choose(i), [h("small", {}, i), tokenSpan(token)], { "aria-pressed": String(i === state.at) })));
+  const button = (token, i) =>
+    makeButton("pos-word", () => choose(i), [h("small", {}, i), tokenSpan(token)], { "aria-pressed": String(i === state.at) });
+  clear(parts.words).append(...keepPunctuation(fit, fit.map(button)));
   parts.words.hidden = !fit.length;
 }
 
@@ -229,7 +230,7 @@ function posPicture(state, { kind, title, down, across, numbers, rows, columns, 
     class: "pos-canvas", role: "img", tabindex: 0, "aria-label": `${title}: ${label}. Arrow keys move through it.`, "data-own-keys": true,
   });
   paintMatrix(canvas, numbers, rows, columns, maxAbs(numbers));
-  const say = h("p", { class: "pos-say", "aria-live": "polite" }, "Point at the matrix to read a value.");
+  const say = h("p", { class: "pos-say", "aria-live": "polite" }, `${pointAt()} the matrix to read a value.`);
   const shape = kind === "pairwise" ? "pos-field pos-square" : "pos-field";
   const field = h("div", { class: shape, style: { "--rows": rows } }, canvas, posMarks(state, rows));
   const cursor = field.appendChild(h("span", { class: "pos-cursor", hidden: true }));
@@ -242,7 +243,7 @@ function posPicture(state, { kind, title, down, across, numbers, rows, columns, 
   });
   const axes = [h("span", { class: "pos-down" }, `${down} ↓`), h("span", { class: "pos-across" }, `${across} →`), posTicks(rows)];
   return h("figure", { class: `pos-figure pos-${kind}` }, h("figcaption", {}, h("b", {}, title), above),
-    h("div", { class: "pos-frame" }, axes, field), say, posCurve(state, curve(state.at), numbers, kind));
+    h("div", { class: "pos-frame" }, axes, field), say, posCurve(state, curve(state.at), numbers, kind, across));
 }
 
 /** Markers for the selected token and the length of the sentence. */
@@ -275,7 +276,7 @@ function posOnPointer(canvas, read) {
   });
 }
 
-function posCurve(state, numbers, all, kind) {
+function posCurve(state, numbers, all, kind, across) {
   const [low, high] = posRange(all);
   const tall = high - low || 1;
   const waves = kind === "values" && posInterleaved(state.values) ? [" — even dimensions", " — odd dimensions"] : [""];
@@ -286,9 +287,18 @@ function posCurve(state, numbers, all, kind) {
   }, s("path", { class: "pos-zero", d: `M0 0H${numbers.length}` }), lines);
   const what = kind === "values" ? "Values of" : "All positions with";
   const names = waves.map((name, i) => h("span", { class: `pos-name-${i}` }, name));
-  const said = `${what} ${posName(state, state.at)}, from ${formatDecimal(low, 1)} to ${formatDecimal(high, 1)}`;
-  return h("div", { class: "pos-curvebox" }, h("p", { class: "small muted" }, said, names), svg);
+  const said = `${what} ${posName(state, state.at)}`;
+  const at = (number) => ({ top: `${(100 * (high + 0.04 * tall - number)) / (1.08 * tall)}%` });
+  const levels = [...new Set([high, 0, low])].map((number) => h("span", { style: at(number) }, formatDecimal(number, 1)));
+  const ticks = h("span", { class: "pos-ticks", "aria-hidden": "true" }, levels);
+  const ends = h("span", { class: "pos-ends" }, h("span", {}, 0), h("span", {}, `${across.replace(/,.*/, "")} →`), h("span", {}, numbers.length - 1));
+  const axis = h("span", { class: "pos-down" }, `${kind === "values" ? "value" : biasedName(state)} ↑`);
+  return h("div", { class: "pos-curvebox" }, h("p", { class: "small muted" }, said, names),
+    h("div", { class: "pos-frame" }, axis, h("span", {}), ticks, svg, h("span", {}), ends));
 }
+
+/** The name of pairwise numbers. */
+const biasedName = ({ selected }) => (selected.entry.applied_as === "bias" ? "bias" : "dot product");
 
 function posRange(numbers) {
   let [low, high] = [0, 0];

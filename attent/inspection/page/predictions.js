@@ -1,7 +1,7 @@
 // The predictions view: next-token predictions of a decoder, masked-token predictions of an encoder. On the live page
 // a prediction can be inserted into the text.
 
-import { h, clear, tokenSpan } from "./dom.js";
+import { h, boldToken, clear, keepPunctuation, tokenSpan } from "./dom.js";
 import { barStyle, formatDecimal, textDirection, makeButton, formatShare } from "./paint.js";
 
 const PREDICTION_TEXTS = {
@@ -91,12 +91,13 @@ function predTokens(view) {
   const tokens = doc.tokens(side);
   parts.words.dir = textDirection(doc.side(side)?.text);
   const all = Array.from({ length: Math.max(tokens.length, 1 + Math.max(...state.places.keys())) }, (_, i) => i);
-  clear(parts.words).append(...all.map((i) => predToken(state, tokens[i], i, (place) => {
+  const words = all.map((i) => predToken(state, tokens[i], i, (place) => {
     state.place = place;
-    [...parts.words.children].forEach((word, at) => word.setAttribute("aria-pressed", String(at === place)));
+    words.forEach((word, at) => word.setAttribute("aria-pressed", String(at === place)));
     predOptions(view);
-  })));
-  const now = parts.words.children[state.place];
+  }));
+  clear(parts.words).append(...keepPunctuation(tokens, words));
+  const now = words[state.place];
   if (now) parts.words.scrollTop = now.offsetTop - parts.words.offsetTop - parts.words.clientHeight / 2;
 }
 
@@ -121,20 +122,19 @@ function predOptions({ store, state, parts, actions }) {
   const { stood, open } = PREDICTION_TEXTS[kind];
   const listed = entry.chosen === null || entry.options.some((option) => option.token === entry.chosen);
   const options = listed ? entry.options : [...entry.options, { ...token, token: entry.chosen, p: entry.p }];
-  const most = Math.max(...options.map((option) => option.p));
   const takes = doc.json.live && actions && entry.chosen === null ? (option) => predTake({ store, actions, kind, entry }, option) : null;
-  const about = entry.chosen === null ? [open] : [h("b", {}, tokenSpan(token)), ` ${stood} ${formatShare(entry.p)}. Most probable tokens:`];
+  const about = entry.chosen === null ? [open] : [boldToken(token), ` ${stood} ${formatShare(entry.p)}. Most probable tokens:`];
   parts.options.append(
     h("p", {}, about),
-    h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, predOption(entry, option, most, takes)))),
+    h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, predOption(entry, option, takes)))),
     takes ? h("p", { class: "muted small" }, "Select one to insert it.") : "",
   );
 }
 
-function predOption(entry, option, most, take) {
+function predOption(entry, option, take) {
   const here = option.token === entry.chosen;
   const inside = [
-    tokenSpan(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barStyle(option.p, most) })),
+    tokenSpan(option), h("span", { class: "dec-bar", "aria-hidden": "true" }, h("span", { style: barStyle(option.p, 1) })),
     h("span", { class: "dec-n" }, formatShare(option.p)), h("span", { class: "dec-chosen" }, here ? "in the text" : ""),
   ];
   const taken = take && !option.special; // partial characters cannot be inserted
