@@ -152,7 +152,7 @@ def expect_tiles_refusal(request: AttentionInputs) -> str | None:
     if mask.window is not None:
         return "no window"
     if mask.causal and mask.packing is not None and mask.packing[0] is not mask.packing[1]:
-        return "order between two different packings"
+        return "causal mask between two different packings"
     return None
 
 
@@ -164,7 +164,7 @@ def expect_flash_refusal(request: AttentionInputs) -> str | None:
     if request.bias is not None:
         return "no bias"
     if mask.causal and mask.packing[0] is not mask.packing[1]:
-        return "order and windows between two different packings"
+        return "aligns causal masks and windows of two different packings"
     return None
 
 

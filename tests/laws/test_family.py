@@ -354,7 +354,8 @@ def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> 
     with pytest.raises(ValueError, match="no classifier"):
         bare.classify(states)
     with pytest.raises(ValueError, match="`segments` must be None"):
-        bare(torch.zeros(1, 3, dtype=torch.int64), None, torch.zeros(1, 3, dtype=torch.int64))
+        ids = torch.zeros(1, 3, dtype=torch.int64, device=device)
+        bare(ids, None, ids)
     with pytest.raises(ValueError, match="no classifier"):
         build(replace(VISION["vit"], labels=()))(pictures(VISION["vit"], 1, device))
     with pytest.raises(ValueError, match=r"pixels must be floating numbers of \(B, 3, 12, 12\), but are"):
