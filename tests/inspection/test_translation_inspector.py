@@ -26,7 +26,7 @@ from attent.inspection.inspectors.translation import (
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
-from attent.nn import Attention, LearnedConfig
+from attent.nn import Attention, LearnedConfig, StackConfig
 from tests.inspection.toy_translator import STACK, TEXT, model, translator
 from tests.text.corpus import tokenizer
 
@@ -158,9 +158,9 @@ def test_two_thousand_tokens(inspector: TranslationInspector) -> None:
 
 def test_page_budget(inspection: dict[str, Any]) -> None:
     sides = Trace.from_document(inspection).sides
-    layers = dict.fromkeys(Trace.from_document(inspection), Attention(24, 3))
+    layers = dict.fromkeys(Trace.from_document(inspection), Attention(StackConfig(width=24, heads=3)))
     assert PageBudget.from_layers(layers, sides) == PageBudget(weights_per_row=None, include_qkv=True)
-    wide = Attention(24, 3)
+    wide = Attention(StackConfig(width=24, heads=3))
     wide.heads = 10_000_000
     assert PageBudget.from_layers({"decoder.blocks.0.cross_attn": wide}, sides).include_qkv is False
 
