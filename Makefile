@@ -8,12 +8,13 @@
 #   make setup PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu TORCH=torch==2.13.0+cpu
 TORCH   := torch==2.13.0
 VENV    := .venv
-PY      ?= $(VENV)/bin/python
+BIN     := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+PY      ?= $(BIN)/python
 WORKERS ?= 2
 
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-IS_VENV := $(filter $(VENV)/bin/python,$(PY))
+IS_VENV := $(filter $(BIN)/python,$(PY))
 READY := $(if $(IS_VENV),$(INSTALLED))
 READY_DEV := $(if $(IS_VENV),$(INSTALLED_DEV))
 
@@ -22,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup browser demo test test-slow test-device lint format bench faults lock clean
+.PHONY: help setup browser demo test test-slow test-device lint format bench faults mutants wheel-test lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,12 +40,12 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	echo "setup: attent needs Python 3.11 or newer, but none was found; install it and run make again" >&2; \
 	exit 1
 	@echo "setup: installing $(TORCH) and the packages of constraints.txt; this takes a few minutes"
-	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # The browser tests are skipped without a Chromium.
@@ -88,15 +89,53 @@ bench: $(READY_DEV) ## run all benchmarks
 faults: $(READY_DEV) ## mutation tests: plant faults in a copy of the code (ONLY=part of a name)
 	$(PY) tests/faults.py $(ONLY)
 
-# uv resolves for all platforms and Python versions at once, which pip cannot.
-lock: $(READY_DEV) ## update constraints.txt from pyproject.toml
-	$(PY) -m pip install --quiet uv
+mutants: $(READY_DEV) ## random mutation tests (SEED=1 COUNT=40 PACKAGES="nn cli" MINUTES=60)
+	$(PY) tests/mutation.py --seed $(or $(SEED),0) --count $(or $(COUNT),40) --workers $(WORKERS) \
+	  --minutes $(or $(MINUTES),600) --packages $(PACKAGES)
+
+# The wheel must work without the repository, so its venv and its working directory are elsewhere.
+wheel-test: $(READY_DEV) ## build the wheel, install it in a fresh environment, train and translate with it
+	rm -rf build/wheel
+	$(PY) -m build --outdir build/wheel . >/dev/null
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; constraints=$$PWD/constraints.txt; \
+	wheel=$$(ls $$PWD/build/wheel/*.whl); $(PY) -m venv $$folder/venv; cd $$folder; python=$$folder/venv/bin/python; \
+	$$python -m pip install --quiet '$(TORCH)'; \
+	$$python -m pip install --quiet -c $$constraints "$$wheel"; \
+	venv/bin/attent --version; venv/bin/attent doctor; \
+	venv/bin/attent train --data phrases --src en --tgt de --out run --steps 5 --size tiny; \
+	echo 'the small girl' | venv/bin/attent translate run; \
+	echo "$$(basename $$wheel): installed and used outside of the repository"
+
+TOOLS := build/tools
+TOOLS_BIN := $(TOOLS)/$(notdir $(BIN))
+$(TOOLS)/.installed:
+	$(PY) -m venv $(TOOLS)
+	$(TOOLS_BIN)/python -m pip install --quiet uv cyclonedx-bom
+	@touch $@
+
+# uv resolves for all platforms and Python versions at once, which pip cannot. Its hashes leave out torch, which is
+# installed first, as a CPU or a CUDA build, and the CUDA packages that belong to it.
+COMPILE := $(TOOLS_BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --no-header \
+  --no-annotate --quiet
+TORCH_PACKAGES := ^(torch|nvidia-[a-z0-9-]+|cuda-[a-z]+)==
+lock: $(READY_DEV) $(TOOLS)/.installed ## update constraints.txt and requirements.lock from pyproject.toml
 	{ echo '# Every package that attent, its extras and its tests can bring in, pinned, for Python 3.11 and later on any'; \
 	  echo '# system. A constraint installs nothing by itself: pip install -c constraints.txt attent'; \
 	  echo '# Update with: make lock   (the torch version is in the Makefile)'; \
-	  echo '$(TORCH)' | $(PY) -m uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras \
-	    --upgrade --constraints - --no-header --no-annotate --quiet; } > constraints.tmp
+	  echo '$(TORCH)' | $(COMPILE) --upgrade --constraints -; } > constraints.tmp
+	{ echo '# The packages of constraints.txt with the SHA-256 of every file; torch is installed separately:'; \
+	  echo '#   pip install $(TORCH) && pip install --require-hashes --no-deps -r requirements.lock'; \
+	  echo '# Update with: make lock'; \
+	  $(COMPILE) --generate-hashes --constraints constraints.tmp \
+	    $$(sed -nE 's/$(TORCH_PACKAGES).*/--no-emit-package \1/p' constraints.tmp); } > requirements.tmp
 	mv constraints.tmp constraints.txt
+	mv requirements.tmp requirements.lock
+
+sbom: $(READY_DEV) $(TOOLS)/.installed ## write build/attent.cdx.json, a CycloneDX bill of materials
+	version=$$($(PY) -c 'import attent; print(attent.__version__)'); \
+	sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/pyproject.toml
+	{ cat requirements.lock; grep -E '$(TORCH_PACKAGES)' constraints.txt; } | $(TOOLS_BIN)/cyclonedx-py requirements \
+	  --pyproject build/pyproject.toml --output-reproducible --validate --output-file build/attent.cdx.json -
 
 clean: ## remove build outputs and caches, but not .venv and runs
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
