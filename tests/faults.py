@@ -662,7 +662,7 @@ FAULTS = """
 + session.list_candidates()[0]
 
 # decoding: gaps between segments are lost
-@ decoding/translator.py::join_segments: decoding/test_translator.py -k gaps
+@ decoding/translator.py::join_hypotheses: decoding/test_translator.py -k gaps
 - item.text + segment.gap for
 + item.text + " " for
 

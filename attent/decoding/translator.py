@@ -222,7 +222,7 @@ class Translator:
             hypotheses = [[next(results) for _ in group] for group in groups]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
         per_group = zip(texts, groups, self._detokenize(hypotheses), aligned, strict=True)
-        return [join_segments(text, group, n_best, options, links) for text, group, n_best, links in per_group]
+        return [join_hypotheses(text, group, n_best, options, links) for text, group, n_best, links in per_group]
 
     def stream(
         self,
@@ -791,7 +791,7 @@ def build_translation(
     )
 
 
-def join_segments(
+def join_hypotheses(
     text: str,
     segments: Sequence[Segment],
     n_best: Sequence[list[Hypothesis]],

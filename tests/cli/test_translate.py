@@ -20,13 +20,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli.interactive import COMMANDS, run_session
+from attent.cli.interactive import COMMANDS, parse_count, run_session
 from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
+from attent.data.formats.units import SkippedUnit
+from attent.data.pretranslate import PretranslateResult
 from attent.decoding import Translator, input_lines
 from attent.decoding.input_lines import LineSource, parse_text_line
 from attent.decoding.options import SCORE_FORMULAS, SamplingOptions, SearchOptions
-from attent.decoding.pipeline import TranslationPipeline, translate_lines
+from attent.decoding.pipeline import TranslationPipeline, report_pretranslation, translate_lines
 from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
 from attent.models.config import mirror_encoder
@@ -545,12 +547,16 @@ def test_a_long_line_is_split_and_reported(
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 2
     assert "standard input, line 2: too long to translate at once" in check_one_line(printed.err, "")
-    monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 100)
+    monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 240)
+    set_stdin(monkeypatch, b"A man is walking. " * 60 + b"\n")
+    assert cli.main([*arguments, "--alignment", "hard"]) == 0
+    monkeypatch.setattr("attent.decoding.pipeline.MAX_ALIGNED_WORDS", 239)
+    capsys.readouterr()
     set_stdin(monkeypatch, b"a dog\n" + b"A man is walking. " * 60 + b"\n")
     assert cli.main([*arguments, "--alignment", "hard"]) == 1
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 1
-    assert "line 2: a line must have at most 100 words for alignment" in check_one_line(printed.err)
+    assert "error: standard input, line 2: a line must have at most 239 words for alignment" in printed.err
 
 
 def test_an_unavailable_device_is_reported(
@@ -673,6 +679,37 @@ def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) ->
     assert "the word must be one of the" in output[5]
     assert "--to must be one of its target languages" in output[6]
     assert [line.split()[0] for line in output[7:]] == [f":{name}" for name in COMMANDS]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"), [("0", False), ("1", True), ("1000", True), ("1001", False), ("-1", False)]
+)
+def test_counts_of_the_session_have_limits(text: str, is_valid: bool) -> None:
+    if is_valid:
+        assert parse_count(text, "the word") == int(text)
+    else:
+        with pytest.raises(ValueError, match="the word must be a number from 1 to 1,000"):
+            parse_count(text, "the word")
+
+
+def test_alternatives_start_at_any_word_or_after_the_last(pipeline: TranslationPipeline) -> None:
+    words = run_typed(pipeline, DOG)[0].split()
+    output = run_typed(pipeline, DOG, f":alt {len(words) + 1}", ":alt", f":alt {len(words) + 2}")
+    assert all(" ".join(words) in line for line in output[1:-6])
+    assert len(output[1:-6]) > 0
+    assert output[-1] == f"the word must be one of the {len(words)} of the translation, but is {len(words) + 2}"
+
+
+def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:
+    for count, lines in ((0, 1), (20, 21), (21, 22)):
+        skipped = tuple(SkippedUnit(line=i + 1, reason="it is long", source="a\tb") for i in range(count))
+        result = PretranslateResult(content=b"", filled_count=1234, existing_count=5, skipped=skipped)
+        messages: list[str] = []
+        report_pretranslation(result, Path("a.po"), messages.append)
+        assert messages[0] == f"a.po: 1,234 filled, 5 kept, {count} skipped"
+        assert messages[1:2] == ["a.po, line 1: skipped, because it is long: a\\tb"] * (count > 0)
+        assert (messages[-1] == "... and 1 more") == (count == 21)
+        assert len(messages) == lines
 
 
 def test_ctrl_c_at_the_prompt_discards_the_line_only(pipeline: TranslationPipeline) -> None:

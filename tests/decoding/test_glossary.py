@@ -36,7 +36,8 @@ def test_comments_empty_lines_bom_and_crlf_are_read(tmp_path: Path) -> None:
         ("dog\tHund\tnoun", "remove all but two of its 3 columns"),
         ("dog\tHund|", "terms.tsv:2: must have a translation on each side of |"),
         ("cat\tKater", "terms.tsv:2: must be a new term, but `cat` has another translation in line 1"),
-        ("x" * 300, f"`{'x' * 60}...`"),
+        ("x" * 60, f"`{'x' * 60}`;"),
+        ("x" * 61, f"`{'x' * 60}...`"),
     ],
 )
 def test_an_invalid_line_is_reported_with_its_number(line: str, says: str) -> None:

@@ -65,9 +65,17 @@ def test_blocks_of_long_lines_are_small(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(input_lines, "MAX_BLOCK_BYTES", 10)
     blocks = build_source([b"a\nb\n" + b"c" * 20 + b"\nd\n"]).read_blocks(100, input_lines.parse_text_line)
     assert [len(block.lines) for block in blocks] == [3, 1]
+    blocks = build_source([b"12345\n67890\nabc\n"]).read_blocks(100, input_lines.parse_text_line)
+    assert [(block.lines, block.first_index, block.byte_count) for block in blocks] == [
+        (["12345", "67890"], 0, 12),
+        (["abc"], 2, 4),
+    ]
+    blocks = build_source([b"a\nb\nc\n"]).read_blocks(2, input_lines.parse_text_line)
+    assert [block.lines for block in blocks] == [["a", "b"], ["c"]]
     monkeypatch.setattr(input_lines, "MAX_LINE_BYTES", 30)
+    assert read_texts([b"a\n", *[b"0" * 10] * 3]) == ["a", "0" * 30]
     with pytest.raises(InputError, match="is it a text file"):
-        read_texts([b"a\n", *[b"0" * 10] * 5])
+        read_texts([b"a\n", *[b"0" * 10] * 3, b"0"])
 
 
 def test_lines_before_an_invalid_one_are_yielded_first() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from attent.decoding.alignment import Alignment
 from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.output_format import OutputFormat, format_moses, format_pharaoh
-from attent.decoding.translator import Translation, join_segments
+from attent.decoding.translator import Translation, join_hypotheses
 
 BREAKS = "a\tb\nc\r\nd\u2028e\x85f"
 
@@ -47,8 +48,17 @@ def test_the_score_precedes_the_text_and_the_alignment_follows() -> None:
     assert format_lines(with_score=True, alignment="hard") == ["-0.1235\tEin Hund läuft. ||| 0-0 1-2"]
 
 
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [({}, True), ({"type": "tsv"}, False), ({"n_best": 2}, False), ({"with_score": True}, False),
+     ({"alignment": "hard"}, False)],
+)  # fmt: skip
+def test_only_text_alone_is_plain(options: dict[str, Any], is_plain: bool) -> None:
+    assert OutputFormat(**options).is_plain == is_plain
+
+
 def test_an_empty_line_stays_empty() -> None:
-    empty = join_segments("", [], [], SearchOptions(), None)
+    empty = join_hypotheses("", [], [], SearchOptions(), None)
     assert format_lines(empty) == [""]
     assert format_lines(empty, alignment="hard") == [" |||"]
     assert format_lines(empty, type="tsv") == ["\t"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attent.decoding import sampling
 from attent.decoding.options import SamplingOptions
-from attent.decoding.sampling import filter_logits, sample_tokens
+from attent.decoding.sampling import filter_logits, mix_bits, sample_tokens
 
 NEVER = float("-inf")
 MANY = 20_000
@@ -51,6 +51,18 @@ def test_positions_beams_and_seeds_are_independent() -> None:
     for other in others:
         assert compute_chi_square(4 * first + other, pairs) < 2.6
     assert compute_chi_square(4 * first + first, pairs) > 100
+
+
+def test_the_hash_is_splitmix64() -> None:
+    """Published test vectors of the generator: a sample must not change from one version to the next."""
+    golden_gamma = 0x9E3779B97F4A7C15
+    states = [(golden_gamma * i) % 2**64 for i in range(3)]
+    x = torch.tensor([state - 2**64 * (state >= 2**63) for state in states])
+    assert [value % 2**64 for value in mix_bits(x).tolist()] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
 
 
 def test_a_sample_depends_only_on_seed_key_and_position() -> None:

@@ -25,6 +25,7 @@ from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
+from attent.decoding.loading import choose_placement, fit_rows
 from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SamplingOptions, SearchOptions
 from attent.decoding.search import beam_search
 from attent.decoding.translator import TranslationError, Translator
@@ -265,7 +266,15 @@ def test_long_texts_are_split_by_default(trained_translator: Translator, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("said", "whole"), [("[data]\nmax_tokens = 512\n", True), ("[data]\nlongest = 256\n", False), ("", False)]
+    ("said", "whole"),
+    [
+        ("[data]\nmax_tokens = 257\n", True),
+        ("[data]\nmax_tokens = 256\n", False),
+        ('[data]\nmax_tokens = "many"\n', False),
+        ("[model]\n", False),
+        ("not TOML", False),
+        ("", False),
+    ],
 )
 def test_a_model_trained_on_long_texts_does_not_split_them(
     trained_translator: Translator, said: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -278,6 +287,17 @@ def test_a_model_trained_on_long_texts_does_not_split_them(
         [" ".join(TEXTS)]
     )
     assert (got[0].segment_count == 1) == whole
+
+
+def test_a_text_of_just_the_maximum_length_is_not_split(
+    trained_translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(TEXTS[:2])
+    length = len(trained_translator.tokenizer.source.encode([text])[0])
+    for to, special_tokens in ((None, 1), ("de", 2)):
+        for max_tokens, count in ((length + special_tokens, 1), (length + special_tokens - 1, 2)):
+            monkeypatch.setattr(translator, "MAX_UNSPLIT_TOKENS", max_tokens)
+            assert trained_translator.translate([text], to=to, beam_size=1)[0].segment_count == count
 
 
 def test_segments_fit_into_the_positions() -> None:
@@ -629,6 +649,29 @@ def test_bound_token_count_is_an_upper_bound(trained_translator: Translator) -> 
     some = [*TEXTS, *ODD, "xqz" * 9, "a  b", "\u00e4\u4e2d\U0001f600", "~"]
     counts = [len(row) for row in trained_translator.tokenizer.source.encode(some)]
     assert all(count <= translator.bound_token_count(text) for count, text in zip(counts, some, strict=True))
+
+
+def test_the_smallest_batch_is_one_token(model: Seq2Seq) -> None:
+    assert translate_to_texts(Translator(model, tokenizer(), batch_tokens=1), TEXTS[:2]) == translate_to_texts(
+        Translator(model, tokenizer()), TEXTS[:2]
+    )
+    with pytest.raises(TranslationError, match="`batch_tokens` must be 1 or more, but is 0"):
+        Translator(model, tokenizer(), batch_tokens=0)
+
+
+def test_an_unknown_dtype_is_rejected() -> None:
+    for name in ("float64", "int8", ""):
+        with pytest.raises(InputError, match="`dtype` must be one of float32, bfloat16, float16, but is"):
+            choose_placement("cpu", name)
+
+
+def test_rows_of_a_batch_fit_into_memory() -> None:
+    cpu = torch.device("cpu")
+    assert fit_rows(2**20, cpu, 128, 4096) == 128
+    assert fit_rows(2**23, cpu, 128, 4096) == 128
+    assert fit_rows(2**24, cpu, 128, 4096) == 64
+    assert fit_rows(2**20, torch.device("mps"), 128, 4096) == 2048
+    assert fit_rows(2**10, torch.device("mps"), 128, 4096) == 4096
 
 
 @pytest.mark.parametrize(

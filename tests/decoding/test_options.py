@@ -1,0 +1,86 @@
+"""Options at their limits: the last valid value is accepted, the next one is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attent.decoding.options import NO_CONSTRAINTS, Constraints, GenerationOptions, SamplingOptions, SearchOptions
+
+INFINITY = float("inf")
+# class, settings, field, (valid values), (invalid values)
+LIMITS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...], tuple[Any, ...]]] = [
+    (SamplingOptions, {}, "temperature", (1e-9, 100.0), (0.0, -1.0, INFINITY)),
+    (SamplingOptions, {}, "top_k", (0, 1), (-1,)),
+    (SamplingOptions, {}, "top_p", (1e-9, 1.0), (0.0, 1.001)),
+    (SearchOptions, {}, "beam_size", (1, 500), (0, -1)),
+    (SearchOptions, {"beam_size": 3}, "n_best", (1, 3), (0, 4)),
+    (SearchOptions, {"beam_size": 6}, "beam_groups", (1, 2, 3, 6), (0, 4, 12)),
+    (SearchOptions, {}, "length_penalty", (0.0, 3.0), (-0.1, INFINITY)),
+    (SearchOptions, {}, "length_penalty_type", ("avg", "wu", "none"), ("sum", "")),
+    (SearchOptions, {}, "max_length", (None, 1), (0,)),
+    (SearchOptions, {"max_length": 5}, "min_length", (0, 4), (-1, 5)),
+    (SearchOptions, {}, "no_repeat_ngram_size", (0, 1), (-1,)),
+    (SearchOptions, {}, "patience", (None, 1.0), (0.99, INFINITY)),
+    (SearchOptions, {}, "diversity_penalty", (0.0,), (-0.1,)),
+    (GenerationOptions, {}, "max_new_tokens", (1,), (0,)),
+    (GenerationOptions, {"max_new_tokens": 5}, "min_new_tokens", (0, 4), (-1, 5)),
+    (GenerationOptions, {}, "temperature", (0.0, 1e-9), (-1e-9, INFINITY)),
+    (GenerationOptions, {}, "top_p", (1e-9, 1.0), (0.0, 1.001)),
+    (GenerationOptions, {}, "top_k", (0,), (-1,)),
+    (GenerationOptions, {"beam_size": 2}, "n", (1, 2), (0, 3)),
+    (GenerationOptions, {"temperature": 0.0}, "n", (1,), (0, 2)),
+    (GenerationOptions, {}, "stop", ((), ("\n",)), (("",), ("a", ""))),
+    (GenerationOptions, {"beam_size": 2}, "length_penalty", (0.0,), (-0.1,)),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "name", "valid", "invalid"), LIMITS, ids=lambda value: str(value)[:40])
+def test_limits(
+    kind: Any, settings: dict[str, Any], name: str, valid: tuple[Any, ...], invalid: tuple[Any, ...]
+) -> None:
+    for value in valid:
+        assert getattr(kind(**settings, **{name: value}), name) == value
+    for value in invalid:
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            kind(**settings, **{name: value})
+
+
+def test_sampled_texts_may_outnumber_the_beams() -> None:
+    assert SearchOptions(beam_size=1, n_best=5, sampling=SamplingOptions()).n_best == 5
+    assert GenerationOptions(n=5).sampling == SamplingOptions(temperature=0.8, top_p=0.95, seed=1)
+    assert GenerationOptions(temperature=0).sampling is None
+    assert GenerationOptions(beam_size=2).sampling is None
+
+
+def test_length_penalties_at_length_0_and_above() -> None:
+    average, wu, none = (SearchOptions(length_penalty=2.0, length_penalty_type=kind) for kind in ("avg", "wu", "none"))  # type: ignore[arg-type]
+    assert [average.compute_length_penalty(length) for length in (0, 1, 3)] == [1, 1, 9]
+    assert [wu.compute_length_penalty(length) for length in (1, 7)] == [1, 4]
+    assert none.compute_length_penalty(7) == 1
+    assert average.score_formula == "score = log_prob / length^alpha, alpha = 2"
+    assert none.score_formula == "score = log_prob"
+
+
+def test_the_maximum_length_follows_the_source_unless_it_is_set() -> None:
+    assert [SearchOptions().compute_max_length(length) for length in (0, 7)] == [50, 57]
+    assert [SearchOptions(max_length=9).compute_max_length(length) for length in (0, 70)] == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_partial", "ends_word"),
+    [("", False, False), ("Ein", False, True), ("Ein", True, False), ("Ein ", False, True), ("Ein „", False, False)],
+)
+def test_a_prefix_ends_a_word(prefix: str, is_partial: bool, ends_word: bool) -> None:
+    assert Constraints(prefix=prefix, prefix_is_partial=is_partial).prefix_ends_word == ends_word
+
+
+def test_constraints_without_additions_stay_the_same_object() -> None:
+    assert NO_CONSTRAINTS.extend() is NO_CONSTRAINTS
+    assert NO_CONSTRAINTS.extend(prefix="") == NO_CONSTRAINTS
+    base = Constraints(prefix="Ein", prefix_is_partial=True, required=("a",), banned=("b",))
+    assert base.extend(required=["c"], banned=["d"]) == Constraints(
+        prefix="Ein", prefix_is_partial=True, required=("a", "c"), banned=("b", "d")
+    )
+    assert base.extend(prefix="") == Constraints(required=("a",), banned=("b",))
