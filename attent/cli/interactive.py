@@ -57,6 +57,8 @@ class InteractiveSession:
                 self.out.flush()
                 self.text += piece
             self.print_line("")
+            if problem := self.pipeline.translator.describe_wrong_language([typed]):
+                self.print_line(f"({problem})")
 
     def run_command(self, name: str, argument: str) -> None:
         if name not in COMMANDS:

@@ -101,7 +101,15 @@ def score(
     from attent.scoring import pipeline
 
     options = build_score_options(flags)
-    scores = pipeline.score(model, data, src=flags.src, tgt=flags.tgt, options=options, notify=print_progress)
+    scores = pipeline.score(
+        model,
+        data,
+        src=flags.src,
+        tgt=flags.tgt,
+        options=options,
+        notify=print_progress,
+        warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
+    )
     print_report(scores, flags)
 
 

@@ -27,7 +27,15 @@ from attent.data.pairs import (
     choose_sides,
 )
 from attent.data.split_names import detect_split
-from attent.text.language_tags import LANGUAGE_TAG, get_primary_subtag, is_known_language, is_tag_match, normalize_tag
+from attent.text.language_id import find_wrong_sides
+from attent.text.language_tags import (
+    LANGUAGE_TAG,
+    get_primary_subtag,
+    is_known_language,
+    is_same_language,
+    is_tag_match,
+    normalize_tag,
+)
 
 __all__ = ["Corpus", "CorpusSplit", "ReadOptions", "open_corpora"]
 
@@ -101,6 +109,29 @@ class Corpus:
 
 def _make_read_once_error(file: InputFile) -> CorpusError:
     return CorpusError(f"{file.name} can be read only once: save it to a file and give its path")
+
+
+def describe_wrong_languages(corpus: Corpus, pairs: Sequence[Pair], command: str) -> str | None:
+    """Describe what is wrong if a sample of the pairs looks like the sides were swapped, or are in one language."""
+    source, target = corpus.languages.source, corpus.languages.target
+    if source is None or target is None or is_same_language(source, target):
+        return None
+    wrong = find_wrong_sides([pair.source for pair in pairs], [pair.target for pair in pairs], source, target)
+    if not any(wrong):
+        return None
+    example = max(pairs[:100], key=lambda pair: min(len(pair.source), len(pair.target), 60))
+    texts = f"“{example.source.strip()[:60]}” as {source}, “{example.target.strip()[:60]}” as {target}"
+    if not all(wrong):
+        side, tag = ("source", target) if wrong[0] else ("target", source)
+        return f"{corpus.name}: both sides look like {tag} ({texts}); check the {side} side"
+    file = corpus.parallel_files[0]
+    if file.format == "moses":
+        advice = f"exchange the names of {file.files[0].name} and {file.files[1].name}"
+    elif file.files[0].is_regular and registry.read_declared_languages(file).tags:
+        advice = f"exchange the languages that {file.name} declares"
+    else:
+        advice = f"run attent {command} with --src {target} --tgt {source}"
+    return f"{corpus.name}: the two sides look swapped ({texts}); if they are, {advice}"
 
 
 def open_corpora(

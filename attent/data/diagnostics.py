@@ -169,6 +169,7 @@ def describe_limits(contamination: Contamination) -> str:
 
 
 def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
+    yield from (Diagnostic(2, f"{problem}.") for problem in report.language_problems)
     script, control = report.count_dropped("script"), report.count_dropped("control")
     if report.pair_fraction(script) > 0.5:
         yield Diagnostic(2, "Most lines are not in the script of their language: are --src and --tgt swapped?")

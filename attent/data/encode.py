@@ -20,6 +20,7 @@ from attent.data.filters import FilterConfig, PairFilter, hash_pairs, infer_scri
 from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
+from attent.text.language_id import LanguageIdentifier
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
@@ -27,6 +28,7 @@ from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 BLOCK_PAIRS = 4096  # subword sampling is seeded per block
 BLOCK_TEXTS = 4096
 SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
+LANGUAGE_SAMPLE_SIZE = 20_000  # pairs from which the languages are learned
 SCRIPT_SAMPLE_SIZE = 1000  # pairs from which the script of a side is inferred if its language is unknown
 LINE_BITS = 40  # a location is one integer: the file's index above these bits, the line in them
 CHUNK_CHARS = 2**16  # a document is encoded in chunks of about this size
@@ -132,6 +134,21 @@ def learn_tokenizer(
     sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
     tags = [tag for tag in languages if tag is not None]
     return train_tokenizer(sources, targets, config or TokenizerConfig(), tags, seed)
+
+
+def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
+    """Learn the languages of these corpora from their first pairs; None if a language is unknown or has no words."""
+    sides: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
+    for corpus in corpora:
+        if corpus.languages.source is None or corpus.languages.target is None:
+            return None
+        pairs = islice((entry for entry in corpus if isinstance(entry, Pair)), LANGUAGE_SAMPLE_SIZE)
+        texts = sides[0].setdefault(corpus.languages.source, []), sides[1].setdefault(corpus.languages.target, [])
+        for pair in pairs:
+            texts[0].append(pair.source)
+            texts[1].append(pair.target)
+    identifier = LanguageIdentifier.learn(*sides)
+    return identifier if identifier.sources and identifier.targets else None
 
 
 def encode_corpus(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attent.data import filters
 from attent.data.contamination import Contamination, ContaminationChecker, fold_pairs
-from attent.data.corpus import Corpus
+from attent.data.corpus import Corpus, describe_wrong_languages
 from attent.data.estimate import CorpusEstimate
 from attent.data.filters import FILTER_ORDER, FilterConfig, KeyArray, KeySet, PairFilter
 from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
@@ -27,6 +27,7 @@ CountArray = npt.NDArray[np.int64]
 
 CHUNK_PAIRS = 8_192  # processed together
 SCRIPT_SAMPLE_SIZE = 1_000  # pairs from which the script of a side is inferred if its language is unknown
+LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
 EXCERPT_CHARS = 200
 RARE_BELOW = 3  # a character with fewer occurrences is rare
@@ -123,6 +124,7 @@ class CorpusReport:
     test_sets: tuple[ContaminationReport, ...]
     estimate: CorpusEstimate | None
     error: str | None  # why reading stopped early
+    language_problems: tuple[str, ...] = ()  # a sentence for each corpus whose sides look swapped
     unread_corpora: tuple[str, ...] = ()  # after that error
 
     def count_dropped(self, name: str) -> int:
@@ -232,6 +234,7 @@ class CorpusSurvey:
         self.sample = _PairSample(ESTIMATE_SAMPLE_SIZE)
         self.pairs_read = 0
         self._corpora: list[CorpusSummary] = []
+        self._language_problems: list[str] = []
         self._bad_lines, self._dropped = ReasonTally[LineExample](), ReasonTally[LineExample]()
         self._source, self._target = _SideCounter(), _SideCounter()
         self._pairs_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language; None: all
@@ -254,6 +257,8 @@ class CorpusSurvey:
                         self._source.scripts.add(scripts[0])
                         self._target.scripts.add(scripts[1])
                         pair_filter = PairFilter(FilterConfig(), scripts)
+                        if problem := describe_wrong_languages(corpus, chunk[:LANGUAGE_SAMPLE_SIZE], "data"):
+                            self._language_problems.append(problem)
                     self._process_chunk(chunk, pair_filter, corpus.languages.target)
                 progress(self.pairs_read)
         finally:
@@ -323,6 +328,7 @@ class CorpusSurvey:
             test_sets=tuple(map(self._report_test_set, self.test_sets)),
             estimate=estimate,
             error=error,
+            language_problems=tuple(self._language_problems),
             unread_corpora=tuple(unread_corpora),
         )
 

@@ -84,7 +84,7 @@ class TranslationPipeline:
         self, lines: Sequence[Line], first_index: int = 0, should_stop: ShouldStop = None
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
-        texts = [line if isinstance(line, str) else line.text for line in lines]
+        texts = get_texts(lines)
         if self.output_format.alignment is not None:
             check_word_counts(texts)
         return self.translator.translate(
@@ -126,6 +126,8 @@ def translate_lines(
     line_count, done_bytes = 0, 0
     with closing(iterate_translated_blocks(pipeline, source, parse_line)) as blocks:
         for block, (text, messages, error) in blocks:
+            if not line_count:
+                warn_of_wrong_language(pipeline, get_texts(block.lines), progress)
             out.write(text)
             out.flush()
             for message in messages:
@@ -137,6 +139,15 @@ def translate_lines(
             progress.update(line_count, done_bytes)
     if line_count == 0:
         progress.print_message(f"{source.name}: is empty, there is nothing to translate")
+
+
+def get_texts(lines: Sequence[Line]) -> list[str]:
+    return [line if isinstance(line, str) else line.text for line in lines]
+
+
+def warn_of_wrong_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
+    if problem := pipeline.translator.describe_wrong_language(texts):
+        progress.print_message(f"warning: {problem}")
 
 
 def iterate_translated_blocks(
@@ -298,6 +309,7 @@ def pretranslate_document(
 
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
     translated: list[str] = []
+    warn_of_wrong_language(pipeline, texts[: pipeline.block_lines], progress)
     for first in range(0, len(texts), pipeline.block_lines):
         block = texts[first : first + pipeline.block_lines]
         translated += [translation.text for translation in pipeline.translate(block, first)]

@@ -54,8 +54,11 @@ from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
+from attent.models.folder import read_extra_files
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
+from attent.storage.manifest import MANIFEST_FILE
+from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
@@ -292,6 +295,23 @@ class Translator:
         return sorted(allowed, key=lambda item: -item.score)
 
     # --- before the search ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def languages(self) -> LanguageIdentifier | None:
+        """The languages that the model was trained on, learned from its training text; None if they are not stored."""
+        has_manifest = self.folder is not None and (self.folder / MANIFEST_FILE).exists()
+        files = read_extra_files(self.folder) if self.folder is not None and has_manifest else {}
+        return LanguageIdentifier.from_bytes(files[LANGUAGES_FILE]) if LANGUAGES_FILE in files else None
+
+    def describe_wrong_language(self, texts: Sequence[str]) -> str | None:
+        """Describe source texts that look like another language of the model than one that it translates from."""
+        known = self.languages
+        mismatch = None if known is None else known.find_mismatch(texts, known.sources)
+        if known is None or mismatch is None:
+            return None
+        sources, targets = ", ".join(known.sources), ", ".join(known.targets)
+        advice = f"for a text in {mismatch.language}, use a model that translates from it"
+        return f"{mismatch}, but {self.folder} translates from {sources} to {targets}; {advice}"
 
     @property
     def device(self) -> torch.device:

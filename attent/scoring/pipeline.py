@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -28,10 +29,12 @@ from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs
 from attent.storage.atomic import write_output
 from attent.storage.manifest import explain_save_errors
+from attent.text.language_tags import is_same_language
 from attent.text.tokenizer import Tokenizer
 
 AUTO_ALIGNMENT = "auto"  # select heads by agreement, without gold alignments
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of forced decoding
+MAX_CHECKED_LINES = 2_000  # that are compared with the languages of the model
 
 Notify = Callable[[str], None]
 
@@ -92,8 +95,12 @@ def score(
     tgt: str | None = None,
     options: ScoreOptions | None = None,
     notify: Notify = lambda _: None,
+    warn: Notify = warnings.warn,
 ) -> ScoreReport:
-    """Translate a test set with a model and score it, as `options` say; files are read before models are loaded."""
+    """Translate a test set with a model and score it, as `options` say; files are read before models are loaded.
+
+    `notify` receives progress, `warn` doubts about the languages of the test set.
+    """
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
     test_set = read_test_set(names, LanguagePair(src, tgt))
@@ -107,6 +114,8 @@ def score(
         baseline_outputs=read_hypotheses(options.baseline, test_set) if options.baseline and baseline_is_file else None,
         gold=read_gold_alignments(gold_file.expanduser()) if gold_file else None,
         notify=notify,
+        warn=warn,
+        languages=LanguagePair(src, tgt),
     )
     return scorer.analyze_model() if options.force_decode or options.alignment else scorer.evaluate_translations()
 
@@ -177,6 +186,8 @@ class _Scorer:
     baseline_outputs: list[str] | None  # where the baseline is a file
     gold: list[GoldAlignment] | None
     notify: Notify
+    warn: Notify
+    languages: LanguagePair  # as requested
 
     def evaluate_translations(self) -> ScoreReport:
         test_set, options, loaded = self.test_set, self.options, None
@@ -225,6 +236,8 @@ class _Scorer:
         if folder is None:
             raise ScoreError("there is nothing to score: give a model, or a file of hypotheses")
         translator = load_translator((folder, *others), self.options.device, self.notify)
+        if problem := describe_wrong_direction(translator, self.languages, self.test_set):
+            self.warn(problem)
         default = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
         return LoadedModel(folder.expanduser(), translator, self.options.device.batch_tokens or default)
 
@@ -268,6 +281,31 @@ class _Scorer:
             selection = result if isinstance(result, MeasuredSelection) else result.selection
             save_measured_selection(loaded.folder, selection)
         return result
+
+
+def describe_wrong_direction(translator: Translator, requested: LanguagePair, test_set: TestSet) -> str | None:
+    """Describe a test set that is read in another direction than the model translates, or is in other languages."""
+    known = translator.languages
+    if known is None:
+        return None
+    for tag, tags in ((requested.source, known.sources), (requested.target, known.targets)):
+        if tag and not any(is_same_language(tag, other) for other in tags):
+            sides = f"{requested.source or '?'} to {requested.target or '?'}"
+            direction = f"{', '.join(known.sources)} to {', '.join(known.targets)}"
+            flags = f"--src {','.join(known.sources)} --tgt {','.join(known.targets)}"
+            return (
+                f"the test set is read from {sides}, but {translator.folder} translates from {direction}; give {flags}"
+            )
+    problem = translator.describe_wrong_language(test_set.sources[:MAX_CHECKED_LINES])
+    mismatch = known.find_mismatch(test_set.references[:MAX_CHECKED_LINES], known.targets)
+    if problem and mismatch:
+        return f"{test_set.name}: the two sides look swapped, exchange them: of the sources, {problem}"
+    if problem:
+        return f"{test_set.name}: of the sources, {problem}"
+    if mismatch:
+        targets = ", ".join(known.targets)
+        return f"{test_set.name}: of the references, {mismatch}, but {translator.folder} translates into {targets}"
+    return None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Tokenizer:
                 missing = [name for name in layout.required_files if name not in files]
                 if missing:
                     raise TokenizerError(f"{where}{missing[0]}: is missing; {layout.required_files[0]} needs it")
-                return cls(*layout.load(files, where), files)
+                known = (*layout.required_files, *layout.optional_files)
+                return cls(*layout.load(files, where), {name: files[name] for name in known if name in files})
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
         raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; it must have one of {names}")
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from attent.formatting import format_count
 from attent.interop import load
 from attent.models import build
-from attent.models.folder import check_tensors
+from attent.models.folder import check_tensors, read_extra_files
+from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import find_tokenizer
 from attent.training import checkpoint
 from attent.training.loop import write_model
@@ -55,7 +56,8 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    write_model(out, model, find_tokenizer(models[0]))
+    extra_files = read_extra_files(models[0]) if (models[0] / MANIFEST_FILE).exists() else {}
+    write_model(out, model, find_tokenizer(models[0]), extra_files)
     return description
 
 

@@ -63,7 +63,9 @@ class Trainer:
         fingerprints: Mapping[str, str] | None = None,
         *,
         make_objective: ObjectiveFactory,
+        extra_files: Mapping[str, bytes] | None = None,
     ) -> None:
+        self.extra_files = extra_files  # of the model folder
         self.config, self.tokenizer, self.out, self.state_dir = config, tokenizer, out, out / STATE_FOLDER
         self.train_batches, self.valid_batches, self.evaluator = train_batches, valid_batches, evaluator
         self.distributed, self.emit, self.should_stop = distributed, emit, should_stop
@@ -574,7 +576,7 @@ class Trainer:
         """Write the current weights to the model folder."""
         model = self.gather_model()
         if model is not None and self.distributed.is_main:
-            write_model(self.out, model, self.tokenizer)
+            write_model(self.out, model, self.tokenizer, self.extra_files)
 
     def save_checkpoint(self) -> None:
         """Save a checkpoint, unless the newest one has this state, and remove old ones."""
@@ -646,6 +648,8 @@ def copy_into(target: Tensor, value: Tensor) -> None:
     target.copy_(distribute_like(value, target))
 
 
-def write_model(out: Path, model: nn.Module, tokenizer: Tokenizer | None) -> None:
-    """Write config, weights and tokenizer as one model folder."""
-    weights.save_model(model, out, tokenizer.files if tokenizer else None)
+def write_model(
+    out: Path, model: nn.Module, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes] | None = None
+) -> None:
+    """Write config, weights, tokenizer and further files as one model folder."""
+    weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {})})

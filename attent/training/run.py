@@ -321,6 +321,7 @@ class TrainSession:
             self.should_stop,
             task.fingerprints,
             make_objective=task.objective_class,
+            extra_files=task.extra_files,
         )
 
     def resume(self, trainer: Trainer, title: str) -> None:

@@ -17,6 +17,7 @@ import attent
 from attent import cli
 from attent.cli.data import show_progress
 from attent.data.report_text import draw_bar, format_duration_range, format_rounded
+from tests.text.corpus import lines as corpus_lines
 
 ROOT = Path(attent.__file__).parent.parent
 GOOD = [f"Sentence number {i} is about the sea.\tSatz Nummer {i} handelt vom Meer." for i in range(300)]
@@ -70,6 +71,29 @@ def test_each_text_is_cited_with_its_own_file(tmp_path: Path, capsys: pytest.Cap
     assert "train.de:1  ein kleiner Hund schl\\x07ft" in printed
     assert "test.de:1   zwei kleine Hunde schlafen" in printed
     assert "train.de:2  zwei kleine Hunde schlafen" in printed
+
+
+def test_swapped_sides_are_reported_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    en, de = (list(side[:50]) for side in corpus_lines())
+    pairs = list(zip(de, en, strict=True))
+    table = [f"{source}\t{target}" for source, target in pairs]
+    moses = write(tmp_path / "a.en", de)
+    write(tmp_path / "a.de", en)
+    for path, advice in (
+        (write(tmp_path / "plain.tsv", table), "run attent data with --src de --tgt en"),
+        (
+            write(tmp_path / "header.tsv", ["en\tde", *table]),
+            f"exchange the languages that {tmp_path}/header.tsv declares",
+        ),
+        (moses, f"exchange the names of {moses} and {tmp_path}/a.de"),
+    ):
+        assert cli.main(["data", path, "--src", "en", "--tgt", "de", "--no-estimate", "--json"]) == 0
+        (text,) = json.loads(capsys.readouterr().out)["language_problems"]
+        assert text.startswith(f"{path}: the two sides look swapped (“")
+        assert text.endswith(f"; if they are, {advice}")
+    write(tmp_path / "same.tsv", [f"{text}\tNo: {text}" for text in en])
+    assert run(str(tmp_path / "same.tsv")) == 0
+    assert "both sides look like en" in capsys.readouterr().out
 
 
 def test_json_is_one_object(odd: str, capsys: pytest.CaptureFixture[str]) -> None:

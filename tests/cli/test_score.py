@@ -11,7 +11,9 @@ import sacrebleu
 from attent import cli, models
 from attent.decoding.alignment import ALIGNMENT_FILE, load_selection
 from attent.decoding.forced_decoding import compute_perplexity, score_targets
+from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
 from tests.training.toys import model
@@ -52,6 +54,35 @@ def run_failing(capsys: Capture, *arguments: object, code: int = 1) -> str:
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     return printed.err
+
+
+# ---- languages ------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_direction_and_swapped_sides_are_warnings(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "model"
+    identifier = LanguageIdentifier.learn({"en": lines()[0]}, {"de": lines()[1]})
+    without_tags = train_tokenizer(*lines(), TokenizerConfig(vocab=tokenizer().source.size))
+    write_model(path, model(), without_tags, {LANGUAGES_FILE: identifier.to_bytes()})
+    run_flags = [path, "-b", "--beam-size", "1", "--max-length", "2"]
+    swapped = [*data[:2], "--src", "de", "--tgt", "en"]
+    for flags, expected in (
+        (data, ""),
+        (swapped, f"read from de to en, but {path} translates from en to de; give --src en --tgt de"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["score", *map(str, run_flags), *flags]) == 0
+        warning = capsys.readouterr().err
+        assert expected in warning
+        assert bool(expected) == bool(warning)
+    rows = [f"{reference}\t{source}\n" for source, reference in zip(SOURCES, REFERENCES, strict=True)]
+    (tmp_path / "swapped.tsv").write_text("".join(rows), encoding="utf-8")
+    flags = ["--data", str(tmp_path / "swapped.tsv"), "--src", "en", "--tgt", "de"]
+    assert cli.main(["score", *map(str, run_flags), *flags]) == 0
+    warning = capsys.readouterr().err
+    assert (
+        f"the two sides look swapped, exchange them: of the sources, {COUNT} of {COUNT} lines look like de" in warning
+    )
 
 
 # ---- translations in a file ------------------------------------------------------------------------------------------

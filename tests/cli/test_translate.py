@@ -33,6 +33,7 @@ from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
+from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
 from attent.training.tasks.base import hash_files
@@ -166,6 +167,25 @@ def test_line_counts_of_unusual_line_ends(
     printed = capsys.readouterr()
     assert printed.out.count("\n") == count
     assert ("is empty, there is nothing to translate" in printed.err) == (count == 0)
+
+
+@pytest.mark.parametrize(("side", "has_warning"), [(0, False), (1, True)])
+def test_text_in_the_wrong_language_is_a_warning(side: int, has_warning: bool, tmp_path: Path, capsys: Capture) -> None:
+    folder, file = tmp_path / "model", tmp_path / "in.txt"
+    identifier = LanguageIdentifier.learn({"en": corpus_lines()[0]}, {"de": corpus_lines()[1]})
+    write_model(folder, model(), tokenizer(), {LANGUAGES_FILE: identifier.to_bytes()})
+    assert Tokenizer.load(folder).files.keys() == {"tokenizer.model"}
+    file.write_text("".join(f"{line}\n" for line in corpus_lines()[side][:5]), encoding="utf-8")
+    flags = ["--to", "de", "--beam-size", "1", "--max-length", "2"]
+    assert cli.main(["translate", str(folder), str(file), *flags]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 5
+    warning = f"but {folder} translates from en to de; for a text in de, use a model that translates from it"
+    assert (warning in printed.err) == has_warning
+    assert ("warning: 5 of 5 lines look like de (such as “" in printed.err) == has_warning
+    (folder / LANGUAGES_FILE).write_bytes(identifier.to_bytes()[:-1] + b"x")
+    assert cli.main(["translate", str(folder), str(file), *flags]) == 1
+    assert LANGUAGES_FILE in capsys.readouterr().err
 
 
 def test_blocks_stay_in_order(

@@ -198,6 +198,7 @@ class Task(ABC):
     look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
     tokenizer: Tokenizer | None  # saved in the model folder
+    extra_files: Mapping[str, bytes] = {}  # saved there too
 
     @abstractmethod
     def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:

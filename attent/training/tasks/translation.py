@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.data.corpus import Corpus
+from attent.data.encode import learn_languages
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.translator import translate_texts
@@ -20,6 +21,7 @@ from attent.inspection import head_stats
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty, presets
 from attent.models.weights import assign_weights
 from attent.scoring.metrics import DEFAULT_METRIC, VALIDATION_METRICS, format_metrics, score_corpus
+from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import Run, Size, TrainConfig, UserSettings
@@ -50,6 +52,8 @@ class TranslationTask(base.Task):
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context = context
+        languages = learn_languages(self.prepared.splits.train)
+        self.extra_files = {} if languages is None else {LANGUAGES_FILE: languages.to_bytes()}
 
     @property
     def title(self) -> str:

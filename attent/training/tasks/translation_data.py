@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from attent.data.batch_plan import BatchConfig
-from attent.data.corpus import Corpus, open_corpora
+from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
@@ -26,6 +27,7 @@ from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, Run, TrainConfig, TrainError
 from attent.training.tasks import base
 
+LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 REPORT_SECONDS = 5.0  # between two progress notes
 MAX_LOSS = 0.01  # of the lines, for one reason, without a warning
 FILTER_OFF_VALUES = {
@@ -90,6 +92,10 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
     train = open_corpora(base.spool_stdin(config.train, context.data_dir), languages, config.read_options)
+    for corpus in train:
+        pairs = list(islice((entry for entry in corpus if isinstance(entry, Pair)), LANGUAGE_SAMPLE_SIZE))
+        if pairs and (problem := describe_wrong_languages(corpus, pairs, "train")):
+            context.warn(problem)
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (

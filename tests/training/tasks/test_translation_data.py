@@ -167,6 +167,18 @@ def test_loss_of_more_than_a_hundredth_is_a_warning(tmp_path: Path, count: int, 
     assert warnings == ([reason] if has_warning else [])
 
 
+def test_swapped_sides_are_a_warning(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "c.tsv"))
+    for expected in ([], [f"{path}: the two sides look swapped (“"]):
+        events: list[Event] = []
+        load(tmp_path, replace(DATA, train=(str(path),), hold_out=0), events)
+        warnings = [event.text for event in events if isinstance(event, Note) and event.level == "warning"]
+        assert [text[: len(start)] for text, start in zip(warnings, expected, strict=True)] == expected
+        assert all(text.endswith("run attent train with --src de --tgt en") for text in warnings)
+        rows = [row.split("\t") for row in path.read_text(encoding="utf-8").splitlines()]
+        path.write_text("".join(f"{target}\t{source}\n" for source, target in rows), encoding="utf-8")
+
+
 def test_losses_of_validation_and_test_sets_are_warnings(tmp_path: Path) -> None:
     events: list[Event] = []
     sets = {name: Path(write(tmp_path / f"{name}.tsv", 0, 20)) for name in ("valid", "test")}

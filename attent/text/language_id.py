@@ -1,0 +1,193 @@
+"""Language identification by character n-grams: is a text in its language, or in another one that is known?
+
+An identifier has for each language the log-probability of hashed n-grams of one to four letters. It is learned from the
+training text of a model, in whose folder it is stored (16 KB per language), or from the names in CLDR (by Babel) for
+corpora before training. Callers warn; nothing is decided by it. Error rates are in docs/log.md (Languages).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from attent.text.language_tags import normalize_tag
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LANGUAGES_FILE = "languages.safetensors"  # of a model folder
+MAX_ORDER = 4
+NUM_BUCKETS = 2**13
+SMOOTHING = 0.5  # added to each count
+MAX_LEARNED_CHARS = 2_000_000  # per language
+MIN_LEARNED_CHARS = 2_000  # fewer are no profile of a language
+MIN_CHARS = 20  # letters and spaces of a line that can be judged by itself; shorter lines are judged together
+MIN_MARGIN = 0.2  # nats per n-gram, from which on a line is in another language
+MIN_SHARE = 0.2  # of the lines; with fewer, there is no warning
+MAX_EXAMPLES = 3
+CLDR_MARGIN = 0.1  # names are not sentences: true translations are 0.07 to 0.6 on the right side
+CLDR_TABLES = ("languages", "territories", "scripts", "variants", "currency_names", "date_fields", "months", "days")
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True)
+class LanguageMismatch:
+    """Lines that are in another language than they should be."""
+
+    language: str  # of most of them
+    count: int
+    total: int  # lines that could be judged
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        quoted = ", ".join(f"\u201c{text[:60]}{'…' if len(text) > 60 else ''}\u201d" for text in self.examples)
+        return f"{self.count:,} of {self.total:,} lines look like {self.language} (such as {quoted})"
+
+
+@dataclass(frozen=True)
+class LanguageIdentifier:
+    sources: tuple[str, ...]  # language tags
+    targets: tuple[str, ...]
+    log_probs: Mapping[str, Array]  # language -> (NUM_BUCKETS,)
+
+    @classmethod
+    def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> LanguageIdentifier:
+        """Learn the languages of both sides from their texts; those with too little text are left out."""
+        counts: dict[str, Array] = {}
+        for tag, texts in (*sources.items(), *targets.items()):
+            hashes = _hash_ngrams(_limit_length(texts))[0]
+            counts[tag] = counts.get(tag, 0) + np.bincount(hashes, minlength=NUM_BUCKETS)
+        known = {tag: count for tag, count in counts.items() if count.sum() >= MAX_ORDER * MIN_LEARNED_CHARS}
+        log_probs = {tag: np.log((count + SMOOTHING) / (count + SMOOTHING).sum()) for tag, count in known.items()}
+        return cls(
+            tuple(tag for tag in sources if tag in known), tuple(tag for tag in targets if tag in known), log_probs
+        )
+
+    def to_bytes(self) -> bytes:
+        sides = {"source": self.sources, "target": self.targets}
+        names = {f"{side}.{tag}": tag for side, tags in sides.items() for tag in tags}
+        return safetensors.numpy.save({name: self.log_probs[tag].astype("<f2") for name, tag in names.items()})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> LanguageIdentifier | None:
+        """Return the identifier of a file; None if it is of another version."""
+        try:
+            tables = safetensors.numpy.load(content)
+        except safetensors.SafetensorError:
+            return None
+        names = [(*name.partition("."), table) for name, table in tables.items() if table.shape == (NUM_BUCKETS,)]
+        sides = {side: tuple(tag for name, _, tag, _ in names if name == side) for side in ("source", "target")}
+        return cls(sides["source"], sides["target"], {tag: table.astype("<f4") for _, _, tag, table in names})
+
+    def find_mismatch(self, texts: Sequence[str], expected: Collection[str]) -> LanguageMismatch | None:
+        """Return the lines that are in another known language than the expected ones, if they are not few."""
+        others = [tag for tag in self.log_probs if tag not in expected]
+        own = [tag for tag in expected if tag in self.log_probs]
+        if not others or not own:
+            return None
+        lengths = np.array([sum(map(len, _WORD.findall(text))) for text in texts])
+        lines = [text for text, length in zip(texts, lengths, strict=True) if length >= MIN_CHARS]
+        if not lines and lengths.sum() >= MIN_CHARS:
+            lines = [" ".join(texts)]
+        scores = self._score(lines, [*own, *others])
+        margins = scores[len(own) :].max(0) - scores[: len(own)].max(0)
+        is_other = margins > MIN_MARGIN
+        if not is_other.any() or is_other.mean() <= MIN_SHARE:
+            return None
+        languages = Counter(others[i] for i in scores[len(own) :].argmax(0)[is_other].tolist())
+        clearest = np.argsort(-margins, kind="stable")[: min(MAX_EXAMPLES, int(is_other.sum()))]
+        examples = tuple(lines[i].strip() for i in clearest.tolist())
+        return LanguageMismatch(languages.most_common(1)[0][0], int(is_other.sum()), len(lines), examples)
+
+    def _score(self, texts: Sequence[str], tags: Sequence[str]) -> Array:
+        """Return (languages, texts): the mean log-probability of the n-grams of each text."""
+        hashes, lines = _hash_ngrams(texts)
+        counts = np.maximum(np.bincount(lines, minlength=len(texts)), 1)
+        sums = [np.bincount(lines, weights=self.log_probs[tag][hashes], minlength=len(texts)) for tag in tags]
+        return np.stack(sums) / counts
+
+    def measure_margin(self, texts: Sequence[str], expected: str, other: str) -> float:
+        """Return by how much the texts as a whole are more probable in another language, in nats per n-gram."""
+        scores = self._score([" ".join(texts)], [expected, other])
+        return float(scores[1, 0] - scores[0, 0])
+
+
+def _limit_length(texts: Iterable[str]) -> list[str]:
+    selected, length = [], 0
+    for text in texts:
+        selected.append(text)
+        length += len(text)
+        if length >= MAX_LEARNED_CHARS:
+            break
+    return selected
+
+
+def _hash_ngrams(texts: Sequence[str]) -> tuple[Array, Array]:
+    """Return the bucket and the line of each n-gram: of the words in lower case, with a space around each."""
+    folded = "\n".join(f" {' '.join(_WORD.findall(text.lower()))} " for text in texts)
+    codes = np.frombuffer(folded.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+    is_newline, is_space = codes == ord("\n"), codes == ord(" ")
+    line = np.cumsum(is_newline)
+    keys, buckets, lines = np.zeros(len(codes), np.uint64), [], []
+    last_newline = np.maximum.accumulate(np.where(is_newline, np.arange(len(codes)), -1))
+    for order in range(1, MAX_ORDER + 1):  # n-grams that end at each character
+        shifted = np.concatenate([np.zeros(order - 1, np.uint64), codes[: len(codes) - order + 1]])[: len(codes)]
+        keys = keys * np.uint64(0x9E3779B97F4A7C15) + shifted
+        is_whole = np.arange(len(codes)) - last_newline >= order
+        is_whole &= ~is_newline if order > 1 else ~(is_newline | is_space)
+        mixed = (keys[is_whole] ^ (keys[is_whole] >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        buckets.append((mixed >> np.uint64(40)) % np.uint64(NUM_BUCKETS))
+        lines.append(line[is_whole])
+    return np.concatenate(buckets).astype(np.int64), np.concatenate(lines)
+
+
+# ---- corpora without a model -----------------------------------------------------------------------------------------
+
+
+def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str, target: str) -> tuple[bool, bool]:
+    """Return which sides look like the language of the other side, by the names in CLDR; both: they are swapped."""
+    identifier = _load_cldr_identifier(source, target)
+    if identifier is None:
+        return False, False
+    margins = (
+        identifier.measure_margin(sources, source, target),
+        identifier.measure_margin(targets, target, source),
+    )
+    if sum(margins) > 2 * CLDR_MARGIN:  # what one profile has in general more than the other cancels out
+        return True, True
+    return margins[0] > CLDR_MARGIN, margins[1] > CLDR_MARGIN
+
+
+@lru_cache(maxsize=8)
+def _load_cldr_identifier(source: str, target: str) -> LanguageIdentifier | None:
+    identifier = LanguageIdentifier.learn({source: _list_cldr_names(source)}, {target: _list_cldr_names(target)})
+    return identifier if len(identifier.log_probs) == 2 else None
+
+
+def _list_cldr_names(tag: str) -> list[str]:
+    """Return the names of languages, countries, currencies, months and so on in a language; none if unknown."""
+    from babel.core import Locale, UnknownLocaleError, get_global
+
+    language, *rest = normalize_tag(tag).split("-")
+    language = str(get_global("language_aliases").get(language, language)).partition("_")[0]
+    try:
+        locale = Locale.parse("_".join([language, *rest]))
+    except (UnknownLocaleError, ValueError):
+        return []
+    names: list[str] = []
+    tables: list[object] = [getattr(locale, name, None) or locale._data.get(name) for name in CLDR_TABLES]
+    while tables:
+        table = tables.pop()
+        if isinstance(table, str):
+            names.append(table)
+        elif hasattr(table, "values"):
+            tables += list(table.values())
+    return names
