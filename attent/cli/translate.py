@@ -72,9 +72,13 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
         AlignmentFormat | None, flag(OUTPUT_GROUP, "word alignment: hard (0-0 1-2), or soft (weights) with JSON")
     ] = None
     input_type: Annotated[
-        Literal["text", "json"],
-        flag(OUTPUT_GROUP, 'json: {"text": ...} per line, optionally with "prefix", "require", "ban"'),
-    ] = "text"
+        Literal["auto", "lines", "json"],
+        flag(
+            OUTPUT_GROUP,
+            "auto: by the name and the first bytes; lines: text, whatever it looks like; "
+            'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
+        ),
+    ] = "auto"
     src: Annotated[
         str | None,
         flag(
@@ -144,9 +148,10 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         check_output_path(file, stream, flags)
         check_document_flags(file, flags)
         options = parse_search_options(flags)
-        content = stream.read() if is_document(file) else b""
+        content = stream.read() if is_document(file, flags) else b""
+        source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         pipeline = build_pipeline(model, options, flags, progress)
-        if file is not None and is_document(file):
+        if file is not None and is_document(file, flags):
             write_document(pipeline, content, file, flags, progress)
         elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.output is None):
             from attent.cli.interactive import run_session
@@ -155,7 +160,6 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         else:
             if file is None and stream.isatty():
                 progress.print_message("type one sentence per line; end with Ctrl-D")
-            source = build_line_source(stream, file)
             with select_output(flags.output, progress) as out:
                 progress.start(source.total_bytes, quiet=out.isatty())
                 json_parser = partial(parse_json_line, base=pipeline.constraints)
@@ -204,17 +208,17 @@ def build_pipeline(
     )
 
 
-def is_document(file: Path | None) -> bool:
+def is_document(file: Path | None, flags: TranslateFlags) -> bool:
     from attent.data.formats.registry import detect_document_format
 
-    return file is not None and detect_document_format(file.name) not in (None, "text")
+    return file is not None and flags.input_type != "lines" and detect_document_format(file.name) not in (None, "text")
 
 
 def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
     """The input is overwritten only with --in-place."""
     from attent.storage.atomic import is_same_file
 
-    if flags.in_place and not is_document(file):
+    if flags.in_place and not is_document(file, flags):
         raise InputError(f"{file}: --in-place is for {DOCUMENT_SUFFIXES} files; use --output with another name")
     if flags.output is None or flags.output == STDIN:
         if is_same_file(stream, sys.stdout) and not flags.in_place:
@@ -224,7 +228,7 @@ def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags
     if not output.absolute().parent.is_dir() or output.is_dir():
         raise InputError(f"{flags.output}: must be a file in an existing folder, but is not; create the folder first")
     if is_same_file(output, stream):
-        in_place = ", or --in-place" if is_document(file) else ""
+        in_place = ", or --in-place" if is_document(file, flags) else ""
         raise InputError(f"{flags.output}: must not be the input file; use another name{in_place}")
 
 
@@ -234,10 +238,10 @@ def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
         "--output-type": flags.output_type != "text",
         "--with-score": flags.with_score,
         "--alignment": flags.alignment is not None,
-        "--input-type": flags.input_type != "text",
+        "--input-type": flags.input_type == "json",
     }
     given_flags = [name for name, value in is_given.items() if value]
-    if is_document(file) and given_flags:
+    if is_document(file, flags) and given_flags:
         problem = f"{file} is a document and keeps its format: leave {given_flags[0]} out"
         raise CycloptsError(msg=problem, command_chain=("translate",))
 

@@ -18,7 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from attent.data.formats.streams import COMPRESSION_MAGIC
+from attent.data.formats.registry import check_plain_text
+from attent.data.formats.streams import COMPRESSION_MAGIC, peek_head
 from attent.data.formats.streams import read_blocks as file_blocks
 from attent.data.pairs import CorpusError
 from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, Segment
@@ -92,15 +93,31 @@ def open_input(file: Path | None, stdin: BinaryIO) -> AbstractContextManager[Bin
         ) from error
 
 
-def build_line_source(stream: BinaryIO, file: Path | None) -> LineSource:
-    """Return the lines of a file, decompressed if needed, or of standard input."""
+def build_line_source(stream: BinaryIO, file: Path | None, *, text_only: bool = False) -> LineSource:
+    """Return the lines of a file, decompressed if needed, or of standard input.
+
+    With `text_only`, other formats are refused: at once if it is a file, else when its first lines arrive.
+    """
     size = get_file_size(stream)
+    chunks: Iterator[bytes]
     if file is None:
         chunks = iter(lambda: stream.read1(CHUNK_BYTES), b"")  # type: ignore[attr-defined]  # a BufferedReader
+        chunks = refuse_other_formats(chunks, STDIN_NAME) if text_only else chunks
         return LineSource(name=STDIN_NAME, chunks=chunks, has_more=lambda: is_readable(stream), total_bytes=size)
     is_compressed = any(str(file).lower().endswith(suffix) for suffix in COMPRESSION_MAGIC)
     chunks = file_blocks(stream, str(file))  # type: ignore[arg-type]
+    if text_only and size is not None:
+        head, chunks = peek_head(chunks, 1)
+        check_plain_text(head, str(file))
+    elif text_only:  # a pipe may wait for its first bytes
+        chunks = refuse_other_formats(chunks, str(file))
     return LineSource(name=str(file), chunks=chunks, has_more=lambda: True, total_bytes=None if is_compressed else size)
+
+
+def refuse_other_formats(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    head, chunks = peek_head(chunks, 1)
+    check_plain_text(head, name)
+    yield from chunks
 
 
 def get_file_size(stream: BinaryIO) -> int | None:

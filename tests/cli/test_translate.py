@@ -260,6 +260,46 @@ def test_lines_before_an_invalid_one_are_written_and_none_after(
     assert "text.jsonl, line 5: " in printed.err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("page.txt", "<!DOCTYPE html>\n<html>\n", "an HTML page"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nHello\n", "an SRT subtitle file"),
+        ("a.csv", "a dog\n", "CSV"),
+        ("a.docx", "PK\x03\x04", "an office document"),
+        ("a.po.gz", 'msgid "a"\nmsgstr ""\n', "PO"),
+    ],
+)
+def test_other_formats_are_refused_by_name(
+    name: str, content: str, title: str, tmp_path: Path, capsys: Capture
+) -> None:
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    output = tmp_path / "out.txt"
+    words = ["translate", str(tmp_path / "no model is needed"), str(tmp_path / name), "-o", str(output)]
+    assert cli.main(words) == 1
+    assert f"{name} must be text, but is {title}" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_lines_of_other_formats_are_translated_on_request(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    page = b"<!DOCTYPE html>\n<p>a dog</p>\n"
+    set_stdin(monkeypatch, page)
+    assert cli.main(["translate", str(trained_model), "--to", "de"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "standard input must be text, but is an HTML page" in printed.err
+    for name in ("page.html", "catalog.po"):
+        (tmp_path / name).write_bytes(page)
+        assert (
+            cli.main(["translate", str(trained_model), str(tmp_path / name), "--to", "de", "--input-type", "lines"])
+            == 0
+        )
+        assert capsys.readouterr().out.count("\n") == 2
+
+
 @pytest.mark.usefixtures("concurrent_blocks")
 def test_no_block_is_held_back_while_input_is_pending(pipeline: TranslationPipeline) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")

@@ -217,7 +217,7 @@ def _get_language(header: _PoEntry) -> str | None:
 def matches_head(text: str) -> bool:
     """True if a file that begins with a text is a catalog."""
     starts_entry = text.startswith(("#", "msgid", "msgctxt", "domain"))
-    return starts_entry and re.search(r"^msgid\s", text, re.MULTILINE) is not None
+    return starts_entry and re.search(r'^msgid\s*"', text, re.MULTILINE) is not None
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

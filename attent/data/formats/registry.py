@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attent.data.formats import jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, xliff
+from attent.data.formats import jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, unsupported, xliff
 from attent.data.formats.streams import InputFile, strip_compression_suffix
 from attent.data.formats.units import ScanResult
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
+_INSIST = "add --input-type lines to translate each of its lines as it is"
 MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages
 
 
@@ -108,9 +109,23 @@ def sniff_format(head: bytes, name: str) -> str:
     """Return the format by the first bytes; columns if nothing else matches."""
     text = streams.decode_head(head)
     key = next((key for key, spec in FORMATS.items() if spec.sniff and spec.sniff(text)), "tsv")
+    has_columns = "\t" in text.partition("\n")[0]
+    if key == "tsv" and (spec := unsupported.detect_unsupported("" if has_columns else name, head)):
+        raise CorpusError(f"{name} is {spec.title}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
     if key == "tsv" and text.startswith("<"):
         raise CorpusError(f"{name} is XML, but neither TMX nor XLIFF: convert it to one of {SUPPORTED_FORMATS}")
     return key
+
+
+def check_plain_text(head: bytes, name: str) -> None:
+    """Raise an error if a file to translate line by line is in another format, by its first bytes or its name."""
+    text = streams.decode_head(head)
+    for key, spec in FORMATS.items():
+        if spec.scan_units and spec.sniff and spec.sniff(text):
+            advice = f"give it as a file whose name ends in {spec.suffixes[0]}"
+            raise CorpusError(f"{name} must be text, but is {key.upper()}: {advice}, or {_INSIST}")
+    if other := unsupported.detect_unsupported(name, head):
+        raise CorpusError(f"{name} must be text, but is {other.title}: {other.advice}, or {_INSIST}")
 
 
 # ---- corpus files ----------------------------------------------------------------------------------------------------

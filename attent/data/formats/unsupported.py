@@ -1,0 +1,92 @@
+"""Formats that attent does not read, but recognizes by name or first characters, so that they are refused by name.
+
+The patterns match the beginning of such files and hardly any text: prose may begin with a brace, a tag or a quote.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from attent.data.formats.streams import decode_head, strip_compression_suffix
+
+_TO_MARKDOWN = "convert it to Markdown, for example with pandoc"
+_TO_PO = "convert it to PO, for example with the Translate Toolkit"
+_TO_XLIFF = "convert it to XLIFF, for example with Okapi"
+_TO_TEXT = "save its text as a .txt file"
+_XML_PROLOG = r"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
+_JSON_STRING = r'"(?:[^"\\\n]|\\.)*"'
+
+
+class UnsupportedFormat(NamedTuple):
+    title: str  # with its article
+    suffixes: tuple[str, ...]
+    head: str  # pattern of its beginning; "" if only the name tells
+    advice: str
+
+
+_FORMATS = (
+    UnsupportedFormat(
+        "an HTML page", (".html", ".htm", ".xhtml"), _XML_PROLOG + r"(?:<!doctype html|<html[\s>])", _TO_MARKDOWN
+    ),
+    UnsupportedFormat(
+        "a Qt translation file",
+        (".ts",),
+        _XML_PROLOG + r"(?:<!DOCTYPE TS>|<TS[\s>])",
+        "convert it to XLIFF, for example with lconvert",
+    ),
+    UnsupportedFormat(
+        "an XML file", (".xml", ".resx", ".svg", ".ttml", ".dita", ".xhtml"), r"<\?xml\s|<!DOCTYPE\s", _TO_XLIFF
+    ),
+    UnsupportedFormat(
+        "an SRT subtitle file", (".srt",), r"\d+[ \t]*\r?\n\d{1,2}:\d\d:\d\d[,.]\d{1,3}[ \t]*-->", _TO_PO
+    ),
+    UnsupportedFormat("a WebVTT subtitle file", (".vtt",), r"WEBVTT(?:[ \t\r\n]|\Z)", _TO_PO),
+    UnsupportedFormat(
+        "a subtitle file",
+        (".ass", ".ssa", ".sub", ".sbv", ".lrc"),
+        r"\[Script Info\]|\{\d+\}\{\d+\}|\[\d\d:\d\d[.:]\d\d\]|\d:\d\d:\d\d\.\d{3},\d:\d\d:\d\d\.\d{3}\s",
+        _TO_PO,
+    ),
+    UnsupportedFormat(
+        "JSON",
+        (".json", ".jsonl", ".ndjson", ".arb", ".xcstrings", ".ipynb"),
+        rf'\{{\s*{_JSON_STRING}\s*:\s*(?:["\[{{\d-]|true|false|null)|\[\s*(?:\{{\s*"|\[\s*["\[{{\d]|{_JSON_STRING}\s*[,\]])',
+        "extract its texts, or add --input-type json if each line is an object with a text",
+    ),
+    UnsupportedFormat(
+        "CSV",
+        (".csv",),
+        r'(?:"?\w{1,30}"?,){2,20}"?\w{1,30}"?\r?\n[^\n]*,[^\n]*,',
+        "extract the column to translate, one sentence per line",
+    ),
+    UnsupportedFormat(
+        "a table of columns", (".tsv", ".tab"), "", "extract the column to translate, for example with cut -f1"
+    ),
+    UnsupportedFormat("a PDF file", (".pdf",), r"%PDF-", _TO_TEXT),
+    UnsupportedFormat("an RTF file", (".rtf",), r"\{\\rtf", _TO_MARKDOWN),
+    UnsupportedFormat(
+        "an office document or another ZIP archive",
+        (".docx", ".odt", ".pptx", ".odp", ".xlsx", ".ods", ".epub", ".idml", ".pages", ".zip"),
+        "PK\x03\x04",
+        _TO_MARKDOWN,
+    ),
+    UnsupportedFormat("an office document", (".doc", ".ppt", ".xls"), "\ufffd{2}\x11\ufffd", _TO_TEXT),
+    UnsupportedFormat("a compiled gettext catalog", (".mo", ".gmo"), "\ufffd\x12\x04\ufffd", "use msgunfmt first"),
+    UnsupportedFormat(
+        "an Apple strings file", (".strings",), rf"(?:/\*.*?\*/\s*)?{_JSON_STRING}\s*=\s*{_JSON_STRING};", _TO_PO
+    ),
+    UnsupportedFormat("a properties file", (".properties",), "", _TO_PO),
+    UnsupportedFormat("a settings file", (".yaml", ".yml", ".toml", ".ini"), r"%YAML\s", _TO_PO),
+    UnsupportedFormat("a LaTeX document", (".tex", ".latex"), r"\\documentclass\W", _TO_MARKDOWN),
+    UnsupportedFormat("a markup document", (".rst", ".adoc", ".asciidoc", ".org"), "", _TO_MARKDOWN),
+)
+
+
+def detect_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
+    """Return the format of a file that attent does not read, by its first bytes or its name; None for text."""
+    text, plain_name = decode_head(head), strip_compression_suffix(name).lower()
+    for spec in _FORMATS:
+        if spec.head and re.match(spec.head, text, re.IGNORECASE | re.DOTALL):
+            return spec
+    return next((spec for spec in _FORMATS if plain_name.endswith(spec.suffixes)), None)
