@@ -52,6 +52,9 @@ def demo(
     out: Annotated[Path, Parameter(help="folder for the trained model")] = Path("runs/demo"),
 ) -> int:
     """Train a small Transformer to read dates, test it on unseen ones, and show its attention."""
+    from attent.cli.train import limit_thread_waiting
+
+    limit_thread_waiting()
     from attent.cli.progress import TrainingDisplay
     from attent.interop import load_as
     from attent.models import Seq2Seq

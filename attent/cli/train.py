@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,6 +39,15 @@ SetFlag = Annotated[
 ]
 
 
+def limit_thread_waiting() -> None:
+    """Let threads of OpenMP sleep soon instead of spinning; before torch is imported, which reads these variables.
+
+    On a busy machine, spinning threads take the cores from those that they wait for.
+    """
+    for name, value in {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}.items():
+        os.environ.setdefault(name, value)
+
+
 @add_config_flags({path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items()})
 def train(
     *,
@@ -63,6 +73,7 @@ def train(
     attent train --data corpus.tsv --src en --tgt de --out runs/en-de
     attent train --task lm --data text.txt --out runs/lm
     """
+    limit_thread_waiting()
     from attent.cli.progress import TrainingDisplay
     from attent.training import run
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,9 @@ CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
 CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; smaller ones are slower
 
 MEASURE_SECONDS = 2.0
+BUDGET_MARGIN = 0.97  # of --minutes: checkpoints, curves and the model card
+MAX_SCORING_SHARE = 0.4  # of --minutes: an estimate from an untrained model must not take more
+VALID_SHARE = 0.1  # of the time, unless the user chooses when to validate
 # (target tokens of a micro-batch, micro-batches of a step). On a CPU larger ones are no faster and cost memory: 400 x 8
 # is as fast as 3,200.
 CPU_MICRO_BATCHES, GPU_MICRO_BATCHES = (400, 8), (16_000, 1)
@@ -169,6 +172,7 @@ def fill_defaults(
         batch_tokens=batch_tokens,
         steps=steps,
         valid_every=every,
+        valid_share=(0.0 if train.valid_every else VALID_SHARE) if train.valid_share is None else train.valid_share,
         save_every=train.save_every or every,
         warmup=warmup,
         lr=lr,
@@ -209,6 +213,20 @@ def describe_schedule(train: TrainConfig, num_batches: int, note: str = "", batc
     patience = f"; stops after {train.patience} without improvement" if train.patience else ""
     note = f" ({note})" if note else ""
     yield f"validate every {train.valid_every:,} steps{note}, checkpoint every {train.save_every:,}{patience}"
+
+
+def apply_budget_defaults(train: TrainConfig, requested: UserSettings) -> TrainConfig:
+    """With `--minutes`: a learning rate that falls to zero at the end, and no early stop before it has."""
+    if train.minutes is None:
+        return train
+    changes: dict[str, Any] = {"schedule": "cosine", "patience": 0}
+    return replace(train, **{name: value for name, value in changes.items() if name not in requested})
+
+
+def plan_steps(seconds: float, step_seconds: float, scoring_seconds: float, valid_share: float | None) -> int:
+    """Return the steps that fit into `seconds` together with validations, checkpoints and the final scores."""
+    usable = BUDGET_MARGIN * (seconds - min(scoring_seconds, MAX_SCORING_SHARE * seconds))
+    return max(1, int(usable * (1 - (valid_share or VALID_SHARE)) / step_seconds))
 
 
 # ---- estimates -------------------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from attent.formatting import format_count
 from attent.nn.devices import choose_device
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import StorageError
@@ -15,6 +17,7 @@ from attent.training.run_options import Precision
 
 INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"
 MIN_BF16_SPEEDUP = 1.3  # below this, bfloat16 would cost precision for no gain
+MIN_THREAD_GAIN = 0.9  # of the time with all threads: with less of a gain, they all stay
 
 
 def activate_device(name: str | None) -> torch.device:
@@ -55,6 +58,40 @@ def _time_matmul(matrix: torch.Tensor, repeats: int = 7) -> float:
         float((matrix @ matrix)[0, 0])  # synchronizes
         best = min(best, time.perf_counter() - start)
     return best
+
+
+def count_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_load() -> str | None:
+    """A sentence if other programs keep the CPU busy."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, count_cores()
+    if load <= cores:
+        return None
+    return (
+        f"the machine is busy: load average {load:.1f} with {format_count(cores, 'core')}; training is slower until "
+        "other programs end"
+    )
+
+
+def pick_threads(measure: Callable[[], float]) -> tuple[int, dict[int, float]]:
+    """Return the fastest number of CPU threads, which stays set, and the measured seconds of each candidate.
+
+    On a busy machine, threads wait for each other: two gave 155 to 390 tokens/s where one gave 1,300 to 5,400.
+    """
+    available = torch.get_num_threads()
+    candidates = [available, *([available // 2] if available >= 4 else []), *([1] if available > 1 else [])]
+    seconds = {}
+    for count in candidates:
+        torch.set_num_threads(count)
+        seconds[count] = measure()
+    fastest = min(seconds, key=seconds.__getitem__)
+    if not seconds[fastest] < MIN_THREAD_GAIN * seconds[available]:
+        fastest = available
+    torch.set_num_threads(fastest)
+    return fastest, seconds
 
 
 def describe_device(device: torch.device, precision: Precision, compiled: bool) -> str:

@@ -6,6 +6,7 @@ bits as training without interruption. Batches, objective and evaluator come fro
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.data.loader import LoaderPosition
+from attent.formatting import format_count
 from attent.models import Model, build_empty, folder, weights
 from attent.scoring.metrics import METRICS
 from attent.text.tokenizer import Tokenizer
@@ -32,7 +34,7 @@ from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
-from attent.training.state import PendingReport, StepMetrics, TrainState
+from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
@@ -155,7 +157,8 @@ class Trainer:
         step, config = self.state.step, self.config
         assert config.valid_every
         assert config.save_every
-        is_due = step > 0 and (step % config.valid_every == 0 or step == config.steps)
+        is_scheduled = step % config.valid_every == 0 and step >= self.state.next_validation
+        is_due = step > 0 and (is_scheduled or step == config.steps)
         if is_due and self.state.last_validated_step < step and self.valid_batches is not None:
             self.validate()
         # Nothing new to save right after resuming, and no checkpoint while gradients are not finite.
@@ -168,6 +171,37 @@ class Trainer:
             return "steps"
         patience = self.config.patience
         return "patience" if patience and self.state.validations_without_progress >= patience else None
+
+    def measure_step_seconds(self, seconds: float, min_steps: int = 2) -> float:
+        """Return the mean time of a step, measured for `seconds` after the first steps, which compile.
+
+        Real steps are made and undone: nothing is reported, and training starts as if they had not been.
+        """
+        warm_up = EAGER_STEPS + 2 if self.compiled else 1
+        saved, emit = copy.deepcopy(self.build_checkpoint()), self.emit
+        self.emit = lambda event: None
+        try:
+            with closing(self.iter_steps()) as steps:
+                for number, (batches, next_position) in enumerate(steps):
+                    if number == warm_up:
+                        self.synchronize()
+                        start = time.monotonic()
+                    done = number - warm_up
+                    if done >= min_steps and not self.distributed.any_rank(time.monotonic() - start < seconds):
+                        break
+                    self.train_step(batches, next_position)
+            self.synchronize()
+            step_seconds = (time.monotonic() - start) / done
+        finally:
+            self.emit = emit
+            self.metrics, self.pending_report = StepMetrics(self.distributed.device), None
+            self.load_checkpoint(saved)
+            self.last_saved = (-1, 0)
+        return self.distributed.broadcast([step_seconds])[0]
+
+    def synchronize(self) -> None:
+        if self.distributed.device.type == "cuda":
+            torch.cuda.synchronize(self.distributed.device)
 
     def begin(self) -> None:
         self.start_clocks()
@@ -317,7 +351,7 @@ class Trainer:
             seconds, self.compile_start = time.monotonic() - self.compile_start, None
             self.emit(Note(text=f"compiled in {seconds:.0f} s", step=self.state.step))
         self.metrics.reset_clock()
-        self.eta_start = (time.monotonic(), self.state.step)
+        self.eta_start, self.pauses = (time.monotonic(), self.state.step), Pauses()
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -338,6 +372,7 @@ class Trainer:
     def start_clocks(self) -> None:
         self.start_step, self.last_clock = self.state.step, time.monotonic()
         self.eta_start = (self.last_clock, self.start_step)  # from which the time left is extrapolated
+        self.pauses = Pauses()  # since then
         self.checked_step = self.start_step  # the last step whose gradient is known to be finite or reported
 
     def update_clock(self) -> float:
@@ -369,8 +404,6 @@ class Trainer:
         seconds, elapsed = self.update_clock(), max(1e-9, time.monotonic() - metrics.clock_start)
         if not metrics.tokens:  # every step since the last report compiled
             elapsed = math.nan
-        seconds_per_step = (time.monotonic() - self.eta_start[0]) / max(1, self.state.step - self.eta_start[1])
-        assert self.config.steps
         progress = Progress(
             step=self.state.step,
             epoch=self.get_epoch(),
@@ -382,7 +415,7 @@ class Trainer:
             targets_per_second=throughput.targets_per_second if throughput else metrics.num_targets / elapsed,
             gpu_busy=throughput.busy_fraction if throughput else None,
             seconds=seconds,
-            seconds_left=seconds_per_step * (self.config.steps - self.state.step),
+            seconds_left=self.estimate_seconds_left(),
         )
         steps, targets, sums = metrics.steps, metrics.local_targets, metrics.take_sums()
         copy_event = None
@@ -390,6 +423,32 @@ class Trainer:
             copy_event = torch.cuda.Event()
             copy_event.record()
         return PendingReport(sums, copy_event, steps, targets, progress)
+
+    def get_step_seconds(self) -> float:
+        """Mean time of a step since `eta_start`, without validations and checkpoints."""
+        elapsed = time.monotonic() - self.eta_start[0] - self.pauses.seconds
+        return elapsed / max(1, self.state.step - self.eta_start[1])
+
+    def estimate_seconds_left(self) -> float:
+        """Time of the steps that are left, of their validations and of their checkpoints."""
+        assert self.config.steps
+        assert self.config.valid_every
+        steps, share = self.config.steps - self.state.step, self.config.valid_share
+        training = steps * self.get_step_seconds()
+        pauses = math.ceil(steps / self.config.valid_every) * self.pauses.mean_seconds
+        if share and self.valid_batches is not None:  # before the first validation: the most that they may take
+            limit = training * share / (1 - share)
+            pauses = min(pauses, limit) if self.pauses.count else limit
+        return training + pauses
+
+    def schedule_next_validation(self, seconds: float) -> None:
+        """Postpone validations until they, with the next and the last one, take at most `valid_share` of the time."""
+        share, step_seconds = self.config.valid_share, self.get_step_seconds()
+        if not share or step_seconds <= 0:
+            return
+        elapsed = time.monotonic() - self.eta_start[0]
+        wait = ((self.pauses.validation_seconds + 2 * seconds) / share - elapsed) / step_seconds
+        self.state.next_validation = int(self.distributed.broadcast([self.state.step + max(0.0, wait)])[0])
 
     def emit_pending_report(self, wait: bool) -> None:
         report = self.pending_report
@@ -458,6 +517,7 @@ class Trainer:
 
     def validate(self) -> None:
         self.report_progress(force=True)
+        start = time.monotonic()
         if self.step_graphs is not None:
             self.step_graphs.free_memory()
         self.state.last_validated_step = self.state.step
@@ -470,6 +530,9 @@ class Trainer:
             self.state.last_validated_step = 0  # validate again after resuming
             raise
         self.emit(event)
+        seconds = time.monotonic() - start
+        self.pauses.add(seconds, is_validation=True)
+        self.schedule_next_validation(seconds)
         self.metrics.reset_clock()
 
     def evaluate(self, model: Model | None) -> Validated:
@@ -589,6 +652,7 @@ class Trainer:
                 self.prune_checkpoints()
                 self.emit(Saved(step=self.state.step, folder=str(path), seconds=time.monotonic() - start))
         self.last_saved = current
+        self.pauses.add(time.monotonic() - start)
         if self.valid_batches is None:
             self.export_model()
         self.distributed.barrier()  # so that every rank finds the checkpoint
@@ -603,6 +667,8 @@ class Trainer:
 
     def build_checkpoint(self) -> Checkpoint:
         self.update_clock()
+        self.state.total_steps = self.config.steps
+        self.state.threads = torch.get_num_threads() if self.distributed.device.type == "cpu" else None
         tensors = {
             "weights": {name: to_full_tensor(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {name: to_full_tensor(tensor) for name, tensor in self.optimizer.get_state().items()},
@@ -631,6 +697,12 @@ class Trainer:
                 copy_into(self.ema[name], average)
         rng.set_rng_state(saved.tensors["rng"])
         self.state = TrainState(**state)
+        threads = torch.get_num_threads()
+        if self.distributed.device.type == "cpu" and self.state.threads not in (None, threads):
+            self.warn(
+                f"the checkpoint was written with {format_count(self.state.threads or 0, 'thread')}, and this run has "
+                f"{threads:,}: the weights will differ from those of an uninterrupted run by rounding"
+            )
         sizes = [self.state.micro_batch_tokens, self.config.micro_batch_tokens]
         self.state.micro_batch_tokens = min((size for size in sizes if size is not None), default=None)
         self.start_clocks()

@@ -7,6 +7,7 @@ loop is `loop`, what differs between tasks is `tasks`, and the folder's files ar
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
@@ -18,19 +19,19 @@ import torch
 
 from attent import interop, settings
 from attent.decoding.engines.reference import SearchCancelled
+from attent.formatting import format_count, format_duration
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint, rng, run_folder
+from attent.training import autoconfig, checkpoint, hardware, rng, run_folder
 from attent.training import config as run_config
 from attent.training.averaging import average_checkpoints
-from attent.training.config import Run, Size, TrainError, UserSettings
+from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
 from attent.training.event_log import LOG_FILE, EventLog
 from attent.training.events import Ended, Event, EventHandler, Note
-from attent.training.hardware import activate_device
 from attent.training.loop import StopReason, Trainer
 from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS
 from attent.training.stop_signals import StopRequested, StopSignals
@@ -107,7 +108,7 @@ def train(
     folder = Path(out).expanduser()
     table = requested.get("train", {})
     with ExitStack() as stack:
-        distributed = stack.enter_context(init_distributed(activate_device(table.get("device"))))
+        distributed = stack.enter_context(init_distributed(hardware.activate_device(table.get("device"))))
         stack.enter_context(explain_lost_process(distributed))
         if distributed.is_main:
             run_folder.check_folder(folder, requested)
@@ -151,6 +152,8 @@ class TrainSession:
     is_stop_wanted: Callable[[], bool] = lambda: False
     early_events: list[Event] | None = field(default_factory=list)  # until the log is open
     new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
+    unresolved: TrainConfig = field(default_factory=TrainConfig)  # as requested, with None where it is chosen
+    start: float = field(default_factory=time.monotonic)
     _open_files: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -173,6 +176,11 @@ class TrainSession:
     def run(self) -> TrainResult:
         run, task, model = self.set_up()
         trainer = self.build_trainer(run, task, model)
+        if not checkpoint.list_steps(self.state_dir):
+            try:
+                run = self.fit_to_machine(run, task, trainer)
+            except StopRequested:
+                return self.build_result(trainer, "stopped")
         self.resume(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
         if self.is_finished(trainer):
             return self.rescore(run, task, trainer)
@@ -208,11 +216,15 @@ class TrainSession:
         self.requested = run_config.merge_with_previous(self.requested, previous, keep_omitted=not is_new)
         if is_new:
             run = run_config.validate_settings(self.requested, "--set")
+            run = replace(run, train=autoconfig.apply_budget_defaults(run.train, self.requested.get("train", {})))
+            self.unresolved = run.train
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:
             run = apply_changes(run_config.read_run(self.out / run_folder.RUN_FILE), previous, self.requested)
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
+            if run.train.threads > hardware.count_cores() and self.distributed.device.type == "cpu":
+                self.emit(Note(text=describe_missing_cores(run.train.threads), level="warning"))
         rng.seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:
@@ -226,11 +238,49 @@ class TrainSession:
             model = build(run.model)
             if (heads := self.state_dir / run_folder.NEW_HEADS_FILE).exists():
                 self.new_parameters = settings.read_json(heads)["new"]
+        self.write_run(run)
+        self.write_json(self.requested, path)
+        return run, task, model
+
+    def fit_to_machine(self, run: Run, task: Task, trainer: Trainer) -> Run:
+        """Choose the number of CPU threads and, with `--minutes`, the number of steps by measuring real steps."""
+        train, distributed = run.train, self.distributed
+        if distributed.device.type == "cpu" and distributed.world_size == 1:
+            if busy := hardware.describe_load():
+                self.emit(Note(text=busy, level="warning"))
+            if train.threads is None and torch.get_num_threads() > 1:
+                threads, seconds = hardware.pick_threads(lambda: trainer.measure_step_seconds(0.5))
+                listed = ", ".join(f"{count} in {time:.2f} s" for count, time in seconds.items())
+                self.emit(Note(text=f"threads: {threads} (a step with {listed})"))
+                train = replace(train, threads=threads)
+        if train.minutes and self.unresolved.steps is None:
+            step_seconds = trainer.measure_step_seconds(min(60.0, 2 * train.minutes))
+            scoring = task.estimate_scoring_seconds(trainer.gather_model(), run) if distributed.is_main else 0.0
+            left = distributed.broadcast([60 * train.minutes - (time.monotonic() - self.start)])[0]
+            scoring = distributed.broadcast([scoring])[0]
+            steps = autoconfig.plan_steps(left, step_seconds, scoring, train.valid_share)
+            unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
+            finetune = run.init_from is not None
+            train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
+            self.emit(
+                Note(
+                    text=f"{train.minutes:g} minutes: {steps:,} steps of {step_seconds:.2f} s, about "
+                    f"{format_duration(scoring)} for the final scores"
+                )
+            )
+        if train != run.train:
+            run = replace(run, train=train)
+            trainer.config = train
+            self.write_run(run)
+        if self.unresolved.minutes and self.unresolved.steps is None:
+            for sentence in list(task.describe_choices(run, ""))[1:]:
+                self.emit(Note(text=sentence))
+        return run
+
+    def write_run(self, run: Run) -> None:
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
                 settings.write_toml(run, self.out / run_folder.RUN_FILE)
-        self.write_json(self.requested, path)
-        return run, task, model
 
     def write_json(self, data: Mapping[str, Any], path: Path) -> None:
         if self.distributed.is_main:
@@ -289,7 +339,9 @@ class TrainSession:
         is_bf16 = self.distributed.broadcast([float(chosen.precision == "bfloat16")])[0]
         chosen = replace(chosen, precision="bfloat16" if is_bf16 else "float32")
         run = replace(run, size=size, model=config, train=chosen)
-        for sentence in task.describe_choices(run, reason):
+        sentences = list(task.describe_choices(run, reason))
+        is_planned = run.train.minutes and self.unresolved.steps is None  # then the schedule is not known yet
+        for sentence in sentences[:1] if is_planned else sentences:
             self.emit(Note(text=sentence))
         rng.seed_torch(run.train.seed, 0)
         return run, task.build_model(config, pretrained)
@@ -394,12 +446,22 @@ def load_initial_model(path: str, task: TaskName) -> Model:
     return model
 
 
+def describe_missing_cores(threads: int) -> str:
+    return (
+        f"this run has {threads:,} threads, but this machine has {format_count(hardware.count_cores(), 'core')}: the "
+        "threads stay, so that the weights stay the same, but steps are slow; with --threads "
+        f"{hardware.count_cores()} they are faster, and the weights differ by rounding"
+    )
+
+
 def apply_changes(run: Run, previous: UserSettings, requested: UserSettings) -> Run:
     """The resolved run with the settings that may differ when it is resumed."""
     tables = settings.to_dict(run)
     for path, (_, value) in run_config.diff_settings(previous, requested).items():
         if value is not None:
             run_config.set_path(tables, path.split("."), value)
+            if path == "train.valid_every":  # requested explicitly: without a limit
+                run_config.set_path(tables, ["train", "valid_share"], 0.0)
     return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
 
 
@@ -462,6 +524,7 @@ class Finalizer:
             from attent.training import model_card
 
             model = interop.load(session.out).to(session.distributed.device)
+            session.emit(Note(text="scoring the model ...", step=self.ended.step))
             scores = []
             for result in self.task.score_model(model, self.run):
                 scores.append(result)

@@ -66,6 +66,9 @@ class TrainConfig:
     """Optimization, validation and checkpoints. The defaults are those of the paper's section 5."""
 
     steps: Annotated[int | None, "maximum number of training steps"] = None
+    minutes: Annotated[
+        float | None, "instead of --steps: time for the whole command; steps and a cosine schedule follow from it"
+    ] = None
     seed: Annotated[int, "random seed"] = 1
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
     accumulate: Annotated[int, "batches per step (gradient accumulation)"] = 1
@@ -89,13 +92,16 @@ class TrainConfig:
     save_every: Annotated[int | None, "steps between checkpoints"] = None
     keep_last: Annotated[int, "number of checkpoints to keep"] = 5
     valid_every: Annotated[int | None, "steps between validations"] = None
+    valid_share: Annotated[
+        float | None, "maximum part of the time for validations; 0: no limit [default: 0.1, or 0 with --valid-every]"
+    ] = None
     valid_sentences: Annotated[int, "sentences translated per validation; 0: compute only the loss"] = 500
     metric: Annotated[str | None, "metric that selects the best model [default: of the task]"] = None
     patience: Annotated[int, "validations without improvement before training stops; 0: never stop early"] = 10
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
     compile: Annotated[bool | None, "use torch.compile [default: on a GPU]"] = None
     device: Annotated[str | None, "cuda, cuda:1, mps or cpu"] = None
-    threads: Annotated[int | None, "CPU threads"] = None
+    threads: Annotated[int | None, "CPU threads [default: the fastest number, measured at the start]"] = None
     workers: Annotated[int, "threads that prefetch batches"] = 1
     shard: Annotated[bool, "with several processes: shard the weights (FSDP2) instead of replicating them (DDP)"] = (
         False
@@ -109,10 +115,12 @@ class TrainConfig:
             for name in names.split():
                 if getattr(self, name) is not None:
                     check_at_least(name, getattr(self, name), minimum)
-        for name, values in (("label_smoothing", [self.label_smoothing]), ("ema", [self.ema]), ("betas", self.betas)):
-            for value in values:
-                check_below_one(name, value)
-        for name in ("lr", "eps"):
+        for name in ("label_smoothing", "ema", "valid_share"):
+            if getattr(self, name) is not None:
+                check_below_one(name, getattr(self, name))
+        for beta in self.betas:
+            check_below_one("betas", beta)
+        for name in ("lr", "eps", "minutes"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be greater than 0, but is {getattr(self, name)}")
 

@@ -32,6 +32,27 @@ class TrainState:
     skipped_steps: int = 0  # with a non-finite gradient
     rollbacks: int = 0
     micro_batch_tokens: int | None = None
+    next_validation: int = 0  # no validation before this step, so that they take at most `valid_share` of the time
+    total_steps: int | None = None  # as decided when the run began, from --minutes for example
+    threads: int | None = None  # of the CPU; the rounding of sums depends on it
+
+
+@dataclass
+class Pauses:
+    """Time of validations and checkpoints, between which the loop makes steps."""
+
+    seconds: float = 0.0
+    validation_seconds: float = 0.0
+    count: int = 0  # of validations
+
+    def add(self, seconds: float, *, is_validation: bool = False) -> None:
+        self.seconds += seconds
+        self.validation_seconds += seconds * is_validation
+        self.count += is_validation
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.seconds / max(1, self.count)
 
 
 @dataclass

@@ -79,7 +79,7 @@ def test_the_model_fits_the_tokenizer() -> None:
 @pytest.mark.parametrize("pairs", [10, 29_000, 5_000_000, 10**9])
 @pytest.mark.parametrize("finetune", [False, True])
 def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: bool) -> None:
-    optional = {"threads", "device", "metric"} | ({"micro_batch_tokens"} if device == GPU else set())
+    optional = {"threads", "device", "metric", "minutes"} | ({"micro_batch_tokens"} if device == GPU else set())
     train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=finetune)
     assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= optional
     assert train.steps
@@ -93,7 +93,7 @@ def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: boo
 def test_given_values_are_unchanged() -> None:
     requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
-        micro_batch_tokens=5, rdrop=4.0,
+        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3,
     )  # fmt: skip
     for finetune in (False, True):
         assert fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU, finetune=finetune) == requested
@@ -130,3 +130,42 @@ def test_choices_are_described() -> None:
         f"validate every {train.valid_every:,} steps (greedy)", "stops after 10 without improvement",
     ):  # fmt: skip
         assert part in text
+
+
+# ---- a time budget ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "scoring", "share", "steps"),
+    [
+        (1000, 0, 0.1, 436),  # 970 seconds, of which 873 are for steps of 2 seconds
+        (1000, 100, 0.1, 392),
+        (1000, 400, 0.1, 261),
+        (1000, 900, 0.1, 261),  # an estimate of the scores takes 40% at most
+        (1000, 0, 0.5, 242),
+        (1000, 0, None, 436),
+        (1000, 0, 0.0, 436),
+        (1, 0, 0.1, 1),
+        (-5, 3, 0.1, 1),
+    ],
+)
+def test_steps_follow_from_the_time(seconds: float, scoring: float, share: float | None, steps: int) -> None:
+    assert autoconfig.plan_steps(seconds, 2.0, scoring, share) == steps
+
+
+def test_with_a_time_budget_the_learning_rate_falls_to_zero_and_nothing_stops_early() -> None:
+    train = autoconfig.apply_budget_defaults(TrainConfig(minutes=3), {"minutes": 3})
+    assert (train.schedule, train.patience) == ("cosine", 0)
+    requested = {"minutes": 3, "schedule": "constant", "patience": 4}
+    train = autoconfig.apply_budget_defaults(TrainConfig(minutes=3, schedule="constant", patience=4), requested)
+    assert (train.schedule, train.patience) == ("constant", 4)
+    assert autoconfig.apply_budget_defaults(TrainConfig(), {}) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("requested", "share"),
+    [(TrainConfig(), 0.1), (TrainConfig(valid_every=5), 0.0), (TrainConfig(valid_every=5, valid_share=0.2), 0.2)],
+)
+def test_validations_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
+    train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)
+    assert train.valid_share == share

@@ -24,7 +24,7 @@ from attent.training.config import (
     read_user_settings,
     validate_settings,
 )
-from attent.training.run_options import DataConfig, DecodeConfig, TrainConfig, TrainError
+from attent.training.run_options import MINIMUMS, DataConfig, DecodeConfig, TrainConfig, TrainError
 
 
 def read_overrides(*overrides: str, file: Path | None = None, **flags: object) -> UserSettings:
@@ -194,3 +194,39 @@ def test_the_patch_size_is_checked_once_the_image_size_is_known() -> None:
 def test_image_classification_does_not_stop_early() -> None:
     assert validate_settings({"task": "images"}, "--set").train.patience == 0
     assert validate_settings({"task": "mlm"}, "--set").train.patience == 10
+
+
+# ---- minutes or steps ------------------------------------------------------------------------------------------------
+
+
+def test_minutes_and_steps_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"`minutes` and `steps` must not both be given"):
+        read_overrides("train.steps=3", train__minutes=2.0)
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nsteps = 7\nminutes = 2.0\n")
+    assert read_overrides(file=file)["train"] == {"steps": 7}, "the file of a run with --minutes: its steps are decided"
+    assert read_overrides(file=file, train__minutes=3.0)["train"] == {"minutes": 3.0}
+    assert read_overrides("train.minutes=3", file=file)["train"] == {"minutes": 3.0}
+    assert read_overrides(file=file, train__steps=9)["train"] == {"steps": 9}
+
+
+@pytest.mark.parametrize("name", ["minutes", "lr", "eps"])
+def test_some_numbers_must_be_greater_than_zero(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` must be greater than 0, but is 0"):
+        TrainConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "ema", "valid_share"])
+def test_rates_are_less_than_one(name: str) -> None:
+    for value in (1.0, -0.1):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 0 and less than 1, but is {value}"):
+            TrainConfig(**{name: value})
+    assert getattr(TrainConfig(**{name: 0.0}), name) == 0.0
+
+
+@pytest.mark.parametrize(("minimum", "names"), MINIMUMS.items())
+def test_numbers_at_their_minimum_are_accepted_and_below_refused(minimum: int, names: str) -> None:
+    for name in names.split():
+        assert getattr(TrainConfig(**{name: minimum}), name) == minimum
+        with pytest.raises(ValueError, match=f"`{name}` must be {minimum} or more, but is {minimum - 1}"):
+            TrainConfig(**{name: minimum - 1})

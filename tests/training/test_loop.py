@@ -20,9 +20,10 @@ from attent.training import checkpoint
 from attent.training.averaging import average_checkpoints
 from attent.training.distributed import DistributedContext
 from attent.training.events import Progress
-from attent.training.loop import MAX_NONFINITE_STEPS, MAX_ROLLBACKS, EvalResult
+from attent.training.loop import MAX_NONFINITE_STEPS, MAX_ROLLBACKS, EvalResult, Trainer
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
+from attent.training.state import Pauses
 from attent.training.stop_signals import StopRequested
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, max_difference, model
 
@@ -494,3 +495,78 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     assert newest is not None
     with pytest.raises(TrainError, match=r"the data must match its checkpoints"):
         other.trainer.load_checkpoint(newest)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_measured_steps_leave_no_trace(tmp_path: Path) -> None:
+    plain, measured = (build_toy_run(tmp_path / name, EVERYTHING) for name in ("plain", "measured"))
+    before = measured.weights()
+    assert 0 < measured.trainer.measure_step_seconds(0.0, min_steps=3) < 60
+    assert are_equal(before, measured.weights())
+    assert not measured.trainer.optimizer.get_state()
+    assert measured.events == []
+    assert measured.trainer.state.step == measured.trainer.metrics.steps == 0
+    assert measured.trainer.last_saved == (-1, 0)
+    plain.trainer.run()
+    measured.trainer.run()
+    assert are_equal(plain.weights(), measured.weights())
+    assert plain.trainer.state.order_digest == measured.trainer.state.order_digest
+
+
+def make_timed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: TrainConfig, pauses: Pauses) -> Trainer:
+    """40 of 100 steps, 100 seconds after the clock was started."""
+    trainer = build_toy_run(tmp_path, replace(recipe, steps=100, valid_every=10)).trainer
+    monkeypatch.setattr("attent.training.loop.time.monotonic", lambda: 1000.0)
+    trainer.state.step, trainer.eta_start, trainer.pauses = 40, (900.0, 0), pauses
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("share", "pauses", "left"),
+    [
+        (0.1, Pauses(), 150 + 150 / 9),  # before the first validation: the most that validations may take
+        (0.1, Pauses(20.0, 20.0, 1), 120 + 120 / 9),
+        (0.5, Pauses(6.0, 6.0, 2), 141 + 6 * 3),
+        (0.0, Pauses(20.0, 20.0, 1), 120 + 6 * 20),
+        (0.0, Pauses(), 150),
+    ],
+)
+def test_the_time_left_counts_validations_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, pauses: Pauses, left: float
+) -> None:
+    trainer = make_timed_run(tmp_path, monkeypatch, replace(RECIPE, valid_share=share), pauses)
+    assert trainer.estimate_seconds_left() == pytest.approx(left)
+
+
+@pytest.mark.parametrize(("share", "step"), [(0.1, 40 + 250), (0.5, 40 + 10), (0.9, 40), (0.0, 0)])
+def test_validations_are_postponed_until_they_take_their_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, step: int
+) -> None:
+    """A step takes 2 seconds and a validation 20: this, the next and the last one are 60 seconds."""
+    trainer = make_timed_run(tmp_path, monkeypatch, replace(RECIPE, valid_share=share), Pauses(20.0, 20.0, 1))
+    trainer.schedule_next_validation(20.0)
+    assert trainer.state.next_validation == step
+
+
+@pytest.mark.parametrize(("next_validation", "steps"), [(0, [2, 4, 6, 7]), (4, [4, 6, 7]), (5, [6, 7]), (9, [7])])
+def test_no_validation_comes_before_the_next_one_is_due_except_the_last(
+    tmp_path: Path, next_validation: int, steps: list[int]
+) -> None:
+    toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=7, valid_every=2, valid_share=0.0))
+    toy_run.trainer.state.next_validation = next_validation
+    toy_run.trainer.run()
+    assert [event.step for event in toy_run.validations] == steps
+
+
+def test_a_checkpoint_of_another_number_of_threads_is_reported(tmp_path: Path) -> None:
+    toy_run = build_toy_run(tmp_path)
+    saved = toy_run.trainer.build_checkpoint()
+    assert saved.state["threads"] == torch.get_num_threads()
+    assert saved.state["total_steps"] == RECIPE.steps
+    toy_run.trainer.load_checkpoint(saved)
+    assert toy_run.notes == []
+    saved.state["threads"] += 3
+    toy_run.trainer.load_checkpoint(saved)
+    assert "with 4 threads, and this run has 1: the weights will differ" in toy_run.notes[0]

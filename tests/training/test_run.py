@@ -11,9 +11,10 @@ import torch
 
 from attent.models import Seq2SeqConfig
 from attent.settings import read_json
+from attent.training import checkpoint, hardware
 from attent.training.config import TrainError, read_run
 from attent.training.event_log import EventLog
-from attent.training.events import Event, Started
+from attent.training.events import Event, Note, Progress, Started
 from attent.training.loop import write_model
 from attent.training.run import TrainResult, describe_average, train
 from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
@@ -120,3 +121,61 @@ def test_a_model_with_weights_that_are_not_finite_is_not_fine_tuned(tmp_path: Pa
 def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="`step`; did you mean `steps`"):
         train_small(tmp_path, step=3)
+
+
+# ---- a time budget and threads ---------------------------------------------------------------------------------------
+
+
+def test_steps_are_decided_once_from_the_minutes(tmp_path: Path) -> None:
+    events: list[Event] = []
+    stop: list[bool] = []
+
+    def should_stop() -> bool:
+        return any(isinstance(event, Progress) for event in events) and not stop
+
+    stopped = train_small(tmp_path, steps=None, minutes=0.03, listeners=[events.append], should_stop=should_stop)
+    run = read_run(tmp_path / "run" / RUN_FILE).train
+    assert (stopped.stop_reason, run.minutes, run.schedule, run.patience) == ("stopped", 0.03, "cosine", 0)
+    assert run.steps
+    assert run.steps > stopped.step
+    decided = [event.text for event in events if isinstance(event, Note) and event.text.startswith("0.03 minutes: ")]
+    assert len(decided) == 1
+    assert f"{run.steps:,} steps of " in decided[0]
+    assert any(isinstance(event, Note) and f"at most {run.steps:,} steps" in event.text for event in events)
+    saved = checkpoint.load_newest(tmp_path / "run" / "state", print)
+    assert saved is not None
+    assert saved.state["total_steps"] == run.steps
+    stop.append(True)
+    events.clear()
+    resumed = train_small(tmp_path, steps=None, minutes=0.03, listeners=[events.append])
+    assert resumed.step == run.steps
+    assert not any(isinstance(event, Note) and " minutes: " in event.text for event in events)
+    with pytest.raises(TrainError, match=r"train\.minutes: 0\.03 -> 0\.5"):
+        train_small(tmp_path, steps=None, minutes=0.5)
+
+
+def test_a_stop_while_steps_are_measured_saves_nothing(tmp_path: Path) -> None:
+    result = train_small(tmp_path, steps=None, minutes=1, should_stop=lambda: True)
+    assert (result.stop_reason, result.step, result.exit_code) == ("stopped", 0, 130)
+    assert checkpoint.list_steps(tmp_path / "run" / "state") == []
+
+
+def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(hardware, "MIN_THREAD_GAIN", 1e9)  # whatever is fastest
+    try:
+        torch.set_num_threads(2)
+        events: list[Event] = []
+        train_small(tmp_path, steps=2, listeners=[events.append])
+        chosen = read_run(tmp_path / "run" / RUN_FILE).train.threads
+        assert chosen in (1, 2)
+        assert any(isinstance(e, Note) and e.text.startswith(f"threads: {chosen} (a step with 2 in ") for e in events)
+        torch.set_num_threads(3 - chosen)
+        monkeypatch.setattr(hardware, "count_cores", lambda: 0)
+        events.clear()
+        train_small(tmp_path, steps=3, listeners=[events.append])
+        assert torch.get_num_threads() == chosen
+        warnings = [event.text for event in events if isinstance(event, Note) and event.level == "warning"]
+        assert f"this run has {chosen} threads, but this machine has 0 cores: the threads stay" in warnings[0]
+    finally:
+        torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import nn
 
 from attent.data.arrays import Array
 from attent.data.loader import LoaderPosition
+from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
 from attent.text.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
 Split = Literal["validation", "test"]
+REPORT_SECONDS = 5.0  # between two progress notes
 VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
 # zero, clipped gradients; label smoothing only where there are few labels.
@@ -129,6 +132,19 @@ class RunContext:
 
     def warn(self, text: str) -> None:
         self.report(Note(text=text, level="warning"))
+
+    def track_progress(self, action: str, unit: str, total: int) -> Callable[[int], None]:
+        """Return a function that takes the number done, and reports it and the time left every few seconds."""
+        start = last = time.monotonic()
+
+        def report(done: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= REPORT_SECONDS and 0 < done < total:
+                last = time.monotonic()
+                left = format_duration((last - start) * (total - done) / done)
+                self.note(f"{action}: {done:,} of {total:,} {unit}, about {left} left")
+
+        return report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +276,10 @@ class Task(ABC):
     @abstractmethod
     def score_model(self, model: Any, run: Run) -> Iterator[FinalScores]:
         """Score the selected weights on the validation set and each test set."""
+
+    def estimate_scoring_seconds(self, model: Any, run: Run) -> float:
+        """Time of `score_model`, measured with a sample and an untrained model."""
+        return 0.0
 
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
         """Measure what else belongs in the folder of a finished model."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from attent.data.text_corpus import TextCorpus, TextLayout
 from attent.data.token_store import EncodedTexts, encode_texts
 from attent.models import Model, ModelConfig, build, folder
 from attent.nn import StackConfig
+from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import train_monolingual_tokenizer
@@ -301,6 +303,16 @@ class TextTask(base.Task):
             yield self.score_texts(model, self.splits.valid, "validation")
         for texts in self.splits.tests:
             yield self.score_texts(model, texts, "test")
+
+    def estimate_scoring_seconds(self, model: Any, run: Run) -> float:
+        loaders = [self.get_eval_batches(texts) for texts in (self.splits.valid, *self.splits.tests) if texts]
+        if not loaders:
+            return 0.0
+        start = time.monotonic()
+        with eval_mode(model), torch.no_grad():
+            self.objective_class(model).eval()(loaders[0].get_batch(0, 0).to(self.context.device))
+        # Labels are predicted in a second pass.
+        return 2 * (time.monotonic() - start) * sum(loader.num_steps(0) for loader in loaders)
 
     def compute_loss(self, model: Any, batches: base.BatchLoader) -> tuple[float, int]:
         """Return (sum of the cross-entropy, number of targets)."""

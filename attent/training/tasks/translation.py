@@ -6,6 +6,7 @@ The data are prepared in `translation_data`; defaults are chosen by `attent.trai
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -16,10 +17,12 @@ from attent.data.corpus import Corpus
 from attent.data.encode import learn_languages
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import MAX_EXTRA_TOKENS
 from attent.decoding.translator import translate_texts
 from attent.inspection import head_stats
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty, presets
 from attent.models.weights import assign_weights
+from attent.nn.eval_mode import eval_mode
 from attent.scoring.metrics import DEFAULT_METRIC, VALIDATION_METRICS, format_metrics, score_corpus
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
@@ -32,6 +35,8 @@ from attent.training.tasks import base, translation_data
 from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
 
 NUM_SAMPLES, NUM_CARD_SAMPLES = 3, 5
+SCORED_BLOCK = {"cpu": 64, "cuda": 4_096}  # sentences between two progress notes
+NUM_TIMED_SENTENCES = 16  # to estimate the time of the final scores
 
 
 class TranslationTask(base.Task):
@@ -117,24 +122,34 @@ class TranslationTask(base.Task):
 
         return evaluate
 
-    def translate(self, model: Seq2Seq, texts: EvalTexts, *, beam_size: int, length_penalty: float) -> list[str]:
+    def translate(
+        self, model: Seq2Seq, texts: EvalTexts, *, beam_size: int, length_penalty: float, action: str = ""
+    ) -> list[str]:
+        """Translate the sources; with an `action`, in blocks, whose progress is reported."""
         outputs = [""] * len(texts.sources)
+        report = self.context.track_progress(action, "sentences", len(outputs))
+        num_done = 0
         for language in dict.fromkeys(texts.target_languages):
             indices = [i for i, other in enumerate(texts.target_languages) if other == language]
-            try:
-                translations = translate_texts(
-                    model,
-                    self.tokenizer,
-                    [texts.sources[i] for i in indices],
-                    to=language,
-                    beam_size=beam_size,
-                    length_penalty=length_penalty,
-                    should_stop=self.context.should_stop,
-                )
-            except SearchCancelled as cancelled:
-                raise StopRequested from cancelled
-            for i, text in zip(indices, translations, strict=True):
-                outputs[i] = text
+            block_size = SCORED_BLOCK.get(self.context.device.type, 256) if action else len(indices)
+            for start in range(0, len(indices), block_size):
+                block = indices[start : start + block_size]
+                try:
+                    translations = translate_texts(
+                        model,
+                        self.tokenizer,
+                        [texts.sources[i] for i in block],
+                        to=language,
+                        beam_size=beam_size,
+                        length_penalty=length_penalty,
+                        should_stop=self.context.should_stop,
+                    )
+                except SearchCancelled as cancelled:
+                    raise StopRequested from cancelled
+                for i, text in zip(block, translations, strict=True):
+                    outputs[i] = text
+                num_done += len(block)
+                report(num_done)
         return outputs
 
     def score_model(self, model: Seq2Seq, run: Run) -> Iterator[base.FinalScores]:
@@ -144,9 +159,25 @@ class TranslationTask(base.Task):
         for corpus in splits.tests:
             yield self.score_texts(model, read_eval_texts([corpus], splits.use_tags), "test", run)
 
+    def estimate_scoring_seconds(self, model: Seq2Seq, run: Run) -> float:
+        splits, store = self.prepared.splits, self.prepared.store
+        corpora = [*splits.valid, *splits.tests]
+        num_sentences = len(read_eval_texts(corpora, splits.use_tags).sources)
+        texts = read_eval_texts(corpora, splits.use_tags, NUM_TIMED_SENTENCES)
+        if not texts.sources:
+            return 0.0
+        start = time.monotonic()
+        with eval_mode(model):
+            self.translate(model, texts, beam_size=run.decode.beam_size, length_penalty=run.decode.length_penalty)
+        seconds = (time.monotonic() - start) * num_sentences / len(texts.sources)
+        # An untrained model generates as many tokens as it may, not as many as a translation has.
+        source, target = (store.meta.token_counts[side] / len(store) for side in ("source", "target"))
+        return seconds * min(1.0, target / (source + MAX_EXTRA_TOKENS))
+
     def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: base.Split, run: Run) -> base.FinalScores:
         beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
-        outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty)
+        action = f"scoring {split} {texts.name}"
+        outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty, action=action)
         scores = score_corpus(outputs, texts.references, texts.language)
         return base.FinalScores(
             name=texts.name,
@@ -165,6 +196,7 @@ class TranslationTask(base.Task):
         if not self.prepared.splits.valid:
             return
         texts = self.valid_texts
+        self.context.note("measuring the attention heads ...")
         language = texts.target_languages[0]
         indices = [i for i, other in enumerate(texts.target_languages) if other == language]
         sources, references = ([side[i] for i in indices] for side in (texts.sources, texts.references))
