@@ -79,12 +79,12 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     requested: UserSettings = settings.read_toml_dict(file) if file else {}
     where = str(file) if file else "--set"
     in_file = dict(flatten_settings(requested))
-    given = flags.keys() | {override.partition("=")[0].strip() for override in overrides}
-    if {"train.steps", "train.minutes"} <= given:
+    named_paths = flags.keys() | {override.partition("=")[0].strip() for override in overrides}
+    if {"train.steps", "train.minutes"} <= named_paths:
         raise TrainError("`minutes` and `steps` must not both be given: the steps follow from the minutes; give one")
     # The run.toml of a run with --minutes states both: its steps are those that were decided.
     for name, other in (("train.minutes", "steps"), ("train.steps", "minutes")):
-        if name in given or (name in in_file and other == "minutes" and "train.minutes" not in given):
+        if name in named_paths or (name in in_file and other == "minutes" and "train.minutes" not in named_paths):
             requested.get("train", {}).pop(other, None)
     for path, value in flags.items():
         set_path(requested, path.split("."), value)

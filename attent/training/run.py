@@ -247,7 +247,7 @@ class TrainSession:
         train, distributed = run.train, self.distributed
         if distributed.device.type == "cpu" and distributed.world_size == 1:
             if busy := hardware.describe_load():
-                self.emit(Note(text=busy, level="warning"))
+                self.emit(Note(text=busy))
             if train.threads is None and torch.get_num_threads() > 1:
                 threads, seconds = hardware.pick_threads(lambda: trainer.measure_step_seconds(0.5))
                 listed = ", ".join(f"{count} in {time:.2f} s" for count, time in seconds.items())
