@@ -129,6 +129,7 @@ def build_score_options(flags: ScoreFlags) -> ScoreOptions:
         force_decode=flags.force_decode,
         alignment=flags.alignment,
         save=flags.save,
+        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
         device=build_device_options(flags),
     )
 

@@ -27,7 +27,7 @@ from attent.scoring.alignment import (
 )
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs
-from attent.storage.atomic import write_output
+from attent.storage.atomic import is_same_file, write_output
 from attent.storage.manifest import explain_save_errors
 from attent.text.language_tags import is_same_language
 from attent.text.tokenizer import Tokenizer
@@ -51,6 +51,7 @@ class ScoreOptions:
     force_decode: bool = False  # score the references (or `hypotheses`) by forced decoding
     alignment: Path | None = None  # a file of gold alignments, or `auto`
     save: Path | None = None  # a file for the translations
+    sentences: Path | None = None  # a file that the caller writes: like `save`, it must not be an input
     device: DeviceOptions = field(default_factory=DeviceOptions)
 
 
@@ -61,6 +62,7 @@ class TestSet:
     references: list[str]
     languages: list[str | None]  # of each reference
     num_skipped: int  # lines that are no pairs
+    files: list[Path]
 
     @property
     def language(self) -> str | None:
@@ -106,6 +108,7 @@ def score(
     test_set = read_test_set(names, LanguagePair(src, tgt))
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
+    check_outputs(options, [*test_set.files, *filter(None, (options.hypotheses, options.baseline, gold_file))])
     scorer = _Scorer(
         test_set=test_set,
         options=options,
@@ -121,6 +124,12 @@ def score(
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def check_outputs(options: ScoreOptions, inputs: Sequence[Path]) -> None:
+    for output in filter(None, (options.save, options.sentences)):
+        if any(is_same_file(output.expanduser(), path.expanduser()) for path in inputs):
+            raise ScoreError(f"{output}: must not be an input of the scores; write to another file")
 
 
 def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
@@ -139,6 +148,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
         references=[pair.target.strip() for pair, _ in pairs],
         languages=[language for _, language in pairs],
         num_skipped=len(entries) - len(pairs),
+        files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
 
 

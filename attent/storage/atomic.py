@@ -119,10 +119,10 @@ def is_stream(path: Path) -> bool:
     return is_descriptor or (path.exists() and not path.is_file())
 
 
-def is_same_file(first: Path | IO[Any], second: IO[Any]) -> bool:
-    """True if a path or an open file, such as standard input, is the same regular file as another."""
+def is_same_file(*files: Path | IO[Any]) -> bool:
+    """True if two paths or open files, such as standard input, are the same regular file."""
     try:
-        status, other = (os.stat(each if isinstance(each, Path) else each.fileno()) for each in (first, second))
+        status, other = (os.stat(file if isinstance(file, Path) else file.fileno()) for file in files)
     except (OSError, ValueError):  # no such file, or a stream without a descriptor
         return False
     return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,19 @@ def test_the_best_heads_are_reported_and_saved(folder: Path, data: list[str], tm
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--save", "--sentences"])
+def test_no_input_is_overwritten(flag: str, folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    hypotheses = tmp_path / "hypotheses.txt"
+    hypotheses.write_text("a\n" * COUNT, encoding="utf-8")
+    os.link(hypotheses, tmp_path / "link.txt")
+    test_file = tmp_path / "test.de"
+    before = test_file.read_bytes()
+    for output, inputs in ((test_file, [folder]), (tmp_path / "link.txt", ["--hypotheses", hypotheses])):
+        assert "must not be an input of the scores" in run_failing(capsys, *inputs, *data, flag, output)
+    assert test_file.read_bytes() == before
+    assert hypotheses.read_text(encoding="utf-8") == "a\n" * COUNT
 
 
 def test_files_of_different_lengths_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:
