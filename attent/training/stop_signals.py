@@ -15,7 +15,7 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 
 
 class StopRequested(Exception):
-    """Training was asked to stop during work that is repeated when the run is resumed."""
+    """A stop was requested during work that is repeated when the run is resumed."""
 
 
 class StopSignals:
