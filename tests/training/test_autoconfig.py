@@ -169,3 +169,24 @@ def test_with_a_time_budget_the_learning_rate_falls_to_zero_and_nothing_stops_ea
 def test_validations_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
     train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)
     assert train.valid_share == share
+
+
+def test_the_training_time_is_estimated_from_the_measured_speed() -> None:
+    rows = [[3, 4, 5, 6], [7, 8, 9]] * 20
+    estimate = autoconfig.estimate_training((rows, rows), tokenizer(), 29_000, 1_000_000, 0.0)
+    assert (estimate.size, estimate.epochs) == ("tiny", 60)
+    total = 1_000_000 * 60 / estimate.tokens_per_second
+    assert estimate.seconds == (pytest.approx(0.7 * total, rel=0.02), pytest.approx(1.6 * total, rel=0.02))
+    assert estimate.device == "CPU, 1 thread"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "epochs"),
+    [
+        (99_999, "tiny", 60), (100_000, "small", 25), (1_999_999, "small", 25), (2_000_000, "base", 8),
+        (19_999_999, "base", 8), (20_000_000, "base", 3),
+    ],
+)  # fmt: skip
+def test_sizes_and_epochs_change_exactly_at_their_limits(pairs: int, size: str, epochs: int) -> None:
+    assert autoconfig.choose_size_and_epochs(pairs, "cuda") == (size, epochs)
+    assert autoconfig.choose_size_and_epochs(pairs, "cpu") == (size if size == "tiny" else "small", epochs)

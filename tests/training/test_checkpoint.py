@@ -750,3 +750,26 @@ def test_real_fault_at_any_call_leaves_old_or_new(fault: str, step: int, tracer:
     seen = inject_faults(tracer, step, state, fault, every=1)
     assert seen[0] > 50
     assert seen[1] > 3
+
+
+# Errors that are not a full disk.
+
+
+def test_an_unreadable_checkpoint_names_the_file_and_the_reason(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(CheckpointError, match=rf"{state}: cannot be read \(Permission denied\); check its permissions"):
+        list_steps(state)
+
+
+def test_an_error_without_a_file_names_the_folder(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tensor_files, "load_file", fail, raising=False)
+    monkeypatch.setattr("attent.training.checkpoint.read_safetensors", fail)
+    folder = state / "step-00000010"
+    with pytest.raises(CheckpointError, match=rf"{folder}: cannot be read \(Input/output error\)"):
+        load_checkpoint(folder)

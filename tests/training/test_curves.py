@@ -126,3 +126,32 @@ def test_a_problem_is_reported_once_and_stops_nothing(
     listen(validated(1))
     listen(Ended(step=2, reason="steps", seconds=1.0))
     assert capsys.readouterr().err.count("without curves") == 1
+
+
+def test_each_panel_shows_its_lines_the_best_step_and_the_scale() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    data = collect_curves([progress(1), progress(1000, math.exp(3)), validated(1000, loss=4.0, best=True, chrf=50.0)])
+    axes = figure.subplots(1, 2)
+    curves._draw_panel(axes[0], "Losses", data.losses, data)
+    curves._draw_panel(axes[1], "Rate", (data.learning_rate,), data)
+    assert [line.get_label() for line in axes[0].lines] == ["training", "validation", "best: step 1,000"]
+    assert axes[0].lines[0].get_xydata().tolist() == [[1, pytest.approx(math.log(10))], [1000, pytest.approx(3.0)]]
+    assert [line.get_marker() for line in axes[0].lines[:2]] == ["None", "."]
+    assert axes[0].get_ylim() == pytest.approx((2.95, 4.05))
+    assert [line.get_label() for line in axes[1].lines] == ["learning rate"]
+    assert axes[1].get_ylim() == pytest.approx((1e-3 - 0.05, 1e-3 + 0.05))
+    assert (axes[0].get_title(), axes[1].get_xlabel()) == ("Losses", "steps")
+    assert len(axes[0].lines[0].get_xydata()) == 2
+
+
+def test_only_panels_with_points_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[str] = []
+    monkeypatch.setattr(curves, "_draw_panel", lambda axes, title, lines, data: drawn.append(title))
+    for events in ([progress(1)], [validated(1)], [progress(1), validated(1, bleu=3.0)], []):
+        draw_curves(events, tmp_path / "c.svg")
+    assert drawn == [
+        "Cross-entropy (nats)", "Learning rate",
+        "Cross-entropy (nats)",
+        "Cross-entropy (nats)", "Validation metrics", "Learning rate",
+    ]  # fmt: skip

@@ -186,3 +186,39 @@ def test_a_full_disk_is_reported_once_and_training_continues(path: Path, capsys:
     stderr = capsys.readouterr().err
     assert stderr.count("\n") == 1
     assert "No space left" in stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError("the cable is out"), "the cable is out"),
+    ],
+)
+def test_an_error_that_is_not_a_full_disk_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, reason: str
+) -> None:
+    log = EventLog(path)
+
+    class Broken:
+        def write(self, _: bytes) -> int:
+            raise error
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(log, "_file", Broken())
+    for _ in range(2):
+        log(Note(text="a"))
+    assert capsys.readouterr().err == (
+        f"warning: {path}: cannot be written ({reason}); training continues without this log\n"
+    )
+
+
+def test_the_events_up_to_the_checkpoint_are_the_history(path: Path) -> None:
+    log = EventLog(path)
+    for step in (1, 10, 11):
+        log(Note(text=f"at {step}", step=step))
+    log.close()
+    assert [event.step for event in EventLog(path, 10).history] == [1, 10]
+    assert EventLog(path).history == []

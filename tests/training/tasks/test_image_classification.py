@@ -13,9 +13,13 @@ import torch
 from attent import load
 from attent.cli import main
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
-from attent.models import VisionTransformer, build
+from attent.models import VisionConfig, VisionTransformer, build
+from attent.nn import LearnedConfig, StackConfig
+from attent.training.config import DataConfig, Run, TrainError
+from attent.training.tasks.base import RunContext
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective, erase_random, flip_random, shift_random
 from attent.training.tasks.image_classification import (
+    ImageClassificationTask,
     build_vision_config,
     choose_patch,
     describe_augmentation,
@@ -234,3 +238,39 @@ def test_a_single_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     write_class_folders(tmp_path / "set", ("cat",))
     assert train(tmp_path / "set", tmp_path / "out") == 1
     assert "must have at least two classes" in capsys.readouterr().err
+
+
+def test_the_images_have_the_size_of_the_model_that_a_run_resumes_or_starts_from(tmp_path: Path) -> None:
+    """`write_idx` makes images of 8 x 8 pixels; the model of this run reads 4 x 4."""
+    data = str(write_idx(tmp_path / "set", test=False))
+    context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
+    stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8)
+    vision = VisionConfig(image_size=4, patch_size=2, channels=1, stack=stack, labels=("a", "b", "c"))
+    run = Run(task="images", model=vision, data=DataConfig(train=(data,)))
+    task = ImageClassificationTask(run, None, context)
+    assert (task.shape.size, task.shape.channels) == (4, 1)
+    assert task.train.pixels.shape[1:] == (1, 4, 4)
+    assert ImageClassificationTask(replace(run, model=None), None, context).shape.size == 8
+    for size, channels in ((8, None), (None, 3)):
+        images = ImageDataConfig(image_size=size, channels=channels)
+        with pytest.raises(TrainError, match=r"must match the model .*: image_size 4, channels 1, but is"):
+            ImageClassificationTask(replace(run, data=replace(run.data, images=images)), None, context)
+    images = ImageDataConfig(image_size=4, channels=1)
+    assert ImageClassificationTask(replace(run, data=replace(run.data, images=images)), None, context).shape.size == 4
+
+
+def test_requested_settings_of_the_model_are_applied_to_the_preset(tmp_path: Path) -> None:
+    data = str(write_idx(tmp_path / "set", test=False))
+    context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
+    task = ImageClassificationTask(Run(task="images", data=DataConfig(train=(data,))), None, context)
+    requested = {"task": "images", "model": {"patch_size": 2, "class_token": True, "stack": {"layers": 3}}}
+    size, vision, reason = task.choose_model(Run(task="images", size="small"), requested)
+    assert (size, reason, vision.stack.width) == ("small", "as requested", 256)
+    assert (vision.patch_size, vision.class_token, vision.stack.layers, vision.image_size) == (2, True, 3, 8)
+    assert vision.stack.positions == LearnedConfig(max_length=17)
+    size, vision, reason = task.choose_model(Run(task="images"), {"task": "images"})
+    assert (size, reason) == ("tiny", f"for {len(task.train):,} images on a CPU")
+    assert (vision.patch_size, vision.class_token, vision.pooling) == (4, False, "mean")
+    for name, value in (("image_size", 16), ("channels", 3)):
+        with pytest.raises(TrainError, match="follow the data"):
+            task.choose_model(Run(task="images"), {"task": "images", "model": {name: value}})

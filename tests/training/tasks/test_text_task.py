@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ from attent.models import EncoderConfig, TextEncoder, build
 from attent.nn import StackConfig
 from attent.nn.lora import add_lora
 from attent.storage.errors import FolderError
+from attent.text.tokenizer_training import TokenizerConfig
 from attent.training import task_heads
-from attent.training.config import DataConfig, Run
+from attent.training.autoconfig import DataSize, look_up
+from attent.training.config import DataConfig, Run, TrainConfig
 from attent.training.events import Note
+from attent.training.tasks import get_task_class
 from attent.training.tasks.base import RunContext
-from attent.training.tasks.text_task import TextSplits, load_pretrained, load_splits
+from attent.training.tasks.text_task import (
+    CPU_SIZE_BY_TOKENS,
+    GPU_SIZE_BY_TOKENS,
+    TextSplits,
+    load_pretrained,
+    load_splits,
+)
 
 CONFIG = EncoderConfig(vocab=20, stack=StackConfig(layers=1, width=8, heads=2, ffn_width=8), masked_lm=True)
 
@@ -103,3 +113,101 @@ def test_new_heads_are_trained_beside_lora() -> None:
     add_lora(model, 2, new)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert {name for name in trainable if not name.endswith((".up", ".down"))} == set(new)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+WORDS = "the cat sat on a mat and saw one dog there with two birds".split()
+
+
+def prepare_task(tmp_path: Path, task: Any = "mlm", events: list[Any] | None = None, **data: Any) -> Any:
+    text = "\n".join(" ".join(WORDS[(i + j) % len(WORDS)] for j in range(3 + i % 9)) for i in range(80))
+    (tmp_path / "text.txt").write_text(text + "\n")
+    report = (lambda event: None) if events is None else events.append
+    context = RunContext(data_dir=tmp_path / "state", device=torch.device("cpu"), report=report)
+    tokenizer = TokenizerConfig(kind="char") if task == "lm" else TokenizerConfig(vocab=300)
+    config = DataConfig(train=(str(tmp_path / "text.txt"),), tokenizer=tokenizer, max_tokens=16, **data)
+    run = Run(task=task, data=config, train=TrainConfig(batch_tokens=64))
+    return get_task_class(task)(run, None, context), run
+
+
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_batches_have_the_requested_layout_and_limits(tmp_path: Path, layout: Any) -> None:
+    task, run = prepare_task(tmp_path, layout=layout)
+    loader = task.build_train_batches(run)
+    batch = loader.get_batch(0, 0)
+    assert (batch.inputs.packing is not None) == (layout == "packed")
+    assert batch.num_padded_tokens <= 64
+    assert batch.row_length <= (64 if layout == "packed" else 16)
+
+
+@pytest.mark.parametrize("name", ["mlm", "lm", "spans"])
+def test_the_size_follows_the_number_of_training_tokens(tmp_path: Path, name: Any) -> None:
+    events: list[Any] = []
+    task, run = prepare_task(tmp_path, name, events)
+    tokens = len(task.encoded_texts.ids)
+    assert task.data_size.num_tokens == tokens
+    assert task.data_size.num_examples == len(task.splits.train.texts)
+    size, _, reason = task.choose_model(run, {"task": name})
+    assert size == "tiny"
+    assert reason.startswith(f"for {tokens:,} tokens on a CPU; dropout ")
+    assert task.describe_data().source_tokens == tokens
+    kind, pieces = ("char", "characters and bytes") if name == "lm" else ("bpe", "subwords")
+    described = [event.text for event in events if event.text.startswith("tokenizer: ")]
+    assert described == [f"tokenizer: {kind}, {task.vocabulary.size:,} {pieces}"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cpu", "gpu"),
+    [
+        (499_999, "tiny", "tiny"), (500_000, "tiny", "small"), (49_999_999, "tiny", "small"),
+        (50_000_000, "small", "small"), (99_999_999, "small", "small"), (100_000_000, "small", "base"),
+    ],
+)  # fmt: skip
+def test_sizes_change_exactly_at_their_limits(tokens: int, cpu: str, gpu: str) -> None:
+    assert look_up(CPU_SIZE_BY_TOKENS, tokens) == cpu
+    assert look_up(GPU_SIZE_BY_TOKENS, tokens) == gpu
+
+
+def test_steps_follow_from_tokens_epochs_and_batches(tmp_path: Path) -> None:
+    task, run = prepare_task(tmp_path)
+    config = task.build_config("tiny")
+    for tokens, steps in ((4_096_000, 100_000), (1_000, 2_000), (40_960_000, 300_000)):
+        task.data_size = DataSize(num_examples=1, num_tokens=tokens)
+        train = task.fill_train_config(replace(run, train=TrainConfig()), "tiny", config, finetune=False)
+        assert (train.steps, train.batch_tokens) == (steps, 4_096)
+    assert train.warmup == 4_000
+    task.data_size = DataSize(num_examples=1, num_tokens=4_096_000)
+    train = task.fill_train_config(replace(run, train=TrainConfig(accumulate=4)), "tiny", config, finetune=False)
+    assert train.steps == 25_000
+    tuned = task.fill_train_config(replace(run, train=TrainConfig()), None, config, finetune=True)
+    assert (tuned.steps, tuned.lr, tuned.warmup) == (3_000, 5e-4, 300)
+
+
+def test_scores_are_per_target_and_their_time_is_estimated(tmp_path: Path) -> None:
+    task, run = prepare_task(tmp_path, "lm")
+    model = build(task.build_config("tiny")).eval()
+    assert task.estimate_scoring_seconds(model, run) > 0
+    (scores,) = task.score_model(model, run)
+    assert scores.split == "validation"
+    texts = task.splits.valid
+    total, count = task.compute_loss(model, task.get_eval_batches(texts))
+    assert scores.metrics["loss"] == pytest.approx(total / count)
+    assert scores.metrics["bits_per_character"] == pytest.approx(total / math.log(2) / texts.char_count)
+    assert scores.num_examples == len(texts.texts)
+    assert task.get_eval_batches(texts) is task.get_eval_batches(texts)
+
+
+def test_progress_is_reported_every_few_seconds_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+    context = RunContext(data_dir=Path("nowhere"), device=torch.device("cpu"), report=events.append)
+    now = [100.0]
+    monkeypatch.setattr("attent.training.tasks.base.time.monotonic", lambda: now[0])
+    report = context.track_progress("scoring test", "sentences", 40)
+    for seconds, done in ((4.0, 5), (5.0, 10), (9.0, 20), (10.0, 30), (30.0, 0), (31.0, 40)):
+        now[0] = 100 + seconds
+        report(done)
+    assert [event.text for event in events] == [
+        "scoring test: 10 of 40 sentences, about 15 s left",
+        "scoring test: 30 of 40 sentences, about 3 s left",
+    ]
