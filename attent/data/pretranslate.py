@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from attent.data.formats import placeholders, units
+from attent.data.formats.accelerators import insert_accelerator, remove_accelerator
 from attent.data.formats.placeholders import PlaceholderSyntax
 from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
 from attent.data.formats.units import InlineCode, InlineContent, ScanResult, SkippedUnit, TranslationUnit
@@ -96,7 +97,7 @@ def _translate_units(
     scan: ScanResult, translate: TranslateTexts, translate_constrained: TranslateConstrained | None
 ) -> list[Sequence[InlineContent] | SkippedUnit]:
     """Return the translated contents of each unit, or why it is skipped. Equal texts are translated once."""
-    pending = [_PendingUnit(unit, scan.check_text) for unit in scan.units]
+    pending = [_PendingUnit(unit, scan) for unit in scan.units]
     _record([(unit, run) for unit in pending for run in unit.list_runs()], translate)
     is_constrained = translate_constrained is not None
     retries = [(unit, run) for unit in pending for run in unit.list_retries(include_whole=is_constrained)]
@@ -130,11 +131,15 @@ def _index_by_source(texts: Sequence[str], candidates: Sequence[Sequence[str]]) 
 class _PendingUnit:
     """A unit, the translations of its runs so far, and their problems."""
 
-    def __init__(self, unit: TranslationUnit, check_text: Callable[[str], str]) -> None:
-        self.unit, self.check_text = unit, check_text
+    def __init__(self, unit: TranslationUnit, scan: ScanResult) -> None:
+        self.unit, self.check_text = unit, scan.check_text
         self.skip_reason = _find_unit_problem(unit)
         self.syntax = placeholders.get_syntax(unit.format_names)
-        self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content in unit.contents]
+        self.sources = [
+            remove_accelerator(content, self.syntax) if scan.has_labels else (content, None)
+            for content in unit.contents
+        ]
+        self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content, _ in self.sources]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
 
@@ -174,14 +179,19 @@ class _PendingUnit:
                 if content is None:
                     return self._skip(index, self.problems[run])
                 parts += content
-            problem = placeholders.find_problem(self.unit.contents[index], tuple(parts), self.syntax)
+            source, accelerator = self.sources[index]
+            problem = placeholders.find_problem(source, tuple(parts), self.syntax)
             if self.syntax.directives and problem:  # of a directive that a line break cuts
                 return self._skip(index, problem)
-            results.append(tuple(parts))
+            result = insert_accelerator(tuple(parts), accelerator, self.syntax) if accelerator else tuple(parts)
+            if result is None:
+                return self._skip(index, f"its translation has no letter for {''.join(accelerator or ())}")
+            results.append(result)
         return results
 
     def _skip(self, index: int, reason: str) -> SkippedUnit:
-        return SkippedUnit(line=self.unit.line, source=units.get_display_text(self.unit.contents[index]), reason=reason)
+        source = units.get_display_text(number_codes(self.unit.contents[index]))
+        return SkippedUnit(line=self.unit.line, source=source, reason=reason)
 
     def _assemble_run(self, run: TextRun) -> InlineContent | None:
         if not run.core:

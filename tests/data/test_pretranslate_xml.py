@@ -290,3 +290,16 @@ def test_unit_without_the_source_is_skipped() -> None:
         tgt="de",
     )
     assert [(unit.reason, unit.source) for unit in result.skipped] == [("no en side", "c")]
+
+
+def test_report_shows_the_tags_of_the_source() -> None:
+    units = (
+        '<trans-unit id="1"><source>a <g id="1">b</g> c</source></trans-unit>'
+        '<trans-unit id="2" translate="no"><source>a <g id="1">b</g> c</source></trans-unit>'
+    )
+    xliff = f'<xliff version="1.2"><file source-language="en" target-language="de"><body>{units}</body></file></xliff>'
+    result = pretranslate(xliff, "a.xlf", lambda texts: ["x"] * len(texts))
+    assert {(unit.source, unit.reason) for unit in result.skipped} == {
+        ("a <1>b</1> c", "its translation lost <1>, </1>"),
+        ('a <g id="1">b</g> c', 'the file says translate="no"'),
+    }

@@ -280,7 +280,7 @@ def _extract_translations(entry: _PoEntry) -> list[tuple[str, str]]:
 def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
     charset = "utf-8" if content.startswith(tuple(units.BOMS)) else _find_charset(content[: streams.HEAD_SIZE], name)
     text = units.decode_file(content, name, charset)
-    result = ScanResult(text=text, check_text=text.check_encodable)
+    result = ScanResult(text=text, check_text=text.check_encodable, has_labels=True)
     plural_numbers: list[set[int]] | str = "the file has no header with Plural-Forms"
     for number, entry in enumerate(_parse_entries(text.split_lines())):
         if entry.obsolete:

@@ -148,7 +148,7 @@ class _TmxScanner:
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text = text
         self.source, self.target, self.target_tag = _resolve_languages(text, requested)
-        self.result = ScanResult(text=text, check_text=xml.check_xml_chars, encoding_errors="xmlcharrefreplace")
+        self.result = xml.make_scan_result(text)
 
     def add_unit(self, unit: XmlElement) -> None:
         variants = unit.find_children("tuv")
@@ -173,7 +173,7 @@ class _TmxScanner:
         if targets and (empty is None or empty.has_comments or empty.find_children(*SCHEMA.spans, *SCHEMA.codes)):
             reason = reason or "its empty target contains markup or a comment"
         if reason:
-            self.result.skip(unit.line, segment.get_text(), reason)
+            self.result.skip(unit.line, xml.get_inner_xml(self.text, segment), reason)
             return
 
         def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:

@@ -108,6 +108,7 @@ class ScanResult:
     existing_count: int = 0  # units with a target
     check_text: Callable[[str], str]  # why the file cannot contain a text, or ""
     encoding_errors: str = "surrogateescape"  # error handler for what the encoding lacks
+    has_labels: bool = False  # texts of a user interface, in which `_File` names a key
 
     def skip(self, line: int, source: str, reason: str) -> None:
         self.skipped.append(SkippedUnit(line=line, source=source, reason=reason))

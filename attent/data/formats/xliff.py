@@ -162,7 +162,7 @@ class _XliffScanner:
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text, self.requested = text, requested
         self.languages = requested  # open sides are filled from the first unit
-        self.result = ScanResult(text=text, check_text=xml.check_xml_chars, encoding_errors="xmlcharrefreplace")
+        self.result = xml.make_scan_result(text)
         self.seen_languages: list[LanguagePair] = []
         self.has_match = False
 
@@ -179,7 +179,7 @@ class _XliffScanner:
         reason = self._find_skip_reason(unit, target) if is_match else self.languages.describe_missing(declared.tags)
         content, unsupported = xml.parse_content(self.text, unit.find_child("seg-source") or source, SCHEMA)
         if reason or unsupported:
-            self.result.skip(unit.line, source.get_text(), reason or unsupported)
+            self.result.skip(unit.line, xml.get_inner_xml(self.text, source), reason or unsupported)
             return
 
         def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:

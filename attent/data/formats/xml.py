@@ -17,7 +17,7 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from attent.data.formats.streams import MAX_LINE_BYTES, DamagedFileError
-from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, decode_file
+from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, ScanResult, decode_file
 from attent.data.pairs import CorpusError
 
 MAX_DEPTH = 256  # nested elements; real files have about ten
@@ -260,6 +260,14 @@ def decode_xml(content: bytes, name: str, schema: XmlSchema) -> FileText:
 def scan_elements(text: FileText, schema: XmlSchema) -> Iterator[XmlElement]:
     """Yield each head element and each unit, with byte spans into `text.utf8`."""
     return parse_xml([text.utf8], text.name, schema, text.utf8)
+
+
+def make_scan_result(text: FileText) -> ScanResult:
+    return ScanResult(text=text, check_text=check_xml_chars, encoding_errors="xmlcharrefreplace", has_labels=True)
+
+
+def get_inner_xml(text: FileText, element: XmlElement) -> str:
+    return get_slice(text, element.content_start, element.content_end)
 
 
 def get_slice(text: FileText, start: int, end: int) -> str:
