@@ -19,31 +19,7 @@ from attent.data.pairs import LanguagePair
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import load_translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
-from attent.inspection.ablate import (
-    ABLATION_FILE,
-    PART_KINDS,
-    Ablation,
-    AblationData,
-    AblationMeter,
-    AblationProgress,
-    BleuScorer,
-    PartKind,
-    PartSelection,
-    copy_translator,
-    load_ablation,
-    load_matching_ablation,
-    save_ablation,
-    select_parts,
-)
-from attent.inspection.ablation_report import (
-    CARD_FILE,
-    ORIGINAL_CARD_TITLE,
-    SECTION_TITLE,
-    AblationResult,
-    PruneResult,
-    build_card_section,
-    build_pruned_card,
-)
+from attent.inspection import ablate, ablation_report
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.weights import save_model
@@ -54,11 +30,11 @@ from attent.storage.manifest import explain_save_errors
 LIMITS_SECTION = "Limits"
 COPIED_FILES = ("run.toml", "curves.svg")  # the training run; the original card shows the curves
 REPORT_INTERVAL = 10.0  # seconds between progress lines without a terminal
-SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
+SELECTED_KINDS: dict[ablate.PartSelection, tuple[ablate.PartKind, ...]] = {
     "heads": ("head",),
     "sublayers": ("sublayer",),
     "layers": ("layer",),
-    "all": PART_KINDS,
+    "all": ablate.PART_KINDS,
 }
 DIFFERENCES = {
     "weights_digest": "other weights",
@@ -77,22 +53,22 @@ def ablate_folder(
     *,
     to: str | None = None,
     limit: int | None = None,
-    selection: PartSelection = "heads",
+    selection: ablate.PartSelection = "heads",
     prune_to: Path | None = None,
     max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
     beam_size: int = SearchOptions.beam_size,
     device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
-) -> AblationResult:
+) -> ablation_report.AblationResult:
     """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
     dispensable heads."""
     if prune_to is not None:
         check_output_folder(prune_to)
     test_set, reporter = read_test_set(data, languages), AblationReporter(sys.stderr)
     translator = load_translator((folder,), device, reporter.say)
-    pairs = AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
-    scorer = BleuScorer.from_sacrebleu(to or test_set.language, pairs.references)
+    pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
+    scorer = ablate.BleuScorer.from_sacrebleu(to or test_set.language, pairs.references)
     search = SearchOptions(beam_size=beam_size)
-    meter = AblationMeter(translator=translator, data=pairs, search=search, scorer=scorer)
+    meter = ablate.AblationMeter(translator=translator, data=pairs, search=search, scorer=scorer)
     return AblationJob(folder=folder, meter=meter, reporter=reporter).run(selection, prune_to, max_bleu_drop)
 
 
@@ -107,7 +83,7 @@ class AblationJob:
     """Measures one model folder and stores the results in it."""
 
     folder: Path
-    meter: AblationMeter
+    meter: ablate.AblationMeter
     reporter: AblationReporter
 
     @property
@@ -120,22 +96,27 @@ class AblationJob:
 
     def run(
         self,
-        selection: PartSelection = "heads",
+        selection: ablate.PartSelection = "heads",
         prune_to: Path | None = None,
         max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
-    ) -> AblationResult:
+    ) -> ablation_report.AblationResult:
         if prune_to is not None:
             check_output_folder(prune_to)
             selection = selection if selection == "heads" else "all"
         ablation = self.measure_parts(selection)
         pruned = None if prune_to is None else self.prune_model(ablation, prune_to, max_bleu_drop)
         kinds = SELECTED_KINDS[selection]
-        return AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned, saved=self.should_save)
+        return ablation_report.AblationResult(
+            folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned, saved=self.should_save
+        )
 
-    def measure_parts(self, selection: PartSelection) -> Ablation:
+    def measure_parts(self, selection: ablate.PartSelection) -> ablate.Ablation:
         """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
-        parts = select_parts(self.model, selection)
-        previous, save = self.load_previous(), partial(save_ablation, self.model_folder) if self.should_save else None
+        parts = ablate.select_parts(self.model, selection)
+        previous, save = (
+            self.load_previous(),
+            partial(ablate.save_ablation, self.model_folder) if self.should_save else None,
+        )
         pairs = format_count(len(self.meter.data.sources), "pair")
         with explain_save_errors(self.model_folder, "ablation"), self.reporter as reporter:
             reporter.start(f"{len(parts):,} parts of {self.folder} on {pairs}")
@@ -153,19 +134,19 @@ class AblationJob:
     def should_save(self) -> bool:
         """False if the folder has an ablation of these weights on more pairs."""
         try:
-            stored = load_matching_ablation(self.model_folder, self.model)
+            stored = ablate.load_matching_ablation(self.model_folder, self.model)
         except settings.SettingsError:
             return True
         if stored is None or stored.conditions.sentences <= len(self.meter.data.sources):
             return True
         pairs = format_count(stored.conditions.sentences, "pair")
-        self.reporter.say(f"{ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
+        self.reporter.say(f"{ablate.ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
         return False
 
-    def load_previous(self) -> Ablation | None:
+    def load_previous(self) -> ablate.Ablation | None:
         """Return the stored ablation if it has the same weights, pairs and settings."""
         try:
-            stored = load_ablation(self.model_folder)
+            stored = ablate.load_ablation(self.model_folder)
         except settings.SettingsError as error:
             self.reporter.say(f"{error}; measuring all parts again")
             return None
@@ -175,21 +156,26 @@ class AblationJob:
         if changed:
             changes = ", ".join(words for name, words in DIFFERENCES.items() if name in changed)
             if self.should_save:
-                self.reporter.say(f"{ABLATION_FILE} was measured with {changes}; measuring all parts again")
+                self.reporter.say(f"{ablate.ABLATION_FILE} was measured with {changes}; measuring all parts again")
             return None
-        self.reporter.say(f"{ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
+        self.reporter.say(f"{ablate.ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
         return stored
 
     def read_card(self) -> str:
-        path = self.model_folder / CARD_FILE
+        path = self.model_folder / ablation_report.CARD_FILE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
-    def write_card(self, ablation: Ablation) -> None:
+    def write_card(self, ablation: ablate.Ablation) -> None:
         text = self.read_card() or f"# {escape_markdown(self.model_folder.name)}\n"
-        text = replace_section(text, SECTION_TITLE, build_card_section(ablation), (ORIGINAL_CARD_TITLE, LIMITS_SECTION))
-        write_atomic(self.model_folder / CARD_FILE, text.encode())
+        text = replace_section(
+            text,
+            ablation_report.SECTION_TITLE,
+            ablation_report.build_card_section(ablation),
+            (ablation_report.ORIGINAL_CARD_TITLE, LIMITS_SECTION),
+        )
+        write_atomic(self.model_folder / ablation_report.CARD_FILE, text.encode())
 
-    def prune_model(self, ablation: Ablation, out: Path, max_bleu_drop: float) -> PruneResult:
+    def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
         """Write the model without as many heads as the bound allows to a new folder, and measure it."""
         self.reporter.say(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
         selection = select_heads(
@@ -205,7 +191,7 @@ class AblationJob:
             )
         model = prune_heads(self.model, selection.heads)
         bleu, loss = self.measure_model(model)
-        result = PruneResult(
+        result = ablation_report.PruneResult(
             folder=out,
             max_bleu_drop=max_bleu_drop,
             selection=selection,
@@ -221,10 +207,12 @@ class AblationJob:
     def measure_model(self, model: Seq2Seq) -> tuple[float, float]:
         """Return BLEU and loss of a pruned model. In int8 they differ slightly from those with masked heads, whose
         activations still affect the quantization scales."""
-        meter = replace(self.meter, translator=copy_translator(self.meter.translator, model))
+        meter = replace(self.meter, translator=ablate.copy_translator(self.meter.translator, model))
         return meter.baseline.bleu, meter.baseline.loss
 
-    def write_pruned(self, out: Path, model: Seq2Seq, ablation: Ablation, pruned: PruneResult) -> None:
+    def write_pruned(
+        self, out: Path, model: Seq2Seq, ablation: ablate.Ablation, pruned: ablation_report.PruneResult
+    ) -> None:
         with explain_save_errors(out, "pruned model"):
             make_folder(out.parent)
             with atomic_folder(out) as folder:
@@ -232,8 +220,8 @@ class AblationJob:
                 for name in COPIED_FILES:
                     if (self.model_folder / name).is_file():
                         shutil.copyfile(self.model_folder / name, folder / name)
-                card = build_pruned_card(self.folder, self.read_card(), ablation, pruned)
-                write_atomic(folder / CARD_FILE, card.encode())
+                card = ablation_report.build_pruned_card(self.folder, self.read_card(), ablation, pruned)
+                write_atomic(folder / ablation_report.CARD_FILE, card.encode())
 
 
 class AblationReporter:
@@ -260,7 +248,7 @@ class AblationReporter:
         self.clear_line()
         print(f"attent: {text}", file=self.stream, flush=True)
 
-    def report_progress(self, progress: AblationProgress) -> None:
+    def report_progress(self, progress: ablate.AblationProgress) -> None:
         now = self.clock()
         if self.num_cached is None:
             self.num_cached = progress.done - 1

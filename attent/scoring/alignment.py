@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attent.decoding.alignment import (
-    HeadSelection,
-    Links,
-    MeasuredSelection,
-    align_rows,
-    compute_fingerprint,
-    compute_word_weights,
-    count_mutual_links,
-    get_default_selection,
-    list_selections,
-)
+from attent.decoding import alignment as word_alignment
 from attent.decoding.forced_decoding import check_pairs, encode_pairs
 from attent.models import Seq2Seq
 
@@ -63,7 +53,7 @@ class AlignmentScores:
 class AlignmentCandidate:
     """One selection of heads, with its AER on the selection half, the test half, and both."""
 
-    choice: HeadSelection
+    choice: word_alignment.HeadSelection
     selection_aer: float
     test_aer: float
     aer: float
@@ -82,9 +72,9 @@ class AlignmentReport:
     model_fingerprint: str
 
     @property
-    def selection(self) -> MeasuredSelection:
+    def selection(self) -> word_alignment.MeasuredSelection:
         """The best selection, to save in the model folder."""
-        return MeasuredSelection(
+        return word_alignment.MeasuredSelection(
             selection=self.best.choice,
             aer=self.best.test_aer,
             sentences=self.num_sentences // 2,
@@ -156,7 +146,7 @@ def drop_out_of_range(
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-def score_alignments(links: Sequence[Links], gold: Sequence[GoldAlignment]) -> AlignmentScores:
+def score_alignments(links: Sequence[word_alignment.Links], gold: Sequence[GoldAlignment]) -> AlignmentScores:
     """Och and Ney's AER: 1 - (|A & S| + |A & P|) / (|A| + |S|)."""
     pairs = [(frozenset(predicted), pair) for predicted, pair in zip(links, gold, strict=True)]
     num_links = sum(len(predicted) for predicted, _ in pairs)
@@ -194,25 +184,27 @@ def evaluate_alignment(
         raise GoldAlignmentError(
             f"{location}: at least two pairs with sure links are needed: one to select by, one to measure on"
         )
-    rows, selections = encode_pairs(model, tokenizer, sources, targets, to), list_selections(model)
+    rows, selections = encode_pairs(model, tokenizer, sources, targets, to), word_alignment.list_selections(model)
     counts = torch.zeros(len(rows), len(selections), 3)  # of sure, possible and all predicted links
     mutual = torch.zeros(len(selections), 2)  # mutual and all links
-    for index, weights in compute_word_weights(model, tokenizer, sources, targets, rows):
+    for index, weights in word_alignment.compute_word_weights(model, tokenizer, sources, targets, rows):
         counts[index] = count_pair_hits(weights, gold[index])
-        mutual += count_mutual_links(weights)
+        mutual += word_alignment.count_mutual_links(weights)
     candidates = tuple(compute_candidates(counts, gold, selections))
     best = min(candidates, key=lambda candidate: candidate.selection_aer)  # the first of equals: means before heads
-    alignments = align_rows(model, tokenizer, sources, targets, rows, best.choice)[TEST_HALF]
+    alignments = word_alignment.align_rows(model, tokenizer, sources, targets, rows, best.choice)[TEST_HALF]
     return AlignmentReport(
         num_sentences=len(gold),
         candidates=candidates,
         best=best,
         by_agreement=candidates[int((mutual[:, 0] / mutual[:, 1].clamp(min=1)).argmax())],
-        default=next(candidate for candidate in candidates if candidate.choice == get_default_selection(model)),
+        default=next(
+            candidate for candidate in candidates if candidate.choice == word_alignment.get_default_selection(model)
+        ),
         one_way=score_alignments([alignment.all_links for alignment in alignments], gold[TEST_HALF]),
         mutual=score_alignments([alignment.mutual_links for alignment in alignments], gold[TEST_HALF]),
         skipped_links=skipped,
-        model_fingerprint=compute_fingerprint(model),
+        model_fingerprint=word_alignment.compute_fingerprint(model),
     )
 
 
@@ -229,7 +221,7 @@ def count_pair_hits(word_weights: Tensor, gold: GoldAlignment) -> Tensor:
 
 
 def compute_candidates(
-    counts: Tensor, gold: Sequence[GoldAlignment], choices: Sequence[HeadSelection]
+    counts: Tensor, gold: Sequence[GoldAlignment], choices: Sequence[word_alignment.HeadSelection]
 ) -> Iterator[AlignmentCandidate]:
     num_sure = [len(pair.sure) for pair in gold]
     parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]

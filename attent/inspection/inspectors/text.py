@@ -18,16 +18,7 @@ from attent.decoding.generation.loop import generate_greedy
 from attent.decoding.predictor import Predictor
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
-from attent.inspection.inspectors.base import (
-    InspectionError,
-    InspectionRequest,
-    Inspector,
-    RecordedPass,
-    StopCheck,
-    check_length,
-    describe_labels,
-    describe_predictions,
-)
+from attent.inspection.inspectors import base
 from attent.models import CausalLM, TextEncoder
 from attent.nn.devices import get_device
 from attent.text.tokenizer import Tokenizer
@@ -38,7 +29,7 @@ MAX_MASKED_TOKENS = 128  # longer texts are not predicted token by token
 MASKED_BATCH_ROWS = 16  # masked copies of a text per forward pass
 
 
-class CausalLMInspector(Inspector[CausalLM]):
+class CausalLMInspector(base.Inspector[CausalLM]):
     """Inspects a causal language model."""
 
     model_kind = "a language model"
@@ -47,26 +38,26 @@ class CausalLMInspector(Inspector[CausalLM]):
         self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "", head_stats: dict[str, Any] | None = None
     ) -> None:
         if vocabulary.size > model.config.vocab:
-            raise InspectionError(
+            raise base.InspectionError(
                 f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
                 f"{vocabulary.size}; load both from the same folder"
             )
         super().__init__(model, name=name, head_stats=head_stats)
         self.vocabulary = vocabulary
 
-    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         text = validate_text(request.text)
         ids = [*self.vocabulary.prefix_ids, *self.vocabulary.encode([text])[0]]
-        check_length(self.model.decoder, len(ids), "the text")
+        base.check_length(self.model.decoder, len(ids), "the text")
         sides = {"text": TraceSide(label="text", text=text, tokens=build_display_tokens(self.vocabulary, ids))}
         with self.record_layers(sides, request) as layers:
             logits = self.model(torch.tensor([ids], device=get_device(self.model)))[0]
         continuation = self._continue_greedily(ids, should_stop)
-        steps = describe_predictions(self.vocabulary, [*ids[1:], None], compute_log_probs(logits, self.vocabulary))
+        steps = base.describe_predictions(self.vocabulary, [*ids[1:], None], compute_log_probs(logits, self.vocabulary))
         sections = build_sections("next", range(1, len(steps) + 1), steps, "continuation", continuation)
-        return RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
+        return base.RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
 
-    def _continue_greedily(self, token_ids: Sequence[int], should_stop: StopCheck) -> str:
+    def _continue_greedily(self, token_ids: Sequence[int], should_stop: base.StopCheck) -> str:
         """Return the greedy continuation of a text."""
         max_length = self.model.decoder.positions.max_length
         limit = CONTINUATION_TOKENS if max_length is None else min(CONTINUATION_TOKENS, max_length - len(token_ids))
@@ -88,7 +79,7 @@ class EncoderInput:
     mask_positions: list[int]
 
 
-class EncoderInspector(Inspector[TextEncoder]):
+class EncoderInspector(base.Inspector[TextEncoder]):
     """Inspects a text encoder."""
 
     model_kind = "a text encoder"
@@ -106,16 +97,16 @@ class EncoderInspector(Inspector[TextEncoder]):
     def get_model_info(self) -> dict[str, Any]:
         return super().get_model_info() | ({"mask_token": self.mask_piece} if self.can_fill_masks else {})
 
-    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         texts = [validate_text(text).strip() for text in (request.text, request.text_pair) if text is not None]
         encoded = self._encode_texts(texts)
-        check_length(self.model.encoder, len(encoded.token_ids), "the text")
+        base.check_length(self.model.encoder, len(encoded.token_ids), "the text")
         tokens = build_display_tokens(self.vocabulary, encoded.token_ids)
         sides = {"text": TraceSide(label="text", text=" ".join(texts), tokens=tokens)}
         with self.record_layers(sides, request) as layers:
             states = self._compute_states([encoded.token_ids], encoded.segment_ids)
         sections = self._predict(texts, encoded, states, should_stop)
-        return RecordedPass(title=" ".join(texts), sides=sides, layers=layers, sections=sections)
+        return base.RecordedPass(title=" ".join(texts), sides=sides, layers=layers, sections=sections)
 
     def _encode_texts(self, texts: Sequence[str]) -> EncoderInput:
         vocabulary = self.vocabulary
@@ -127,7 +118,9 @@ class EncoderInspector(Inspector[TextEncoder]):
             segments += [segment] * (len(row) + len(vocabulary.suffix_ids))
         masks = [i for i, token in enumerate(ids) if token == vocabulary.mask]
         if masks and self.model.masked_lm is None:
-            raise InspectionError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
+            raise base.InspectionError(
+                f"the model has no masked-language-model head; replace {self.mask_piece} by a word"
+            )
         return EncoderInput(ids, segments, words, masks)
 
     def _compute_states(self, rows: Sequence[Sequence[int]], segment_ids: Sequence[int]) -> Tensor:
@@ -136,14 +129,14 @@ class EncoderInspector(Inspector[TextEncoder]):
         return self.model(torch.tensor(rows, device=device), segments=segments)
 
     def _predict(
-        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: StopCheck
+        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: base.StopCheck
     ) -> dict[str, Any]:
         """Return the sections `predictions`, `labels` and `output`, as far as the model has the heads for them."""
         sections: dict[str, Any] = {}
         if self.can_fill_masks and encoded.mask_positions:
             sections |= self._fill_masks(texts, encoded, self.model.masked_logits(states[0, encoded.mask_positions]))
         if self.model.config.labels:
-            sections["labels"] = describe_labels(self.model.config.labels, self.model.classify(states)[0])
+            sections["labels"] = base.describe_labels(self.model.config.labels, self.model.classify(states)[0])
             sections.setdefault("output", {"label": "label", "text": sections["labels"]["best"][0]["label"]})
         if self.can_fill_masks and not encoded.mask_positions and 0 < len(encoded.word_positions) <= MAX_MASKED_TOKENS:
             sections = self._predict_each_token(encoded, should_stop) | sections
@@ -152,13 +145,13 @@ class EncoderInspector(Inspector[TextEncoder]):
     def _fill_masks(self, texts: Sequence[str], encoded: EncoderInput, logits: Tensor) -> dict[str, Any]:
         suppressed = torch.tensor(self.predictor.suppressed_tokens)
         log_probs = compute_log_probs(logits, self.vocabulary).index_fill(-1, suppressed, -math.inf)
-        steps = describe_predictions(self.vocabulary, [None] * len(encoded.mask_positions), log_probs)
+        steps = base.describe_predictions(self.vocabulary, [None] * len(encoded.mask_positions), log_probs)
         best = dict(zip(encoded.mask_positions, (step["options"][0]["token"] for step in steps), strict=True))
         filled = [best.get(i, token) for i, token in enumerate(encoded.token_ids)]
         text = self.predictor.fill(texts)[0].text if len(texts) == 1 else self.vocabulary.decode(filled)
         return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
 
-    def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck) -> dict[str, Any]:
+    def _predict_each_token(self, encoded: EncoderInput, should_stop: base.StopCheck) -> dict[str, Any]:
         """Mask each token in turn and predict it from the others."""
         logits: list[Tensor] = []
         mask = self.vocabulary.mask
@@ -175,7 +168,7 @@ class EncoderInspector(Inspector[TextEncoder]):
         words = [encoded.token_ids[i] for i in encoded.word_positions]
         suppressed = torch.tensor(sorted(set(self.predictor.suppressed_tokens) - set(words)))
         log_probs = compute_log_probs(torch.cat(logits), self.vocabulary).index_fill(-1, suppressed, -math.inf)
-        steps = describe_predictions(self.vocabulary, words, log_probs)
+        steps = base.describe_predictions(self.vocabulary, words, log_probs)
         text = self.vocabulary.decode([step["options"][0]["token"] for step in steps])
         return build_sections("each_masked", encoded.word_positions, steps, "predicted token by token", text)
 
@@ -194,7 +187,7 @@ def build_sections(
 def validate_text(text: str) -> str:
     text = replace_surrogates(text)
     if not text.strip():
-        raise InspectionError("the sentence must not be empty")
+        raise base.InspectionError("the sentence must not be empty")
     return text
 
 

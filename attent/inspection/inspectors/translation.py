@@ -22,25 +22,14 @@ from attent.decoding.search_trace import SearchTrace, TraceNode, trace_search
 from attent.decoding.span_infilling import format_spans
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
-from attent.inspection.inspectors.base import (
-    LONG_TEXT_STEPS,
-    InspectionError,
-    InspectionRequest,
-    Inspector,
-    RecordedPass,
-    StopCheck,
-    check_length,
-    describe_predictions,
-    describe_token,
-    round_for_json,
-)
+from attent.inspection.inspectors import base
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.text.tokenizer import add_end_and_tag
 from attent.text.vocabulary import Vocabulary, replace_surrogates
 
 
-class TranslationInspector(Inspector[Seq2Seq]):
+class TranslationInspector(base.Inspector[Seq2Seq]):
     """Inspects a translator."""
 
     model_kind = "a translator"
@@ -56,11 +45,11 @@ class TranslationInspector(Inspector[Seq2Seq]):
         ablation: dict[str, Any] | None = None,
     ) -> None:
         if not isinstance(translator.model, Seq2Seq):
-            raise InspectionError("one model can be inspected at a time, but this is an ensemble; give one folder")
+            raise base.InspectionError("one model can be inspected at a time, but this is an ensemble; give one folder")
         super().__init__(translator.model, name=name, head_stats=head_stats, ablation=ablation)
         self.translator, self.languages = translator, languages
 
-    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         target = None if request.target is None else replace_surrogates(request.target)
         request = replace(request, text=replace_surrogates(request.text), target=target)
         search_request = self._build_search_request(request)
@@ -71,35 +60,37 @@ class TranslationInspector(Inspector[Seq2Seq]):
         sides = self._build_sides(request, search_request, hypothesis)
         layers, log_probs = self._run_forward(request, search_request, hypothesis, sides)
         vocabulary = self.translator.tokenizer.target
-        predictions = describe_predictions(vocabulary, self._get_output_ids(hypothesis), log_probs)
+        predictions = base.describe_predictions(vocabulary, self._get_output_ids(hypothesis), log_probs)
         if search_trace is None:
             decoding = describe_given_target(hypothesis, sides, predictions)
         else:
             decoding = self._describe_search(search_trace, request, predictions) | {"forbid_loops": repeated}
-        return RecordedPass(title=request.text.strip(), sides=sides, layers=layers, sections={"decoding": decoding})
+        return base.RecordedPass(
+            title=request.text.strip(), sides=sides, layers=layers, sections={"decoding": decoding}
+        )
 
     # --- search ------------------------------------------------------------------------------------------------------
 
-    def _build_search_request(self, request: InspectionRequest) -> SearchRequest:
+    def _build_search_request(self, request: base.InspectionRequest) -> SearchRequest:
         text = self.translator.clean_text(request.text)
         if not text:
-            raise InspectionError("the sentence must not be empty")
+            raise base.InspectionError("the sentence must not be empty")
         source = self.translator.tokenizer.source
         (row,) = add_end_and_tag([encode_with_sentinels(source, text)], source, request.to)
         num_added = 1 if request.to is None else 2  # end token and language tag
         limit = request.search.compute_max_length(len(row) - num_added)
-        check_length(self.model.encoder, len(row), "the sentence")
+        base.check_length(self.model.encoder, len(row), "the sentence")
         limit = min(limit, self.model.decoder.positions.max_length or limit)
         size = self.model.config.output_vocab
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
         if invalid:
-            raise InspectionError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
+            raise base.InspectionError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
         if len(request.prefix) >= limit:
-            raise InspectionError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
+            raise base.InspectionError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
         return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
 
     def _trace_search(
-        self, search_request: SearchRequest, search: SearchOptions, should_stop: StopCheck
+        self, search_request: SearchRequest, search: SearchOptions, should_stop: base.StopCheck
     ) -> tuple[SearchTrace, bool]:
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
@@ -108,21 +99,21 @@ class TranslationInspector(Inspector[Seq2Seq]):
             search_request = replace(search_request, forbid_loops=not has_loop(search_request.source_ids))
         search_trace = trace_search(engine, search_request, search)
         if not search_trace.hypotheses:
-            raise InspectionError("no translation can continue this prefix; remove its last token")
+            raise base.InspectionError("no translation can continue this prefix; remove its last token")
         if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
             return trace_search(engine, search_request, replace(search, forbid_loops=True)), True
         return search_trace, False
 
-    def _encode_given_target(self, request: InspectionRequest) -> Hypothesis:
+    def _encode_given_target(self, request: base.InspectionRequest) -> Hypothesis:
         assert request.target is not None
         ids = encode_with_sentinels(self.translator.tokenizer.target, request.target.strip())
-        check_length(self.model.decoder, len(ids) + 1, "the translation")
+        base.check_length(self.model.decoder, len(ids) + 1, "the translation")
         return Hypothesis(token_ids=tuple(ids), log_prob=math.nan, score=math.nan, is_finished=True)
 
     # --- forward pass ------------------------------------------------------------------------------------------------
 
     def _build_sides(
-        self, request: InspectionRequest, search_request: SearchRequest, hypothesis: Hypothesis
+        self, request: base.InspectionRequest, search_request: SearchRequest, hypothesis: Hypothesis
     ) -> dict[str, TraceSide]:
         tokenizer, config = self.translator.tokenizer, self.model.config
         output_ids = self._get_output_ids(hypothesis)
@@ -160,7 +151,7 @@ class TranslationInspector(Inspector[Seq2Seq]):
 
     def _run_forward(
         self,
-        request: InspectionRequest,
+        request: base.InspectionRequest,
         search_request: SearchRequest,
         hypothesis: Hypothesis,
         sides: Mapping[str, TraceSide],
@@ -179,12 +170,12 @@ class TranslationInspector(Inspector[Seq2Seq]):
     # --- document sections -------------------------------------------------------------------------------------------
 
     def _describe_search(
-        self, search_trace: SearchTrace, request: InspectionRequest, predictions: list[dict[str, Any]]
+        self, search_trace: SearchTrace, request: base.InspectionRequest, predictions: list[dict[str, Any]]
     ) -> dict[str, Any]:
         paths = [set(search_trace.path_to(last)) for last in search_trace.last_nodes]
         on_best_path, in_results = paths[0], set().union(*paths)
         last_step = max(node.step for node in search_trace.nodes)
-        shown = [n for n in search_trace.nodes if last_step < LONG_TEXT_STEPS or n.is_live or n.score is not None]
+        shown = [n for n in search_trace.nodes if last_step < base.LONG_TEXT_STEPS or n.is_live or n.score is not None]
         results = zip(search_trace.hypotheses, search_trace.last_nodes, strict=True)
         return {
             "formula": request.search.score_formula,
@@ -194,8 +185,8 @@ class TranslationInspector(Inspector[Seq2Seq]):
             "results": [
                 {
                     "text": self._decode_target(hypothesis.token_ids),
-                    "score": round_for_json(hypothesis.score),
-                    "log_prob": round_for_json(hypothesis.log_prob),
+                    "score": base.round_for_json(hypothesis.score),
+                    "log_prob": base.round_for_json(hypothesis.log_prob),
                     "node": last_node,
                     "ended": hypothesis.is_finished,
                 }
@@ -209,12 +200,12 @@ class TranslationInspector(Inspector[Seq2Seq]):
             "id": node.index,
             "parent": node.parent,
             "step": node.step,
-            **describe_token(self.translator.tokenizer.target, node.token),
-            "log_prob": round_for_json(node.log_prob),
-            "sum": round_for_json(node.total_log_prob),
+            **base.describe_token(self.translator.tokenizer.target, node.token),
+            "log_prob": base.round_for_json(node.log_prob),
+            "sum": base.round_for_json(node.total_log_prob),
             "expanded": node.is_live,
             "ended": node.score is not None,
-            "score": None if node.score is None else round_for_json(node.score),
+            "score": None if node.score is None else base.round_for_json(node.score),
             "on_best_path": on_best_path,
             "in_results": in_results,
         }
@@ -232,7 +223,9 @@ def describe_given_target(
     hypothesis: Hypothesis, sides: Mapping[str, TraceSide], predictions: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The section `decoding` for a given translation: token probabilities only."""
-    log_prob = round_for_json(math.fsum(math.log(choice["p"]) if choice["p"] else -math.inf for choice in predictions))
+    log_prob = base.round_for_json(
+        math.fsum(math.log(choice["p"]) if choice["p"] else -math.inf for choice in predictions)
+    )
     text, ended = sides["target"].text, hypothesis.is_finished
     result = {"text": text, "score": log_prob, "log_prob": log_prob, "node": None, "ended": ended}
     return {"given": True, "formula": "", "forced": 0, "nodes": [], "results": [result], "choices": predictions}

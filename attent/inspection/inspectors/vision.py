@@ -13,23 +13,16 @@ from torch import Tensor
 
 from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx_rows, read_image
 from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
-from attent.inspection.inspectors.base import (
-    InspectionError,
-    InspectionRequest,
-    Inspector,
-    RecordedPass,
-    StopCheck,
-    describe_labels,
-)
+from attent.inspection.inspectors import base
 from attent.models import VisionConfig, VisionTransformer
 
 
-class VisionInspector(Inspector[VisionTransformer]):
+class VisionInspector(base.Inspector[VisionTransformer]):
     """Inspects a Vision Transformer."""
 
     model_kind = "a vision model"
 
-    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         pixels = load_pixels(request.text, self.model.config)
         name = Path(request.text).name
         sides = {"image": build_image_side(pixels, self.model.config, name)}
@@ -37,9 +30,9 @@ class VisionInspector(Inspector[VisionTransformer]):
             states = self.model.compute_states(self.model.normalize(pixels[None]))
         sections: dict[str, Any] = {}
         if self.model.classifier is not None:
-            labels = describe_labels(self.model.config.labels, self.model.classifier(self.model.pool(states))[0])
+            labels = base.describe_labels(self.model.config.labels, self.model.classifier(self.model.pool(states))[0])
             sections = {"labels": labels, "output": {"label": "label", "text": labels["best"][0]["label"]}}
-        return RecordedPass(title=name, sides=sides, layers=layers, sections=sections)
+        return base.RecordedPass(title=name, sides=sides, layers=layers, sections=sections)
 
 
 def load_pixels(location: str, config: VisionConfig) -> Tensor:
@@ -71,7 +64,7 @@ def build_image_side(pixels: Tensor, config: VisionConfig, name: str) -> TraceSi
 def encode_png(pixels: Tensor) -> bytes:
     """Encode uint8 pixels (C, height, width) as a gray or RGB PNG, without an image package."""
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
-        raise InspectionError(
+        raise base.InspectionError(
             f"pixels must be uint8 of shape (1 or 3, height, width), but are {pixels.dtype} of {tuple(pixels.shape)}"
         )
     channels, height, width = pixels.shape
