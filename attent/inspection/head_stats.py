@@ -21,13 +21,7 @@ from torch import Tensor, nn
 
 from attent import settings
 from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_fingerprint, count_mutual_links
-from attent.decoding.forced_decoding import (
-    EncodedPair,
-    TeacherForcingBatch,
-    batch_pairs,
-    check_pairs,
-    encode_pairs,
-)
+from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, check_pairs, encode_pairs
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers

@@ -14,12 +14,7 @@ from typing import Any, Literal
 from rich.cells import cell_len
 from torch import Tensor
 
-from attent.inspection.attention_trace import (
-    describe_patch_queries,
-    get_key_image,
-    reshape_to_patches,
-    unpack_weights,
-)
+from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
 from attent.inspection.head_stats import measure_document_heads
 
 SHADES = " ░▒▓█"
