@@ -21,7 +21,8 @@ import torch
 
 from attent.decoding import SearchOptions, Translator
 from attent.inspection.html_page import render_page
-from attent.inspection.inspectors.translation import InspectionRequest, TranslationInspector
+from attent.inspection.inspectors.base import InspectionRequest
+from attent.inspection.inspectors.translation import TranslationInspector
 from attent.models import build, presets
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer

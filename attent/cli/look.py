@@ -135,8 +135,8 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     if flags.ablate or flags.prune:
         extra = None if given_flags in ("--png", "--svg") else given_flags
         if sentence is not None or extra:
-            given = extra if sentence is None else "the sentence"
-            return f"--ablate and --prune run on the pairs of --data: leave {given} out"
+            superfluous = extra if sentence is None else "the sentence"
+            return f"--ablate and --prune run on the pairs of --data: leave {superfluous} out"
         if not flags.data:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
         parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"

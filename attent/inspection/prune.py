@@ -95,7 +95,7 @@ def select_heads(
     if not ablation.get_effects("head"):
         raise PruneError("the ablation must have heads to prune, but has none; ablate heads first")
     if not max_bleu_drop >= 0:
-        raise PruneError(f"`within` must be 0 BLEU or more, but is {max_bleu_drop}")
+        raise PruneError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
     min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
     selector = HeadSelector(measure_without, ablation.bleu, min_bleu, max_loss, progress)
     selector.add_group(rank_heads(ablation, max_bleu_drop))

@@ -78,8 +78,8 @@ def select_attention_layers(
         if (kind is None or kind == get_attention_kind(path)) and (layers is None or get_layer_index(path) in layers)
     }
     if not chosen:
-        given = {"kind": kind, "layers": layers}
-        filters = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        selection = {"kind": kind, "layers": layers}
+        filters = ", ".join(f"{name} {value}" for name, value in selection.items() if value is not None)
         raise ValueError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
     for path, layer in chosen.items():
         for head in heads or ():

@@ -240,7 +240,7 @@ def summarize_heads(document: Mapping[str, Any]) -> str:
 
 
 def find_top_head(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
-    """Return the head with the largest value; alignment is weighted by confidence (diffuse heads link by chance)."""
+    """Return the head with the largest value; alignment is weighted by confidence (links of diffuse heads are random)."""
     measured = [head for head in heads if head["values"].get(key) is not None]
 
     def rate_head(head: Mapping[str, Any]) -> float:

@@ -306,6 +306,58 @@ def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
     assert "Of 4 heads, 1 cost at most 0.2 BLEU when masked alone; for 1 the difference is not significant" in page
 
 
+def test_report_has_the_conditions_and_every_column() -> None:
+    result = AblationResult(folder=Path("m"), ablation=MIXED, kinds=["head", "layer"], saved=False)
+    lines = "\n".join(line.plain for line in ablation_report.render_ablation(result)).split("\n")
+    page = [" ".join(line.split()) for line in lines]
+    assert page[:5] == [
+        "pairs toy|set: 50",
+        f"search beam size 2, {SEARCH.score_formula}, no loop prevention",
+        "engine torch",
+        "baseline 30.00 BLEU, loss 1.0000 on 9 tokens",
+        "BLEU sig",
+    ]
+    assert page[6:9] == [
+        "Without each head lowest BLEU first; p of a paired bootstrap",
+        "BLEU difference loss difference changed p",
+        "encoder.blocks.0.self_attn:0 10.00 -20.00 1.0000 +0.0000 10.0% 0.001",
+    ]
+    assert "BLEU difference: layers rows: layers, columns: stacks" in page
+    assert not any(line.startswith("saved to") for line in page)
+    greedy = replace(MIXED.conditions, search=replace(SEARCH, beam_size=1))
+    shown = [line.plain for line in ablation_report.render_header(replace(MIXED, conditions=greedy))]
+    assert shown[1].split(maxsplit=1)[1].startswith("greedy search, ")
+
+
+@pytest.mark.parametrize(("p", "shown"), [(0.0499, "0.050"), (0.05, "not significant"), (None, "")])
+def test_p_values_at_the_significance_level(p: float | None, shown: str) -> None:
+    one = ablation_of(effect("encoder.blocks.0.self_attn:0", 29.8, p=p))
+    assert ablation_report.format_effect(one.effects[0], one)[-1] == shown
+    summary = " ".join(ablation_report.summarize_ablation(one, "head"))
+    assert f"for {int(shown == 'not significant')} the difference" in summary
+    assert "Of 1 head, 1 cost at most 0.2 BLEU" in summary  # exactly the bound
+    below = ablation_of(effect("encoder.blocks.0.self_attn:0", 29.79))
+    assert "Of 1 head, 0 cost" in " ".join(ablation_report.summarize_ablation(below, "head"))
+
+
+@pytest.mark.parametrize(("bleu", "named"), [(1.0, "a.blocks.0.x:0"), (0.99, "a.blocks.0.x:1")])
+def test_most_important_head_is_that_of_the_loss_where_bleu_is_too_low(bleu: float, named: str) -> None:
+    effects = [effect("a.blocks.0.x:0", 0.1, loss=1.5), effect("a.blocks.0.x:1", 0.2, loss=2.5)]
+    sentences = list(ablation_report.summarize_ablation(replace(ablation_of(*effects), bleu=bleu), "head"))
+    assert ("too low to be informative" in sentences[0]) == (bleu < 1)
+    assert any(f"The most important head is {named}: " in sentence for sentence in sentences)
+    assert ("By loss, which is less noisy, it is a.blocks.0.x:1: 2.500." in sentences) == (bleu >= 1)
+
+
+@pytest.mark.parametrize(("count", "rows", "more"), [(20, 20, None), (21, 20, "... 1 more"), (45, 20, "... 25 more")])
+def test_card_tables_have_at_most_twenty_rows(count: int, rows: int, more: str | None) -> None:
+    many = ablation_of(*(effect(f"encoder.blocks.0.self_attn:{i}", 30 - i / 10) for i in range(count)))
+    section = "\n\n".join(ablation_report.build_card_section(many))
+    assert section.count("| `encoder.blocks.") == rows
+    assert ("... " in section) == (more is not None)
+    assert more is None or more in section
+
+
 def test_heat_map_is_redder_for_larger_losses() -> None:
     shades = [ablation_report.get_cell_style(value, 20.0) for value in (None, -1.0, 0.0, 0.1, 5.0, 20.0)]
     assert shades[:3] == ["", "", ""]

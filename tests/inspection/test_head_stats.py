@@ -534,3 +534,67 @@ def test_single_words_are_not_aligned() -> None:
         source_word_ids=[0, 1, None], target_word_ids=[0, 0], source_word_count=2, target_word_count=1
     )
     assert module.count_word_links(torch.rand(2, 3, 3), words, 0).sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "description"),
+    [
+        ({"current": 0.5}, "attends to itself (50%)"),
+        ({"current": 0.3, "previous": 0.3}, "local: the previous token 30%, itself 30%"),
+        ({"current": 0.3, "previous": 0.29}, "mixed: itself 30%, the previous token 29%"),
+        ({"end": 0.35, "punctuation": 0.25}, "attends to the end token and punctuation (35% + 25%)"),
+        ({"end": 0.35, "punctuation": 0.24}, "mixed: the end token 35%, punctuation 24%"),
+        ({"same_token": 0.5, "current": 0.4}, "attends to other occurrences of the token (50% if there are any)"),
+        ({"same_token": 0.5, "current": 0.5}, "attends to itself (50%)"),
+        ({"normalized_entropy": 0.9, "entropy": 1.8}, "uniform attention (1.8 bits of 2.0)"),
+        ({"normalized_entropy": 0.8, "entropy": 1.6}, "diffuse attention (1.6 bits of 2.0)"),
+        ({"normalized_entropy": 0.79, "entropy": 1.58}, "mixed: 1.6 bits of 2.0"),
+        ({"top_key": 0.5}, "attends to one token of the sentence from every position (50%)"),
+        (
+            {"normalized_entropy": 0.15, "entropy": 0.3, "top_key": 0.49},
+            "attends to one token by content, not position (0.3 bits of 2.0)",
+        ),
+        ({"normalized_entropy": 0.16, "entropy": 0.32}, "mixed: 0.3 bits of 2.0"),
+        ({"first": 0.33, "end": 0.22, "entropy": 1.0}, "prefers the first token (33%), 1.0 bits"),
+        ({"first": 0.33, "end": 0.23, "entropy": 1.0}, "mixed: the first token 33%, the end token 23%, 1.0 bits"),
+        ({"first": 0.32, "entropy": 1.0}, "mixed: the first token 32%, 1.0 bits"),
+        ({}, "mixed: no choice of keys"),
+    ],
+)
+def test_descriptions_of_self_attention_at_their_limits(values: dict[str, float], description: str) -> None:
+    assert module.describe_self_attention(HeadValues(**values)) == description
+
+
+@pytest.mark.parametrize(
+    ("values", "description"),
+    [
+        (
+            {"alignment": 0.7, "aligned_on_output": 0.7, "confidence": 0.5},
+            "aligns when the word is the output (70% mutual links)",
+        ),
+        (
+            {"alignment": 0.7, "aligned_on_output": 0.1, "confidence": 0.5},
+            "aligns when the word is the input (70% mutual links)",
+        ),
+        ({"alignment": 0.7, "confidence": 0.49}, "aligns loosely (70% mutual links)"),
+        ({"alignment": 0.69, "confidence": 0.9}, "aligns loosely (69% mutual links)"),
+        ({"alignment": 0.6}, "aligns loosely (60% mutual links)"),
+        ({"alignment": 0.59, "entropy": 1.0}, "mixed: 59% mutual links, 1.0 bits"),
+        ({"alignment": 0.6, "end": 0.5}, "attends to the end token (50%); otherwise aligns loosely (60% mutual links)"),
+        ({"alignment": 0.59, "end": 0.5}, "attends to the end token (50%)"),
+        ({"same_token": 0.5}, "copies: attends to the output token in the source (50% if it occurs)"),
+        ({"same_token": 0.49, "entropy": 1.0}, "mixed: 1.0 bits"),
+        ({"alignment": 0.6, "normalized_entropy": 0.8, "entropy": 1.6}, "diffuse attention (1.6 bits of 2.0)"),
+    ],
+)
+def test_descriptions_of_cross_attention_at_their_limits(values: dict[str, float], description: str) -> None:
+    assert module.describe_cross_attention(HeadValues(**values)) == description
+
+
+def test_samples_are_evenly_spaced() -> None:
+    assert module.sample_evenly(10, 10) == list(range(10))
+    assert module.sample_evenly(10, 4) == [0, 2, 5, 7]
+    assert module.sample_evenly(3, 9) == [0, 1, 2]
+    assert module.sample_evenly(0, 1) == []
+    with pytest.raises(module.HeadStatsError, match="must be 1 or more, but is 0"):
+        module.sample_evenly(3, 0)

@@ -134,6 +134,12 @@ def test_long_titles_are_truncated_and_long_texts_unlabeled(tmp_path: Path) -> N
     assert max(map(len, labels)) <= plots.MAX_TITLE_LENGTH
 
 
+def test_titles_are_cut_beyond_their_length() -> None:
+    assert plots.format_title("x" * 64) == "x" * 64
+    assert plots.format_title("x" * 65) == "x" * 63 + "…"
+    assert plots.format_title(" a\n b\x1b ") == "a b␛"
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 

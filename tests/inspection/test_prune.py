@@ -18,7 +18,7 @@ from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
 from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
-from attent.inspection.prune import PruneError, prune_heads, rank_heads, select_heads
+from attent.inspection.prune import PruneError, PruneTrial, prune_heads, rank_heads, select_heads
 from attent.inspection.record import record
 from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -334,8 +334,27 @@ def test_loss_bound_rejects_lucky_bleu() -> None:
     assert len(chosen.heads) == 3  # 0.018 nats, of 0.02
 
 
+@pytest.mark.parametrize(
+    ("bleu", "loss", "count"), [(29.5, 1.05, 8), (29.4999, 1.0, 0), (30.0, 1.0501, 0), (30.5, 0.9, 8)]
+)
+def test_heads_exactly_at_both_bounds_are_removed(bleu: float, loss: float, count: int) -> None:
+    trials: list[PruneTrial] = []
+    chosen = select_heads(ablation_of(HEADS), lambda _: (bleu, loss), max_bleu_drop=0.5, progress=trials.append)
+    assert len(chosen.heads) == count
+    assert tuple(trials) == chosen.trials
+    assert (trials[0].num_removed, len(trials[0].added), trials[0].bleu, trials[0].loss) == (8, 8, bleu, loss)
+    assert chosen.bleu == (bleu if count else 30.0)
+
+
+def test_heads_that_cost_exactly_the_bound_are_tried() -> None:
+    ablation = ablation_of(HEADS)
+    cheap, costly = (replace(ablation.effects[0], bleu=ablation.bleu - drop) for drop in (0.5, 0.5001))
+    assert len(rank_heads(replace(ablation, effects=(cheap,)), 0.5)) == 1
+    assert rank_heads(replace(ablation, effects=(costly,)), 0.5) == []
+
+
 def test_invalid_selections_are_rejected() -> None:
     with pytest.raises(PruneError, match="ablate heads first"):
         select_heads(ablation_of({"encoder.blocks.0": 1}), lambda parts: (30.0, 1.0))
-    with pytest.raises(PruneError, match="`within` must be 0 BLEU or more"):
+    with pytest.raises(PruneError, match="`max_bleu_drop` must be 0 BLEU or more, but is nan"):
         select_heads(ablation_of(HEADS), lambda parts: (30.0, 1.0), max_bleu_drop=math.nan)

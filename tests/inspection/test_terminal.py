@@ -198,3 +198,29 @@ def test_summary_names_the_best_alignment() -> None:
     text["head_stats"] = measure_document_heads(text) | {"sentences": 500, "dataset": "the \x1bvalidation pairs"}
     assert summarize_heads(text).startswith("Top heads, measured on 500 sentences of the ␛validation pairs:")
     assert summarize_heads({"layers": [], "sides": {}}) == "There are no heads."
+
+
+@pytest.mark.parametrize(("count", "is_matrix"), [(40, True), (41, False)])
+def test_more_than_forty_rows_are_listed(count: int, is_matrix: bool) -> None:
+    drawing = draw_head(document(["x"] * count, ["a", "b"]), path=PATH, head=0)
+    assert ("←" not in drawing) == is_matrix
+
+
+@pytest.mark.parametrize(("count", "more"), [(MAX_LIST_LINES, ""), (MAX_LIST_LINES + 1, "  … and 1 more")])
+def test_long_lists_are_cut(count: int, more: str) -> None:
+    lines = draw_head(document(["x"] * count, ["a"]), path=PATH, head=0).splitlines()
+    assert (lines[-1] if more else "") == more
+    assert sum("←" in line for line in lines) == MAX_LIST_LINES
+
+
+def test_listed_keys_have_at_least_a_twentieth() -> None:
+    weights = torch.tensor([[[0.9, 0.05, 0.049, 0.001]]]).expand(1, 41, 4)
+    lines = draw_head(document(["x"] * 41, list("abcd"), weights), path=PATH, head=0).splitlines()
+    assert lines[0] == "  x ← a 90%, b 5%"
+    weights = torch.tensor([[[0.03, 0.03, 0.94]]]).expand(1, 41, 3)
+    assert draw_head(document(["x"] * 41, list("abc"), weights), path=PATH, head=0).startswith("  x ← c 94%")
+
+
+def test_words_are_cut_beyond_their_width() -> None:
+    assert truncate_text("a" * 16, 16) == "a" * 16
+    assert truncate_text("a" * 17, 16) == "a" * 15 + "…"

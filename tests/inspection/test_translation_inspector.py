@@ -17,12 +17,8 @@ from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
-from attent.inspection.inspectors.base import PageBudget
-from attent.inspection.inspectors.translation import (
-    InspectionError,
-    InspectionRequest,
-    TranslationInspector,
-)
+from attent.inspection.inspectors.base import InspectionError, InspectionRequest, PageBudget
+from attent.inspection.inspectors.translation import TranslationInspector
 from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
@@ -154,6 +150,47 @@ def test_two_thousand_tokens(inspector: TranslationInspector) -> None:
     counts = [len(side["tokens"]) for side in document["sides"].values()]
     assert min(counts) > 2_000
     assert len(render_page(document).encode()) < 5_000_000
+
+
+def test_page_budget_ends_at_its_limits(inspection: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = Trace.from_document(inspection).sides
+    layers = {"encoder.blocks.0.self_attn": Attention(StackConfig(width=24, heads=3))}
+    tokens = len(sides["source"].tokens)
+    for margin, per_row, include_qkv in (
+        (0, None, True),
+        (1, max(4, (3 * tokens * tokens - 1) // (3 * tokens)), False),
+    ):
+        monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 3 * tokens * tokens - margin)
+        monkeypatch.setattr(base, "MAX_SPARSE_WEIGHTS", 3 * tokens * tokens - margin)
+        monkeypatch.setattr(base, "MAX_QKV_VALUES", 24 * 3 * tokens)
+        expected = PageBudget(weights_per_row=per_row, include_qkv=include_qkv)
+        assert PageBudget.from_layers(layers, sides) == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(base, "MAX_QKV_VALUES", 24 * 3 * tokens - 1)
+    assert PageBudget.from_layers(layers, sides).include_qkv is False
+
+
+def test_predictions_of_long_texts_are_fewer() -> None:
+    vocabulary, log_probs = tokenizer().target, torch.randn(301, tokenizer().target.size).log_softmax(-1)
+    for length, count in ((300, 10), (301, 3)):
+        steps = base.describe_predictions(vocabulary, [5] * length, log_probs[:length])
+        assert {len(step["options"]) for step in steps} == {count}
+
+
+def test_text_may_be_as_long_as_the_positions(inspector: TranslationInspector) -> None:
+    stack = type("Limited", (), {"positions": type("Positions", (), {"max_length": 4})})
+    base.check_length(stack, 4, "the text")
+    with pytest.raises(base.InspectionError, match="the text must have at most 4 tokens for this model, but has 5"):
+        base.check_length(stack, 5, "the text")
+    base.check_length(type("Free", (), {"positions": type("Positions", (), {"max_length": None})}), 10**6, "the text")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.123456, 0.12346), (1234567.0, 1234600.0), (math.nan, None), (-math.inf, None), (0.0, 0.0)],
+)
+def test_numbers_for_json_have_five_digits(value: float, expected: float | None) -> None:
+    assert base.round_for_json(value) == expected
 
 
 def test_page_budget(inspection: dict[str, Any]) -> None:

@@ -79,6 +79,17 @@ def test_a_stray_link_is_dropped_but_alignments_of_other_texts_are_refused() -> 
         drop_out_of_range(GOLD, TEXTS[:9], TEXTS[:9])
 
 
+@pytest.mark.parametrize(("pairs", "refused"), [(20, False), (19, True)])
+def test_one_link_in_twenty_may_be_out_of_range(pairs: int, refused: bool) -> None:
+    gold = [parse_gold_alignment("0-1" if i == 0 else "0-0") for i in range(pairs)]
+    if refused:
+        with pytest.raises(GoldAlignmentError, match="out of range"):
+            drop_out_of_range(gold, ["a"] * pairs, ["a"] * pairs)
+    else:
+        in_range, dropped = drop_out_of_range(gold, ["a"] * pairs, ["a"] * pairs)
+        assert (in_range[0].possible, dropped) == (frozenset(), ("gold:1: 0-1",))
+
+
 def test_the_error_rate_is_that_of_och_and_ney() -> None:
     gold = [parse_gold_alignment("0-0 1-1 2?2"), parse_gold_alignment("0-0")]
     scores = score_alignments([((0, 0), (2, 2), (2, 1)), ((0, 0),)], gold)

@@ -46,6 +46,7 @@ def test_a_script_without_spaces_is_measured_in_characters() -> None:
         ["这是一个很大的房子" * 3] * 3, ["a b c d e"] * 3, ["a b c d e"] * 3, metrics=["bleu"], resamples=0
     )
     assert evaluation.length_unit == "characters"
+    assert evaluation.length_ratio == 1
     assert [(group.min_length, group.max_length) for group in evaluation.groups] == [(21, 40)]
 
 
@@ -156,3 +157,11 @@ def test_texts_that_do_not_match_are_refused(sources: list[str], outputs: list[s
         evaluate(sources, ["a", "b"], outputs)
     with pytest.raises(ScoreError, match="at least one output"):
         evaluate([], [], [])
+
+
+@pytest.mark.parametrize(("count", "limits"), [(20, (1, 20)), (21, (21, 40)), (100, (81, 100)), (101, (101, None))])
+def test_character_groups_end_at_their_limits(count: int, limits: tuple[int, int | None]) -> None:
+    evaluation = evaluate(["房 " * count], ["a"], ["bb"], metrics=["bleu"], resamples=0)
+    assert [(group.min_length, group.max_length) for group in evaluation.groups] == [limits]
+    assert evaluation.length_ratio == 2
+    assert evaluation.num_empty == 0

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from attent.scoring.metrics import choose_bleu_tokenizer, score_corpus
+from attent.scoring.metrics import METRICS, choose_bleu_tokenizer, format_headline, format_metrics, score_corpus
 
 REFERENCES = ["The cat sat on the mat, again.", "A dog barks.", "It's 5 o'clock in the morning."]
 OUTPUTS = ["The cat sat on a mat, again.", " A dog barks.", "It is five in the morning."]
@@ -90,3 +90,27 @@ def test_text_that_looks_tokenized_gives_no_warning(caplog: pytest.LogCaptureFix
 def test_texts_that_do_not_match_are_refused(outputs: list[str], references: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         score_corpus(outputs, references)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "headline"),
+    [
+        ({"bleu": 38.64, "chrf": 60.0, "exact": 5.0}, "38.6 BLEU"),
+        ({"bleu": 5.0, "exact": 5.0}, "5.0% exact"),  # the rate of exact matches, if it is not smaller
+        ({"bleu": 5.1, "exact": 5.0}, "5.1 BLEU"),
+        ({"bleu": 0.0, "chrf": 12.0, "exact": 0.0}, "12.0 chrF"),
+        ({"bleu": 0.0, "exact": 0.0}, "0.0 BLEU"),
+        ({"accuracy": 91.234, "bleu": 0.0}, "91.23% accuracy"),
+        ({"chrf": 3.0}, "3.0 chrF"),
+        ({"loss": 1.0}, ""),
+    ],
+)
+def test_headline_is_the_most_informative_metric(metrics: dict[str, float], headline: str) -> None:
+    assert format_headline(metrics) == headline
+
+
+def test_metrics_are_written_in_the_order_of_the_table_with_their_units() -> None:
+    values = {"exact": 4.06, "loss": 1.0, "accuracy": 9.876, "bleu": 31.24}
+    assert format_metrics(values) == "BLEU 31.2, exact 4.1%, accuracy 9.88%"
+    assert format_metrics(values, digits=0) == "BLEU 31, exact 4%, accuracy 10%"
+    assert (METRICS["exact"].heading, METRICS["chrf"].heading) == ("Exact", "chrF")

@@ -1,0 +1,215 @@
+"""Score reports: every row and field of the page, the numbers, the sentence rows and the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attent.decoding.alignment import HeadSelection, MeasuredSelection
+from attent.decoding.forced_decoding import TargetScores
+from attent.scoring.alignment import AlignmentCandidate, AlignmentReport, AlignmentScores
+from attent.scoring.evaluate import Evaluation, LengthGroup, SentenceScore
+from attent.scoring.metrics import MetricScore, PairedComparison
+from attent.scoring.pipeline import ScoreReport
+from attent.scoring.report import list_numbers, list_sentence_rows, render_page, report_to_dict
+
+BLEU = MetricScore(metric="bleu", value=31.256, mean=30.5, ci_half_width=1.25, signature="bleu|sig")
+TER = MetricScore(metric="ter", value=55.5, mean=None, ci_half_width=None, signature="ter|sig")
+SENTENCES = tuple(
+    SentenceScore(
+        number=i, source=f"quelle {i}", reference="ref", output="a\tb\x1b", metrics={"bleu": i, "chrf": i * 10.0}
+    )
+    for i in (1, 2, 10)
+)
+EVALUATION = Evaluation(
+    scores=(BLEU, TER),
+    exact=12.5,
+    num_empty=3,
+    length_ratio=0.774,
+    length_unit="words",
+    groups=(
+        LengthGroup(min_length=1, max_length=10, sentences=1200, scores=(BLEU, TER)),
+        LengthGroup(min_length=51, max_length=None, sentences=2, scores=(TER, BLEU)),
+    ),
+    sentences=SENTENCES,
+)
+FORCED = (
+    TargetScores(tokens=("a", "b"), log_probs=(-1.0, -2.0), truncated=False),
+    TargetScores(tokens=("c",), log_probs=(-3.0,), truncated=True),
+)
+REPORT = ScoreReport(test_set="test.tsv", num_pairs=1202, num_skipped=0)
+
+
+def render(report: ScoreReport, worst: int = 2) -> list[str]:
+    lines = "\n".join(line.plain for line in render_page(report, worst)).split("\n")
+    return [" ".join(line.split()) for line in lines]
+
+
+def compare(metric: str, value: float, baseline: float, p_value: float) -> PairedComparison:
+    return PairedComparison(metric=metric, value=value, baseline=baseline, p_value=p_value, signature="")
+
+
+def test_page_of_an_evaluation_has_every_row() -> None:
+    report = replace(REPORT, model="runs/m", search_summary="beam 4", evaluation=EVALUATION)
+    assert render(report) == [
+        "test set test.tsv: 1,202 pairs",
+        "model runs/m",
+        "search beam 4",
+        "",
+        "Scores ± 95% confidence interval by bootstrap; TER: lower is better",
+        "BLEU 31.26 30.50 ± 1.25",
+        "TER 55.50",
+        "12.5% exact matches; length ratio 0.774 (characters of the output to those of the reference); 3 empty",
+        "BLEU bleu|sig",
+        "TER ter|sig",
+        "",
+        "By source length",
+        "words pairs BLEU TER",
+        "1-10 1,200 31.3 55.5",
+        "over 50 2 55.5 31.3",
+        "",
+        "Worst sentences by chrF of the sentence",
+        "pair 1 BLEU 1.0, chrF 10.0",
+        "source quelle 1",
+        "reference ref",
+        "output a\\tb\\x1b",
+        "pair 2 BLEU 2.0, chrF 20.0",
+        "source quelle 2",
+        "reference ref",
+        "output a\\tb\\x1b",
+    ]
+    skipped = render(replace(report, num_skipped=1, hypotheses="out.txt"), 0)
+    assert skipped[1] == "skipped 1 line without a pair"
+    assert "hypotheses out.txt" in skipped
+    assert "Worst" not in " ".join(skipped)
+
+
+@pytest.mark.parametrize(("exact", "bleu", "explained"), [(12.5, 0.0, True), (0.0, 0.0, False), (12.5, 0.1, False)])
+def test_bleu_of_zero_is_explained_where_outputs_match(exact: float, bleu: float, explained: bool) -> None:
+    evaluation = replace(EVALUATION, exact=exact, scores=(replace(BLEU, value=bleu),), num_empty=0)
+    page = " ".join(render(replace(REPORT, evaluation=evaluation)))
+    assert ("BLEU is 0 because" in page) == explained
+    assert "empty" not in page
+
+
+def test_comparisons_are_significant_below_the_limit_only() -> None:
+    comparisons = (
+        compare("bleu", 31.0, 30.0, 0.0499),
+        compare("bleu", 31.0, 30.0, 0.05),
+        compare("ter", 50.0, 55.0, 0.001),
+        compare("ter", 55.0, 50.0, 0.001),
+        compare("bleu", 30.0, 30.0, 0.001),
+    )
+    report = replace(REPORT, evaluation=EVALUATION, baseline="old", comparisons=comparisons)
+    assert render(report)[-7:] == [
+        "Compared with old paired bootstrap test",
+        "this baseline difference p",
+        "BLEU 31.00 30.00 +1.00 0.0499 better",
+        "BLEU 31.00 30.00 +1.00 0.0500 not significant",
+        "TER 50.00 55.00 -5.00 0.0010 better",
+        "TER 55.00 50.00 +5.00 0.0010 worse",
+        "BLEU 30.00 30.00 +0.00 0.0010 not significant",
+    ]
+    entries = report_to_dict(report, 1)["comparisons"]
+    assert [entry["is_better"] for entry in entries] == [True, None, True, False, None]
+    assert [entry["difference"] for entry in entries] == [1, 1, -5, 5, 0]
+
+
+def test_forced_decoding_has_sums_and_a_row_for_each_sentence() -> None:
+    report = replace(REPORT, forced=FORCED)
+    assert render(report)[2:] == [
+        "Forced decoding the probability of these translations under the model",
+        f"perplexity {math.exp(2):.3f}",
+        "log-probability per token -2.0000",
+        "log-probability -6.00",
+        "tokens, with end tokens 3",
+        "1 too long for the model or --batch-tokens: scored in part",
+    ]
+    assert "too long" not in " ".join(render(replace(REPORT, forced=FORCED[:1])))
+    assert list(list_numbers(report)) == [f"{math.exp(2):.3f}"]
+    assert list(list_sentence_rows(report)) == [
+        "number\tlog_prob\ttokens\tperplexity\tpieces",
+        f"1\t-3.0000\t2\t{math.exp(1.5):.3f}\ta:-1.000 b:-2.000",
+        f"2\t-3.0000\t1\t{math.exp(3):.3f}\tc:-3.000",
+    ]
+
+
+def test_numbers_and_sentence_rows() -> None:
+    report = replace(REPORT, evaluation=EVALUATION)
+    assert list(list_numbers(report)) == ["31.26", "55.50"]
+    assert list(list_sentence_rows(report))[:2] == [
+        "number\tbleu\tchrf\tsource\treference\toutput",
+        "1\t1.00\t10.00\tquelle 1\tref\ta b\x1b",
+    ]
+
+
+def make_alignment(num_links: int) -> AlignmentReport:
+    candidates = tuple(
+        AlignmentCandidate(
+            choice=HeadSelection(layer=0, heads=heads, shift=shift), selection_aer=1, test_aer=2, aer=aer
+        )
+        for shift, heads, aer in ((False, None, 40.0), (False, (0,), 41.0), (True, None, 42.0), (True, (0,), 43.0))
+    )
+    scores = AlignmentScores(aer=1, precision=2, recall=3, num_links=4)
+    return AlignmentReport(
+        num_sentences=20,
+        candidates=candidates,
+        best=candidates[3],
+        by_agreement=candidates[0],
+        default=candidates[1],
+        one_way=scores,
+        mutual=scores,
+        skipped_links=tuple(f"gold:{i}: 9-9" for i in range(num_links)),
+        model_fingerprint="f",
+    )
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " and 1 more"), (8, " and 3 more")])
+def test_skipped_links_are_listed_up_to_five(count: int, more: str) -> None:
+    report = replace(REPORT, alignment=make_alignment(count))
+    links = ", ".join(f"gold:{i}: 9-9" for i in range(5))
+    assert render(report)[-1] == f"skipped links to missing words: {links}{more}"
+    assert list(list_numbers(report)) == ["2.00"]
+    assert "skipped" not in " ".join(render(replace(REPORT, alignment=make_alignment(0))))
+
+
+def test_alignment_table_has_each_step_layer_and_head() -> None:
+    page = render(replace(REPORT, alignment=make_alignment(0)))
+    assert page[2] == "Alignment error rate in percent, of 20 pairs; layers and heads from 0"
+    at = page.index("layer 0 40.0 41.0")
+    assert page[at - 1] == "all heads 0"
+    assert page[at + 3] == "layer 0 42.0 43.0"
+    assert page[at - 2].startswith("at the step")
+    assert page[at + 1].startswith("at the next step")
+
+
+def test_heads_by_agreement() -> None:
+    heads = HeadSelection(layer=0, heads=(1,), shift=False)
+    selection = MeasuredSelection(selection=heads, agreement=71.26, sentences=4, fingerprint="f")
+    report = replace(REPORT, alignment=selection)
+    assert render(report)[-1] == "71.3% of their links are mutual, more than for any other choice"
+    assert list(list_numbers(report)) == ["71.26"]
+
+
+def test_json_has_every_section_and_no_infinities() -> None:
+    infinite = replace(FORCED[0], log_probs=(-math.inf, 0.0))
+    search: dict[str, Any] = {"beam_size": 4}
+    report = replace(
+        REPORT, model="m", search=search, evaluation=EVALUATION, forced=(infinite,), alignment=make_alignment(1)
+    )
+    data = report_to_dict(report, 1)
+    json.dumps(data, allow_nan=False)
+    assert data["test_set"] == "test.tsv"
+    assert (data["num_pairs"], data["num_skipped"], data["model"], data["search"]) == (1202, 0, "m", search)
+    assert (data["exact"], data["num_empty"], data["length_ratio"], data["worst"]) == (12.5, 3, 0.774, [1])
+    assert data["hypotheses"] is None
+    assert data["forced"]["log_prob"] is None
+    assert data["forced"]["tokens"] == 2
+    assert data["forced"]["sentences"][0]["log_probs"] == [None, 0.0]
+    assert data["alignment"]["skipped_links"] == ["gold:0: 9-9"]
+    assert "baseline" not in data
+    assert "baseline" in report_to_dict(replace(report, baseline="old"), 1)
