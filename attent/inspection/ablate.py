@@ -24,7 +24,7 @@ from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pa
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
-from attent.inspection.head_masking import ModelPart, find_part, list_parts, mask_parts
+from attent.inspection.head_masking import ModelPart, find_part, mask_parts
 from attent.interop.ctranslate2 import ConversionError, check_expressible, find_suppressed_tokens, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
@@ -187,12 +187,6 @@ class AblationProgress:
 
 
 # ---- measurement -----------------------------------------------------------------------------------------------------
-
-
-def select_parts(model: nn.Module, selection: PartSelection) -> list[ModelPart]:
-    if selection == "all":
-        return [part for grain in ("heads", "sublayers", "layers") for part in list_parts(model, grain)]
-    return list_parts(model, selection)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, get_args
 
 from attent import settings
 from attent.data.pairs import LanguagePair
@@ -20,6 +20,7 @@ from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import load_translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate, ablation_report
+from attent.inspection.head_masking import Granularity, list_parts
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.weights import save_model
@@ -112,7 +113,8 @@ class AblationJob:
 
     def measure_parts(self, selection: ablate.PartSelection) -> ablate.Ablation:
         """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
-        parts = ablate.select_parts(self.model, selection)
+        kinds: tuple[Granularity, ...] = get_args(Granularity) if selection == "all" else (selection,)
+        parts = [part for kind in kinds for part in list_parts(self.model, kind)]
         previous, save = (
             self.load_previous(),
             partial(ablate.save_ablation, self.model_folder) if self.should_save else None,

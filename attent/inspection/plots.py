@@ -312,24 +312,18 @@ def draw_layer_group(
             axes.set_axis_on()
             image = draw_heatmap(axes, panel.weights, 1.0)
             axes.set_title(f"layer {panel.layer['layer']}, head {panel.head}", fontsize=6.5, pad=2.5, color="#555555")
-            label_outer_axes(axes, document, panel, size, left=column == 0, below=line == len(rows) - 1)
+            # Only the left and bottom panels are labeled: all panels of a group have the same tokens.
+            font_size = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
+            queries, keys = (document["sides"][panel.layer[name]]["tokens"] for name in ("queries", "keys"))
+            if column == 0:
+                set_token_ticks(axes.yaxis, queries, font_size)
+                axes.set_ylabel(QUERY_LABELS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
+            if line == len(rows) - 1:
+                set_token_ticks(axes.xaxis, keys, font_size)
+                for text in axes.get_xticklabels():
+                    text.set_rotation(90)
+            axes.tick_params(length=0, pad=1.5)
     style_colorbar(part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01))
-
-
-def label_outer_axes(
-    axes: Axes, document: Mapping[str, Any], panel: HeadPanel, size: float, *, left: bool, below: bool
-) -> None:
-    """Label only the left and bottom panels: all panels of a group have the same tokens."""
-    font_size = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
-    sides = document["sides"]
-    if left:
-        set_token_ticks(axes.yaxis, sides[panel.layer["queries"]]["tokens"], font_size)
-        axes.set_ylabel(QUERY_LABELS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
-    if below:
-        set_token_ticks(axes.xaxis, sides[panel.layer["keys"]]["tokens"], font_size)
-        for text in axes.get_xticklabels():
-            text.set_rotation(90)
-    axes.tick_params(length=0, pad=1.5)
 
 
 # ---- image patches ---------------------------------------------------------------------------------------------------
@@ -453,6 +447,11 @@ def draw_legend(axes: Axes, panels: Sequence[HeadPanel]) -> None:
 
 
 SCHEME_NAMES = {"relative": "T5's relative", "alibi": "ALiBi's"}
+PAIRWISE_NAMES = {
+    "embed": ("position", "position", "dot products between positions"),
+    "angles": ("position", "position", "dot products of rotated ones"),
+    "bias": ("key", "query", "bias of head 0"),
+}
 
 
 def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Figure:
@@ -470,10 +469,14 @@ def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str,
             left, right = part.subplots(1, 2, width_ratios=[1.35, 1])
             pairwise = unpack_array(entry["pairwise"])
             if "values" in entry:
-                draw_values(part, left, entry)
+                values = unpack_array(entry["values"])
+                vmax = float(values.abs().quantile(0.995)) or 1.0
+                names = ("feature", "position", "values" if entry["applied_as"] == "embed" else "cosines and sines")
+                draw_matrix(part, left, values, names, cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto")
             else:
                 draw_curves(left, pairwise)
-            draw_pairwise(part, right, pairwise if "values" in entry else pairwise[0], entry)
+                pairwise = pairwise[0]
+            draw_matrix(part, right, pairwise, PAIRWISE_NAMES[entry["applied_as"]], cmap="viridis")
         return figure
 
 
@@ -491,24 +494,11 @@ def group_position_entries(source: Any) -> list[tuple[list[str], Mapping[str, An
     return grouped
 
 
-def draw_values(part: SubFigure, axes: Axes, entry: Mapping[str, Any]) -> None:
-    values = unpack_array(entry["values"])
-    vmax = float(values.abs().quantile(0.995)) or 1.0
-    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
-    axes.set(xlabel="feature", ylabel="position")
-    axes.set_title("values" if entry["applied_as"] == "embed" else "cosines and sines", fontsize=9)
-    style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
-
-
-def draw_pairwise(part: SubFigure, axes: Axes, pairwise: Tensor, entry: Mapping[str, Any]) -> None:
-    x, y, title = {
-        "embed": ("position", "position", "dot products between positions"),
-        "angles": ("position", "position", "dot products of rotated ones"),
-        "bias": ("key", "query", "bias of head 0"),
-    }[entry["applied_as"]]
-    image = axes.imshow(pairwise.numpy(), cmap="viridis", interpolation="nearest")
-    axes.set(xlabel=x, ylabel=y)
-    axes.set_title(title, fontsize=9)
+def draw_matrix(part: SubFigure, axes: Axes, matrix: Tensor, names: tuple[str, str, str], **options: Any) -> None:
+    """`names`: of columns, rows and the matrix."""
+    image = axes.imshow(matrix.numpy(), interpolation="nearest", **options)
+    axes.set(xlabel=names[0], ylabel=names[1])
+    axes.set_title(names[2], fontsize=9)
     style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
 
 

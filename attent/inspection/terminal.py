@@ -54,14 +54,11 @@ def format_token(token: Mapping[str, Any]) -> str:
 
 def escape_control_characters(text: str) -> str:
     """Replace characters that a terminal or an XML writer interprets by visible symbols."""
-    return "".join(map(escape_character, text))
 
+    def is_hidden(character: str) -> bool:
+        return character in BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Cs", "Cn", "Co")
 
-def escape_character(character: str) -> str:
-    if character in CONTROL_PICTURES:
-        return CONTROL_PICTURES[character]
-    hidden = character in BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Cs", "Cn", "Co")
-    return REPLACEMENT_SYMBOL if hidden else character
+    return "".join(CONTROL_PICTURES.get(c) or (REPLACEMENT_SYMBOL if is_hidden(c) else c) for c in text)
 
 
 def split_graphemes(word: str) -> list[str]:
@@ -240,7 +237,7 @@ def summarize_heads(document: Mapping[str, Any]) -> str:
 
 
 def find_top_head(heads: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any] | None:
-    """Return the head with the largest value; alignment is weighted by confidence (links of diffuse heads are random)."""
+    """Return the head with the largest value; alignment weighted by confidence: diffuse heads link at random."""
     measured = [head for head in heads if head["values"].get(key) is not None]
 
     def rate_head(head: Mapping[str, Any]) -> float:

@@ -56,7 +56,11 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         search_trace, repeated = None, False
         if request.target is None:
             search_trace, repeated = self._trace_search(search_request, request.search, should_stop)
-        hypothesis = self._encode_given_target(request) if search_trace is None else search_trace.hypotheses[0]
+            hypothesis = search_trace.hypotheses[0]
+        else:
+            ids = tuple(encode_with_sentinels(self.translator.tokenizer.target, request.target.strip()))
+            base.check_length(self.model.decoder, len(ids) + 1, "the translation")
+            hypothesis = Hypothesis(token_ids=ids, log_prob=math.nan, score=math.nan, is_finished=True)
         sides = self._build_sides(request, search_request, hypothesis)
         layers, log_probs = self._run_forward(request, search_request, hypothesis, sides)
         vocabulary = self.translator.tokenizer.target
@@ -103,12 +107,6 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
             return trace_search(engine, search_request, replace(search, forbid_loops=True)), True
         return search_trace, False
-
-    def _encode_given_target(self, request: base.InspectionRequest) -> Hypothesis:
-        assert request.target is not None
-        ids = encode_with_sentinels(self.translator.tokenizer.target, request.target.strip())
-        base.check_length(self.model.decoder, len(ids) + 1, "the translation")
-        return Hypothesis(token_ids=tuple(ids), log_prob=math.nan, score=math.nan, is_finished=True)
 
     # --- forward pass ------------------------------------------------------------------------------------------------
 
