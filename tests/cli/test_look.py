@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +198,53 @@ def test_a_selection_that_the_model_lacks_is_reported(
     to = [] if "--to" in arguments else ["--to", "de"]
     assert cli.main(["look", str(folder), *arguments, *to]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"port": 0, "limit": 1, "threads": 1, "beam_size": 1, "max_bleu_drop": 0.0}, None),
+        ({"port": 65_535}, None),
+        ({"port": 65_536}, "--port must be from 0 to 65535, but is 65536"),
+        ({"port": -1}, "--port must be from 0 to 65535, but is -1"),
+        ({"limit": 0}, "--limit must be 1 or more, but is 0"),
+        ({"threads": 0}, "--threads must be 1 or more, but is 0"),
+        ({"beam_size": 0}, "--beam-size must be 1 or more, but is 0"),
+        ({"max_bleu_drop": -0.1}, "--max-bleu-drop must be 0 or more, but is -0.1"),
+        ({"json": "-"}, None),
+        ({"png": Path("A.PNG"), "svg": Path("a.pdf")}, None),
+        ({"png": Path("a.jpg")}, "--png must be a file that ends in .png, but is a.jpg"),
+        ({"svg": Path("a.png")}, "--svg must be a file that ends in .svg or .pdf, but is a.png"),
+        ({"json": "nowhere/t.json"}, "nowhere/t.json: its folder does not exist; create it first"),
+        ({"out": Path(".")}, ".: must be a file, but is a folder; name a file in it"),
+    ],
+)
+def test_values_at_their_limits(flags: dict[str, Any], problem: str | None) -> None:
+    assert look.find_value_problem(look.LookFlags(**flags)) == problem
+
+
+@pytest.mark.parametrize(
+    ("sentence", "flags", "problem"),
+    [
+        (None, {"ablate": True, "data": ("d",), "png": Path("a.png")}, None),
+        (None, {"prune": Path("p"), "data": ("d",)}, None),
+        (None, {"ablate": True}, "--ablate and --prune need parallel text: add --data valid.tsv"),
+        ("a", {"ablate": True, "data": ("d",)}, "run on the pairs of --data: leave the sentence out"),
+        (None, {"ablate": True, "data": ("d",), "json": "-"}, "run on the pairs of --data: leave --json out"),
+        (None, {"ablate": True, "data": ("d",), "heads": (0,)}, "leave --heads out (--parts selects the kind)"),
+        (None, {"positions": True, "kind": "self", "out": Path("a.html")}, None),
+        (None, {"positions": True, "terminal": True}, "--terminal needs a sentence"),
+        ("a", {"positions": True}, "--positions does not depend on a sentence"),
+        (None, {"layers": (0,)}, "--layers needs a sentence; on the live page"),
+        (None, {"target": "b"}, "--target needs a sentence"),
+        (" ", {}, "the sentence must not be empty"),
+        ("a", {"heads": (0,), "terminal": True}, None),
+        (None, {}, None),
+    ],
+)
+def test_flags_that_cannot_be_combined(sentence: str | None, flags: dict[str, Any], problem: str | None) -> None:
+    reported = look.find_usage_problem(sentence, look.LookFlags(**flags))
+    assert reported is None if problem is None else problem in (reported or "")
 
 
 # --- other model families ---
