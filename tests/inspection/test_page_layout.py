@@ -243,6 +243,8 @@ def test_bars_of_a_view_have_one_scale(open_on: Open) -> None:
     widths = """(bars) => bars.map((bar) => parseFloat(bar.style.width))"""
     shares = [float(each.strip("%<")) for each in page.locator(".dec-option .dec-n").all_inner_texts()]
     assert page.locator(".dec-bar > span").evaluate_all(widths) == pytest.approx(shares, abs=0.06)
+    meters = "words => words.map((word) => getComputedStyle(word, '::after').width)"
+    assert len(set(page.locator(".dec-word").evaluate_all(meters))) == 1
     page = open_on(DESK, document(), "#tab=equation")
     shares = [float(each.strip("%<")) for each in page.locator(".eq-row .eq-share > .eq-n").all_inner_texts()]
     assert page.locator(".eq-row .eq-bar > span").evaluate_all(widths) == pytest.approx(shares, abs=0.06)
