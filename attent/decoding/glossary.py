@@ -10,7 +10,7 @@ import codecs
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,16 +80,15 @@ class Glossary:
         return cls(tuple(entries.values()))
 
     def find_translations(self, text: str) -> tuple[str, ...]:
-        """Return the translations that a text requires, each once, in order of occurrence."""
-        return tuple(dict.fromkeys(entry.translations[0] for entry in self.find_entries(text)))
-
-    def find_entries(self, text: str) -> Iterator[GlossaryEntry]:
-        """Yield the entries whose terms occur in a text, without overlap, the longest at each position."""
+        """Return the translations that a text requires, each once, in order of occurrence. Terms do not overlap; at
+        each position the longest counts."""
         text, start = _normalize_text(text), 0
-        while unit := _WORD.search(text, start):
-            entry, start = self._match_longest(text, unit)
+        translations: dict[str, None] = {}
+        while word := _WORD.search(text, start):
+            entry, start = self._match_longest(text, word)
             if entry is not None:
-                yield entry
+                translations[entry.translations[0]] = None
+        return tuple(translations)
 
     def _match_longest(self, text: str, word: re.Match[str]) -> tuple[GlossaryEntry | None, int]:
         """Return the longest term that starts with this word, and where to continue."""

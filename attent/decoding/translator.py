@@ -217,7 +217,9 @@ class Translator:
         segments = [segment for group in groups for segment in group]
         for distinct in {id(segment.constraints): segment.constraints for segment in segments}.values():
             check_constraints(distinct, options)
-        rows = self._encode_sources([segment.text for segment in segments], to, encoded)
+        new = [segment.text for segment in segments if segment.text not in encoded]
+        encoded.update(zip(new, self.tokenizer.source.encode(new), strict=True))
+        rows = add_end_and_tag([[*encoded[segment.text]] for segment in segments], self.tokenizer.source, to)
         with self._locks.eval_mode:
             results = iter(
                 self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to)
@@ -411,12 +413,6 @@ class Translator:
         ]
         table = {ord(char): " " if char in UNICODE_SPACES else None for char in unknown}
         return re.compile(f"[{''.join(unknown)}]" if unknown else "(?!)"), table
-
-    def _encode_sources(self, texts: Sequence[str], to: str | None, encoded: dict[str, list[int]]) -> list[list[int]]:
-        """Encode as `Tokenizer.encode_source` does, reusing `encoded`."""
-        new = [text for text in texts if text not in encoded]
-        encoded.update(zip(new, self.tokenizer.source.encode(new), strict=True))
-        return add_end_and_tag([[*encoded[text]] for text in texts], self.tokenizer.source, to)
 
     def _build_request(
         self,

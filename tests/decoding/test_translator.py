@@ -26,7 +26,14 @@ from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
 from attent.decoding.loading import choose_placement, fit_rows
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SamplingOptions, SearchOptions
+from attent.decoding.options import (
+    NO_CONSTRAINTS,
+    Constraints,
+    InputError,
+    SamplingOptions,
+    SearchOptions,
+    SearchRequest,
+)
 from attent.decoding.search import beam_search
 from attent.decoding.translator import TranslationError, Translator
 from attent.interop.ctranslate2 import find_suppressed_tokens
@@ -672,6 +679,15 @@ def test_rows_of_a_batch_fit_into_memory() -> None:
     assert fit_rows(2**24, cpu, 128, 4096) == 64
     assert fit_rows(2**20, torch.device("mps"), 128, 4096) == 2048
     assert fit_rows(2**10, torch.device("mps"), 128, 4096) == 4096
+
+
+def test_continuations_are_never_suppressed_tokens(trained_translator: Translator) -> None:
+    request = SearchRequest(source_ids=trained_translator.tokenizer.encode_source(TEXTS[:1])[0], max_length=9)
+    tokens = trained_translator._get_next_tokens(request, 10**6)
+    config, target = trained_translator.model.config, trained_translator.tokenizer.target
+    assert {config.start_id, config.end_id, target.pad}.isdisjoint(tokens)
+    assert set(range(4, target.size)) - set(tokens) <= {target.start, target.end, target.pad, target.unknown}
+    assert trained_translator._get_next_tokens(request, 2) == tokens[:2]
 
 
 @pytest.mark.parametrize(
