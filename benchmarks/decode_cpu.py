@@ -45,7 +45,7 @@ from benchmarks.timing import describe_machine
 VOCAB, NUM_PAIRS, MEAN_WORDS = 32_000, 40_000, 21  # 21 random words are some 29 pieces
 BATCH_SIZES = (16, 32, 64)  # tried for those without automatic batching
 NO_END_BIAS = -1e4
-CONVERSION_FOLDER = "ctranslate2-int8"  # of our default engine
+CONVERSION_FOLDER = "ctranslate2"  # for calls of CTranslate2 itself
 
 TranslateRun = Callable[[], int]  # translates everything and returns the number of output tokens
 
@@ -86,7 +86,7 @@ def prepare_models(home: Path, layers: int, count: int) -> list[str]:
         model.output.bias[config.end_id] = NO_END_BIAS
     write_model(home / "ours", model, tokenizer)
     marian.save(model, home / "theirs", pad=tokenizer.target.pad)
-    conversion.write_conversion(model, tokenizer, home / "ours" / CONVERSION_FOLDER)
+    conversion.write_conversion(model, tokenizer, home / CONVERSION_FOLDER)
     return [source for source, _ in pairs[:count]]
 
 
@@ -116,7 +116,8 @@ def make_runs(home: Path, texts: list[str], beams: int, length: int, threads: in
         ],
         "attent, torch": [text_to_text("torch")],
         "CTranslate2": [
-            make_ctranslate2_run(home / "ours", rows, tokenizer, beams, length, threads, size) for size in BATCH_SIZES
+            make_ctranslate2_run(home / CONVERSION_FOLDER, rows, tokenizer, beams, length, threads, size)
+            for size in BATCH_SIZES
         ],
         "attent": [text_to_text("ctranslate2")],
     }
@@ -154,9 +155,7 @@ def make_ctranslate2_run(
 ) -> TranslateRun:
     import ctranslate2
 
-    translator = ctranslate2.Translator(
-        str(folder / CONVERSION_FOLDER), compute_type="int8", inter_threads=1, intra_threads=threads
-    )
+    translator = ctranslate2.Translator(str(folder), compute_type="int8", inter_threads=1, intra_threads=threads)
     pieces: list[Any] = [tokenizer.source.to_pieces(row) for row in rows]
 
     def run() -> int:

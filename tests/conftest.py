@@ -7,6 +7,7 @@ The laws need only pytest and torch.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep conversions and downloads of the tests out of the user's cache."""
+    os.environ.setdefault("ATTENT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(autouse=True)

@@ -117,7 +117,7 @@ class Translator:
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
-        folder           the model folder: converted weights and the alignment heads are cached there
+        folder           the model folder, with the alignment heads; the conversion of a model without one is not cached
         engine           None: CTranslate2 on a CPU where it is installed and supports the request, else torch
         batch_tokens     padded source tokens x beams per batch; None: chosen for the device
         use_cuda_graphs  also the fused GPU engine; keeps some GPU memory for the next call
@@ -581,12 +581,15 @@ class Translator:
         """CTranslate2 if it is to be used; failing to load it is an error only if it was requested by name."""
         if self.engine == "torch" or (self.engine is None and self.device.type != "cpu"):
             return None
-        from attent.decoding.engines.ctranslate2 import CTranslate2Engine
+        from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 
+        for path in [] if self.folder is None else find_ignored_conversions(self.folder):
+            self.notify(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
-            return CTranslate2Engine.open(self.folder, self.model, self.tokenizer, threads=self.threads)
+            use_cache = self.folder is not None
+            return CTranslate2Engine.open(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -293,9 +292,8 @@ class AblationMeter:
 
     def translate_sources(self) -> list[str]:
         """Translate with the current weights; a CTranslate2 conversion of them is temporary."""
-        with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
-            translator = copy_translator(self.translator, self.model, folder=Path(scratch), engine=self.engine)
-            translations = translator.translate(self.data.sources, self.search, to=self.data.to, forbid_loops=False)
+        translator = copy_translator(self.translator, self.model, engine=self.engine)
+        translations = translator.translate(self.data.sources, self.search, to=self.data.to, forbid_loops=False)
         return [" ".join(translation.text.splitlines()) for translation in translations]
 
     def describe_engine(self) -> str:
@@ -322,14 +320,11 @@ class AblationMeter:
         return -math.fsum(value for row in log_probs for value in row) / sum(map(len, log_probs))
 
 
-def copy_translator(
-    translator: Translator, model: Seq2Seq, *, folder: Path | None = None, engine: EngineName | None = None
-) -> Translator:
+def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineName | None = None) -> Translator:
     """Return a translator of another model with the same settings."""
     return Translator(
         model,
         translator.tokenizer,
-        folder=folder,
         engine=engine or translator.engine,
         threads=translator.threads,
         batch_tokens=translator.batch_tokens,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attent import interop, settings
+from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
 from attent.interop import hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
@@ -104,6 +105,7 @@ class FolderInfo:
     tokenizer: TokenizerInfo | None
     training: TrainingInfo | None
     problems: tuple[str, ...]
+    ignored_conversions: tuple[str, ...]  # CTranslate2 conversions that came with the folder, which are never used
 
 
 def inspect_folder(folder: Path) -> FolderInfo:
@@ -131,6 +133,7 @@ def inspect_folder(folder: Path) -> FolderInfo:
         tokenizer=tokenizer,
         training=training,
         problems=tuple(problems),
+        ignored_conversions=tuple(path.name for path in find_ignored_conversions(root)),
     )
 
 

@@ -206,7 +206,7 @@ def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:
 
 
 def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
-    engine = CTranslate2Engine.open(folder, model, None, threads=1, compute_type="float32")
+    engine = CTranslate2Engine.open(model, None, use_cache=False, threads=1, compute_type="float32")
     jobs = [SearchRequest(source_ids=[3 + i, 7, 4, 2], max_length=12) for i in range(6)]
     hypotheses = dict(engine.search(jobs, SearchOptions()))
     return [hypotheses[position][0] for position in range(len(jobs))]

@@ -1,4 +1,4 @@
-"""The fast engine on a CPU: CTranslate2 (int8), with a conversion that is made on first use, in the model's folder.
+"""The fast engine on a CPU: CTranslate2 (int8), with a conversion that is made on first use, in the user's cache.
 
 It is used only where it gives what the reference engine would give; `find_unsupported_reason` says why not otherwise.
 How CTranslate2 searches, as its results show:
@@ -18,9 +18,13 @@ How CTranslate2 searches, as its results show:
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +67,7 @@ POLL_SECONDS = 0.002  # waiting inside CTranslate2 would block Ctrl-C
 # sentences, with 2 for none; 2 takes up to a fifth more time than 1, and 4 three quarters more.
 DEFAULT_PATIENCE = 2.0
 ZERO_LENGTH_PENALTY = 1e-12  # at 0 CTranslate2 stops earlier
+MAX_UNUSED_SECONDS = 30 * 24 * 3600  # then a conversion is removed from the cache
 IMPOSSIBLE_BIAS = -1e3  # at or below it, a token has probability 0
 
 
@@ -79,8 +84,9 @@ class CTranslate2Engine:
         compute_type: str,
         threads: int,
     ) -> None:
-        """`folder` holds the conversion; `names` are the tokens of the source and target vocabulary in it."""
-        self.folder, self.config = folder, model.config
+        """`folder` holds the conversion, which is read into memory; `names` are the tokens of the source and target
+        vocabulary in it."""
+        self.config = model.config
         self._source_names, self._target_names = names
         self._target_ids = {name: i for i, name in enumerate(self._target_names)}
         self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
@@ -94,17 +100,17 @@ class CTranslate2Engine:
     @classmethod
     def open(
         cls,
-        folder: Path | None,
         model: Seq2Seq,
         tokenizer: Tokenizer | None,
         *,
+        use_cache: bool = True,
         compute_type: str = "int8",
         threads: int | None = None,
         suppressed_tokens: Iterable[int] | None = None,
     ) -> CTranslate2Engine:
-        """Open the conversion in the model's folder; convert first if it is missing or stale.
+        """Open the conversion of the model in the user's cache; convert first if there is none.
 
-        folder             None, or one that is not writable: the conversion goes to the user's cache
+        use_cache          False: convert again, and keep nothing
         threads            None: as many as torch uses
         suppressed_tokens  target ids that are never generated; None: the start, padding, and ids without a piece
         """
@@ -113,10 +119,10 @@ class CTranslate2Engine:
         if suppressed_tokens is None:
             suppressed_tokens = conversion.find_suppressed_tokens(model.config, tokenizer)
         suppressed = sorted(set(suppressed_tokens))
-        path = ensure_conversion(folder, model, tokenizer, compute_type, suppressed)
         names = conversion.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()
-        return cls(path, model, names, suppressed_tokens=suppressed, compute_type=compute_type, threads=threads)
+        with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:
+            return cls(path, model, names, suppressed_tokens=suppressed, compute_type=compute_type, threads=threads)
 
     # --- what it supports --------------------------------------------------------------------------------------------
 
@@ -322,29 +328,44 @@ def replace_log_prob(hypothesis: Hypothesis, log_probs: list[float], options: Se
 # --- the conversion ------------------------------------------------------------------------------------------------
 
 
-def ensure_conversion(
-    folder: Path | None,
-    model: Seq2Seq,
-    tokenizer: Tokenizer | None,
-    quantization: str,
-    suppressed_tokens: Sequence[int],
-) -> Path:
-    """Return the folder of an intact conversion of this model; convert and replace a stale one if needed."""
-    fingerprint = conversion.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
-    paths = [get_cache_folder() / "ctranslate2" / f"{fingerprint[:32]}-{quantization}"]
-    if folder is not None:
-        paths.insert(0, folder / f"ctranslate2-{quantization}")
-    for path in paths:
-        if conversion.is_intact(path, fingerprint):
-            return path
-    for path in paths:
-        try:
-            conversion.write_conversion(
-                model, tokenizer, path, quantization=quantization, suppressed_tokens=suppressed_tokens
-            )
-            return path
-        except FolderError as error:  # not writable: a shared model, or a full disk
-            if conversion.is_intact(path, fingerprint):  # another process was faster
-                return path
-            problem = error
-    raise problem
+@contextmanager
+def open_conversion(
+    model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, suppressed_tokens: Sequence[int], use_cache: bool
+) -> Iterator[Path]:
+    """Yield the folder of a conversion of exactly this model: in the user's cache, by the hash of the weights and of
+    all that determines the conversion; or a temporary one, if it is not to be cached or the cache cannot be written.
+
+    A conversion that comes with a model folder is never used: nothing shows that it was made from these weights.
+    """
+    options: dict[str, Any] = {"quantization": quantization, "suppressed_tokens": suppressed_tokens}
+    if use_cache:
+        fingerprint = conversion.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
+        cached = get_conversion_cache() / f"{fingerprint}-{quantization}"
+        if not conversion.is_intact(cached, fingerprint):
+            with suppress(FolderError, OSError):  # a read-only or full cache, or another process was faster
+                conversion.write_conversion(model, tokenizer, cached, **options)
+                remove_unused_conversions(cached.parent)
+        if conversion.is_intact(cached, fingerprint):
+            with suppress(OSError):
+                os.utime(cached)
+            yield cached
+            return
+    with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
+        conversion.write_conversion(model, tokenizer, Path(scratch) / "conversion", **options)
+        yield Path(scratch) / "conversion"
+
+
+def get_conversion_cache() -> Path:
+    return get_cache_folder() / "ctranslate2"
+
+
+def remove_unused_conversions(folder: Path) -> None:
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > MAX_UNUSED_SECONDS:
+                shutil.rmtree(path)
+
+
+def find_ignored_conversions(folder: Path) -> list[Path]:
+    """Return the conversions that came with a model folder."""
+    return sorted(path.parent for path in folder.glob("ctranslate2*/model.bin"))

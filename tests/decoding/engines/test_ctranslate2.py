@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +18,13 @@ import torch
 from attent.decoding.engines import ctranslate2
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
+from attent.decoding.translator import Translator
 from attent.interop import ctranslate2 as conversion
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.nn import LearnedConfig, StackConfig
-from attent.storage.errors import FolderError
+from attent.storage.manifest import hash_file, write_manifest
+from attent.training.autoconfig import fit_to_tokenizer
+from tests.text.corpus import tokenizer
 
 pytest.importorskip("ctranslate2")
 
@@ -39,8 +47,8 @@ def make_model(seed: int = 0, ends: float = 4.0, sharp: float = 2.0, **stack: An
     return model.eval()
 
 
-def open_engine(model: Seq2Seq, folder: Path | None, **options: Any) -> CTranslate2Engine:
-    return CTranslate2Engine.open(folder, model, None, **{"compute_type": "float32", "threads": 1, **options})
+def open_engine(model: Seq2Seq, **options: Any) -> CTranslate2Engine:
+    return CTranslate2Engine.open(model, None, **{"compute_type": "float32", "threads": 1, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +132,7 @@ def test_results_match_a_plain_search(name: str, seed: int, ends: float, tmp_pat
         SearchRequest(source_ids=source, max_length=rng.choice([3, 8, len(source) + 9]))
         for source in make_sources(8, seed)
     ]
-    engine = open_engine(model, tmp_path)
+    engine = open_engine(model)
     assert engine.find_unsupported_reason(search, requests) is None
     results = list(engine.search(requests, search))
     assert sorted(index for index, _ in results) == list(range(len(requests)))
@@ -145,7 +153,7 @@ def test_each_request_keeps_its_maximum_length(tmp_path: Path) -> None:
     model = make_model(ends=2.0)
     source = make_sources(1)[0]
     requests = [SearchRequest(source_ids=source, max_length=limit) for limit in (1, 2, 3, 5, 8, 13, 40)]
-    results = dict(open_engine(model, tmp_path).search(requests, SearchOptions(n_best=4)))
+    results = dict(open_engine(model).search(requests, SearchOptions(n_best=4)))
     assert all(
         len(hypothesis.token_ids) + hypothesis.is_finished <= request.max_length
         for i, request in enumerate(requests)
@@ -160,7 +168,7 @@ def test_each_request_keeps_its_maximum_length(tmp_path: Path) -> None:
 def test_truncated_hypotheses_rank_behind_finished_ones(tmp_path: Path) -> None:
     model, search = make_model(4, ends=3.0), SearchOptions(length_penalty=3.0, patience=1.0)
     requests = [SearchRequest(source_ids=source, max_length=6) for source in make_sources(40)]
-    results = dict(open_engine(model, tmp_path).search(requests, search))
+    results = dict(open_engine(model).search(requests, search))
     expected = [search_plainly(model, request, replace(search, n_best=4)) for request in requests]
     assert any(
         best[0].is_finished and best[0].score < best[-1].score for best in expected
@@ -169,7 +177,7 @@ def test_truncated_hypotheses_rank_behind_finished_ones(tmp_path: Path) -> None:
 
 
 def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    engine = open_engine(make_model(5), tmp_path)
+    engine = open_engine(make_model(5))
     requests = [SearchRequest(source_ids=source, max_length=20) for source in make_sources(40)]
     together = dict(engine.search(requests, SearchOptions()))
     assert all(
@@ -180,7 +188,7 @@ def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 def test_a_model_that_cannot_end_is_truncated(tmp_path: Path) -> None:
     requests = [SearchRequest(source_ids=source, max_length=7) for source in make_sources()]
     model = make_model(ends=-1e4)
-    results = dict(open_engine(model, tmp_path).search(requests, SearchOptions(n_best=2)))
+    results = dict(open_engine(model).search(requests, SearchOptions(n_best=2)))
     assert all(
         not hypothesis.is_finished and len(hypothesis.token_ids) == 7
         for best in results.values()
@@ -211,7 +219,7 @@ def test_greedy_search_keeps_constraints_and_has_the_models_score(
 ) -> None:
     model, search = make_model(7), SearchOptions(beam_size=1, **options)
     requests = [SearchRequest(source_ids=source, prefix_ids=prefix, max_length=15) for source in make_sources()]
-    engine = open_engine(model, tmp_path)
+    engine = open_engine(model)
     assert engine.find_unsupported_reason(search, requests) is None
     for index, (hypothesis,) in engine.search(requests, search):
         assert hypothesis.token_ids[: len(prefix)] == prefix
@@ -245,7 +253,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> CTranslate2Engine:
-    return open_engine(make_model(), tmp_path_factory.mktemp("model"))
+    return open_engine(make_model(), use_cache=False)
 
 
 @pytest.mark.parametrize("words", REFUSED)
@@ -275,7 +283,7 @@ def test_a_new_option_is_refused(engine: CTranslate2Engine) -> None:
 
 
 def test_text_beyond_learned_positions_is_refused(tmp_path: Path) -> None:
-    engine = open_engine(make_model(positions=LearnedConfig(max_length=10)), tmp_path)
+    engine = open_engine(make_model(positions=LearnedConfig(max_length=10)))
     assert (
         engine.find_unsupported_reason(SearchOptions(), [SearchRequest(source_ids=[5] * 9 + [END], max_length=10)])
         is None
@@ -288,15 +296,16 @@ def test_text_beyond_learned_positions_is_refused(tmp_path: Path) -> None:
 def test_a_source_of_more_than_a_thousand_tokens_is_not_truncated(tmp_path: Path) -> None:
     model, search = make_model(9), SearchOptions(beam_size=1, max_length=3)
     requests = [SearchRequest(source_ids=[5] * 1500 + [last, END], max_length=3) for last in (6, 7, 8)]
-    results = dict(open_engine(model, tmp_path).search(requests, search))
+    results = dict(open_engine(model).search(requests, search))
     assert all(is_same(results[i], search_plainly(model, request, search)) for i, request in enumerate(requests))
 
 
 # --- the conversion ------------------------------------------------------------------------------------------------
 
 
-def is_converted_again(model: Seq2Seq, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> bool:
-    written, real = [], conversion.write_conversion
+def is_converted_again(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> bool:
+    written: list[Any] = []
+    real = conversion.write_conversion
 
     def write(*arguments: Any, **options: Any) -> None:
         written.append(arguments)
@@ -304,63 +313,127 @@ def is_converted_again(model: Seq2Seq, folder: Path | None, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "write_conversion", write)
-        open_engine(model, folder)
+        open_engine(model)
     return bool(written)
 
 
-def test_a_conversion_is_made_once_and_kept_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_converted_again(make_model(), tmp_path / "model", monkeypatch)
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["ctranslate2-float32"]
-    assert not is_converted_again(make_model(), tmp_path / "model", monkeypatch)
+def list_cached(cache: Path) -> list[Path]:
+    return sorted((cache / "ctranslate2").iterdir())
 
 
-def test_a_stale_conversion_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_engine(make_model(1), tmp_path)
-    assert is_converted_again(make_model(2), tmp_path, monkeypatch)
-    request = SearchRequest(source_ids=[5, 6, END], max_length=20)
-    assert is_same(
-        dict(open_engine(make_model(2), tmp_path).search([request], SearchOptions()))[0],
-        search_plainly(make_model(2), request, SearchOptions()),
-    )
+def test_a_conversion_is_made_once_and_kept_in_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_converted_again(make_model(), monkeypatch)
+    assert not is_converted_again(make_model(), monkeypatch)
+    (path,) = list_cached(cache)
+    assert (path / "model.bin").exists()
+    assert is_converted_again(make_model(1), monkeypatch)
+    assert len(list_cached(cache)) == 2
 
 
-def test_a_damaged_conversion_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_engine(make_model(), tmp_path)
-    weights = tmp_path / "ctranslate2-float32" / "model.bin"
+def test_nothing_is_kept_without_the_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    engine = open_engine(make_model(), use_cache=False)
+    assert not list(tmp_path.iterdir())
+    check_search(engine, make_model())
+
+
+def check_search(engine: CTranslate2Engine, model: Seq2Seq) -> None:
+    """The engine translates as this model does."""
+    requests = [SearchRequest(source_ids=source, max_length=20) for source in make_sources(4)]
+    results = dict(engine.search(requests, SearchOptions()))
+    assert all(is_same(results[i], search_plainly(model, each, SearchOptions())) for i, each in enumerate(requests))
+
+
+def test_a_damaged_conversion_is_renewed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_engine(make_model())
+    weights = list_cached(cache)[0] / "model.bin"
     content = bytearray(weights.read_bytes())
     content[-500] ^= 64
     weights.write_bytes(content)
-    assert is_converted_again(make_model(), tmp_path, monkeypatch)
+    assert is_converted_again(make_model(), monkeypatch)
     assert weights.read_bytes() != bytes(content)
 
 
-@pytest.mark.parametrize("how", ["no folder", "a folder that cannot be written to"])
-def test_the_cache_is_used_without_a_writable_model_folder(
+@pytest.mark.parametrize("how", ["a file", "a folder that cannot be written to", "a full disk"])
+def test_a_cache_that_cannot_be_written_is_not_needed(
     how: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = None
-    if how != "no folder":
-        folder = tmp_path / "model"
-        folder.write_text("a file, which cannot contain folders")
-    engine = open_engine(make_model(), folder)
-    assert engine.folder.parent == cache / "ctranslate2"
-    assert not is_converted_again(make_model(), folder, monkeypatch)
-    assert is_converted_again(make_model(1), folder, monkeypatch)
-    assert len(list((cache / "ctranslate2").iterdir())) == 2
+    real = conversion.write_synced
+    if how == "a file":
+        cache.write_text("not a folder")
+    elif how == "a full disk":
+
+        def write(path: Path, content: bytes) -> None:
+            if cache in path.parents:
+                raise OSError(28, "No space left on device")
+            real(path, content)
+
+        monkeypatch.setattr(conversion, "write_synced", write)
+    else:
+
+        def make_folder(path: Path) -> None:
+            if cache in path.parents:
+                raise PermissionError(13, "Permission denied", str(path))
+            path.mkdir(parents=True, exist_ok=True)
+
+        monkeypatch.setattr(conversion, "make_folder", make_folder)
+    check_search(open_engine(make_model()), make_model())
+    assert not cache.is_dir() or not list(cache.rglob("model.bin"))
 
 
-def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("neither a model's folder nor a cache")
-    monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(FolderError, match=r"file.*: the conversion could not be saved"):
-        open_engine(make_model(), tmp_path / "file")
+def test_a_conversion_in_the_model_folder_is_ignored_and_named(tmp_path: Path, cache: Path) -> None:
+    """It says that it is one of these weights, and its checksums match, but it is one of others."""
+    model, of, messages = make_translator_model(1), tokenizer(), list[str]()
+    poisoned = tmp_path / "ctranslate2-int8"
+    conversion.write_conversion(make_translator_model(2), of, poisoned)
+    suppressed = conversion.find_suppressed_tokens(model.config, of)
+    origin = {"fingerprint": conversion.compute_fingerprint(model, of, "int8", suppressed), "quantization": "int8"}
+    (poisoned / conversion.ORIGIN_FILE).write_text(json.dumps(origin))
+    (poisoned / conversion.CHECKSUMS_FILE).unlink()
+    hashes = {path.name: hash_file(path) for path in sorted(poisoned.iterdir())}
+    write_manifest(poisoned / conversion.CHECKSUMS_FILE, hashes)
+    assert conversion.is_intact(poisoned, origin["fingerprint"])  # it vouches for itself
+
+    def translate(folder: Path | None) -> list[str]:
+        translator = Translator(model, of, folder=folder, engine="ctranslate2", threads=1, notify=messages.append)
+        return [translation.text for translation in translator.translate(["A dog.", "Two dogs walk."])]
+
+    assert translate(tmp_path) == translate(None)
+    assert len(list_cached(cache)) == 1
+    assert [message for message in messages if f"{poisoned}: ignored" in message]
+
+
+def make_translator_model(seed: int) -> Seq2Seq:
+    torch.manual_seed(seed)
+    config = Seq2SeqConfig(vocab=9, encoder=TOY, decoder=replace(TOY, causal=True, cross_attention=True))
+    return Seq2Seq(fit_to_tokenizer(config, tokenizer())).eval()
+
+
+def test_unused_conversions_are_removed(cache: Path) -> None:
+    for seed in (1, 2):
+        open_engine(make_model(seed))
+    old, recent = list_cached(cache)
+    os.utime(old, (time.time() - 2 * ctranslate2.MAX_UNUSED_SECONDS,) * 2)
+    open_engine(make_model(3))
+    assert old not in list_cached(cache)
+    assert recent in list_cached(cache)
+
+
+def test_conversions_at_the_same_time_do_not_collide(cache: Path) -> None:
+    model = make_model()
+    with ThreadPoolExecutor(6) as pool:
+        engines = list(pool.map(lambda _: open_engine(model), range(6)))
+    for engine in engines:
+        check_search(engine, model)
+    assert [path for path in list_cached(cache) if (path / "model.bin").exists()] == list_cached(cache)
+    assert len(list_cached(cache)) == 1
 
 
 def test_int8_is_near_the_model(tmp_path: Path) -> None:
     model = make_model(3, sharp=4.0)
     requests = [SearchRequest(source_ids=source, max_length=20) for source in make_sources(30)]
-    exact = dict(open_engine(model, tmp_path).search(requests, SearchOptions()))
-    near = dict(open_engine(model, tmp_path, compute_type="int8").search(requests, SearchOptions()))
+    exact = dict(open_engine(model).search(requests, SearchOptions()))
+    near = dict(open_engine(model, compute_type="int8").search(requests, SearchOptions()))
     assert sum(exact[i][0].token_ids == near[i][0].token_ids for i in exact) >= len(requests) / 2
     off = [
         abs(near[i][0].log_prob - score_hypothesis(model, list(request.source_ids), near[i][0]))
