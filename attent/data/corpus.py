@@ -96,7 +96,7 @@ class Corpus:
     def fingerprint(self) -> list[tuple[str, int, int]]:
         """Return absolute path, size and modification time (ns) of each file."""
         for file in self.input_files:
-            if file.path is None or not file.is_regular:
+            if file.path is None or (file.path.exists() and not file.is_regular):
                 raise _make_read_once_error(file)
         status = [(file.path, file.path.stat()) for file in self.input_files if file.path]
         return [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in status]

@@ -22,7 +22,7 @@ from attent.data import batch_plan
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.batch_plan import BatchConfig, BatchPlan
 from attent.data.pairs import CorpusError
-from attent.data.token_store import TokenSequences, TokenStore
+from attent.data.token_store import ResampledStores, TokenSequences, TokenStore
 from attent.nn import Packing
 
 MAX_CACHED_EPOCHS = 3  # the current one, the next, and one that `get_batch` may be called with
@@ -209,8 +209,11 @@ class PrefetchLoader(Generic[BatchT]):
             return batch.pin_memory() if pin_memory else batch
 
         if not workers:
-            for position in self._iter_positions(start):
-                yield position, load(position)
+            try:
+                for position in self._iter_positions(start):
+                    yield position, load(position)
+            finally:
+                self.release_workers()
             return
         pool = ThreadPoolExecutor(workers)
         queue: deque[tuple[LoaderPosition, Future[BatchT]]] = deque()
@@ -221,7 +224,11 @@ class PrefetchLoader(Generic[BatchT]):
                     first, batch = queue.popleft()
                     yield first, batch.result()
         finally:
+            self.release_workers()
             pool.shutdown(cancel_futures=True)
+
+    def release_workers(self) -> None:
+        """Stop the worker processes that prepare epochs, if there are any."""
 
     def _iter_positions(self, start: LoaderPosition) -> Iterator[LoaderPosition]:
         """Yield every position from `start` on. The next epoch is planned in the background meanwhile."""
@@ -321,6 +328,10 @@ class PairLoader(PrefetchLoader[PairBatch]):
 
     def num_steps(self, epoch: int) -> int:
         return -(-len(self.get_epoch(epoch).plan) // self.world_size)
+
+    def release_workers(self) -> None:
+        if isinstance(self.store_for_epoch, ResampledStores):
+            self.store_for_epoch.close()
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
         data, shape = self.get_epoch(epoch), self.shape

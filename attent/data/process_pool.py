@@ -24,17 +24,26 @@ QUEUED_PER_WORKER = 2  # tasks submitted ahead of the one that is awaited
 def map_in_order(function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:
     """Yield `function(*task)` for every task. `function` is sent to each process once; all must be picklable."""
     queue: deque[Future[Result]] = deque()
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_init_worker, initargs=(function,))
+    pool = start_pool(function, workers)
     try:
         for task in tasks:
-            with hide_main_script():
-                queue.append(pool.submit(_run_task, *task))
+            queue.append(submit_task(pool, *task))
             if len(queue) > QUEUED_PER_WORKER * workers:
                 yield queue.popleft().result()
         while queue:
             yield queue.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def start_pool(function: Callable[..., Any], workers: int) -> ProcessPoolExecutor:
+    """Return a pool for `submit_task`. `function` is sent to each process once; it must be picklable."""
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_init_worker, initargs=(function,))
+
+
+def submit_task(pool: ProcessPoolExecutor, *task: Any) -> Future[Any]:
+    with hide_main_script():
+        return pool.submit(_run_task, *task)
 
 
 @contextmanager

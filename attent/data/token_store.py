@@ -12,9 +12,13 @@ import json
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,7 @@ from attent.data.encode import BLOCK_PAIRS, EncodedBlock, EncodingConfig, FileTa
 from attent.data.file_hashes import hash_file
 from attent.data.filters import KeySet
 from attent.data.pairs import CorpusError, ReasonTally
+from attent.data.process_pool import start_pool, submit_task
 from attent.storage.cache import build_folder, remove_abandoned
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.vocabulary import Vocabulary
@@ -35,6 +40,7 @@ from attent.text.vocabulary import Vocabulary
 FORMAT_VERSION = 3
 META_FILE = "store.json"
 MAX_WORKERS = 4  # one process reads and writes as fast as about three encode
+MAX_SERIAL_PAIRS = 2**17  # of a corpus that one worker samples in a few seconds
 SIDES = ("source", "target")
 OFFSET_DTYPE, LOCATION_DTYPE = "<i8", "<u8"
 TEXT_ARRAYS = ("ids", "lengths")
@@ -251,27 +257,98 @@ def _corpus_identity(corpus: Corpus, root: Path) -> list[object]:
     return [corpus.file_names, hashes, astuple(corpus.languages), astuple(corpus.options), *split]
 
 
-class ResampledStores:
-    """One store per epoch for subword sampling, built on demand.
+@dataclass(frozen=True)
+class EpochSampler:
+    """Builds the store of an epoch; its content does not depend on the process and the number of workers."""
 
-    The folder is theirs alone; only the stores of the last requested epoch and its neighbours are kept.
+    corpora: Sequence[Corpus]
+    config: EncodingConfig
+    folder: Path
+    seed: int
+    cancelled: Event | None = None
+
+    def __call__(self, epoch: int, workers: int | None = None) -> TokenStore:
+        return prepare_store(self.corpora, self.config_for(epoch), self.folder, workers=workers, progress=self._check)
+
+    def build(self, epoch: int, workers: int) -> None:
+        """Build a store in a worker process, without sending it back."""
+        self(epoch, workers)
+
+    def config_for(self, epoch: int) -> EncodingConfig:
+        return replace(self.config, sampling_seed=(self.seed, epoch))
+
+    def _check(self, _: int) -> None:
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise CancelledError
+
+
+class ResampledStores:
+    """One store per epoch for subword sampling. From the second one on, worker processes build them ahead.
+
+    The folder is theirs alone; only the store of the last requested epoch, the one before and those ahead are kept.
     """
 
-    def __init__(self, corpora: Sequence[Corpus], config: EncodingConfig, folder: str | Path, seed: int) -> None:
-        self.corpora, self.config, self.folder, self.seed = corpora, config, Path(folder), seed
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        config: EncodingConfig,
+        folder: str | Path,
+        seed: int,
+        workers: int | None = None,
+    ) -> None:
+        self.sampler = EpochSampler(corpora, config, Path(folder), seed)
+        self.workers = min(MAX_WORKERS, max(1, (os.cpu_count() or 1) - 1)) if workers is None else workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._cancelled: Event | None = None
+        self._pending: dict[int, Future[None]] = {}
+        self._is_large: bool | None = None  # unknown
+        self._lock = threading.Lock()
 
     def __call__(self, epoch: int) -> TokenStore:
-        store = prepare_store(self.corpora, self._config_for_epoch(epoch), self.folder)
-        neighbours = [self._config_for_epoch(other) for other in range(max(0, epoch - 1), epoch + 2)]
-        keys = {store_key(self.corpora, config, self.folder) for config in neighbours}
-        for folder in self.folder.iterdir():
+        if self._is_large is not None and self.workers:
+            self._wait_for(epoch)
+        store = self.sampler(epoch)
+        self._is_large = len(store) > MAX_SERIAL_PAIRS
+        self._remove_others(epoch)
+        return store
+
+    @property
+    def _epochs_ahead(self) -> int:
+        """Small corpora are sampled an epoch per worker; the blocks of a large one are shared by all workers."""
+        return 1 if self._is_large else self.workers
+
+    def _wait_for(self, epoch: int) -> None:
+        """Wait until a worker has built the store, and have the next ones built meanwhile."""
+        with self._lock:
+            if self._pool is None:
+                self._cancelled = get_context("spawn").Event()
+                self._pool = start_pool(replace(self.sampler, cancelled=self._cancelled).build, self._epochs_ahead)
+            cancelled = self._cancelled
+            block_workers = self.workers if self._is_large else 1
+            for other in range(epoch, epoch + 1 + self._epochs_ahead):
+                if other not in self._pending:
+                    self._pending[other] = submit_task(self._pool, other, block_workers)
+            pending = self._pending[epoch]
+            self._pending = {other: future for other, future in self._pending.items() if other >= epoch}
+        wait([pending])  # if it failed, the caller builds the store again and gets the error
+        if cancelled is not None and cancelled.is_set():
+            raise CancelledError
+
+    def _remove_others(self, epoch: int) -> None:
+        configs = map(self.sampler.config_for, range(max(0, epoch - 1), epoch + 3 + self._epochs_ahead))
+        keys = {store_key(self.sampler.corpora, config, self.sampler.folder) for config in configs}
+        for folder in self.sampler.folder.iterdir():
             if folder.is_dir() and folder.name not in keys and not folder.name.endswith(".part"):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
-        return store
 
-    def _config_for_epoch(self, epoch: int) -> EncodingConfig:
-        return replace(self.config, sampling_seed=(self.seed, epoch))
+    def close(self) -> None:
+        """Stop the workers; the next call starts others."""
+        with self._lock:
+            pool, self._pool, self._pending = self._pool, None, {}
+            if pool is not None and self._cancelled is not None:
+                self._cancelled.set()
+                pool.shutdown(cancel_futures=True)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

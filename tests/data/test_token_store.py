@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import wait
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import numpy as np
 import pytest
 
 from attent.data import token_store as stores
+from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.encode import BLOCK_PAIRS, EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
+from attent.data.loader import PairLoader
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store, store_key
 from attent.text.tokenizer import END, SubwordSampling, Tokenizer
@@ -148,12 +152,56 @@ def test_language_tags_need_a_target_language(tmp_path: Path, tokenizer: Tokeniz
 def test_resampled_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
-    epochs = ResampledStores(corpora, config, tmp_path / "sampled", seed=5)
+    epochs = ResampledStores(corpora, config, tmp_path / "sampled", seed=5, workers=0)
     stores = [read_files(epochs(epoch)) for epoch in range(4)]
     assert len({store["source.ids"] for store in stores}) == 4
     assert len(list_visible(tmp_path / "sampled")) == 2
     again = ResampledStores(corpora, config, tmp_path / "elsewhere", seed=5)
     assert read_files(again(3)) == stores[3]
+
+
+@pytest.mark.parametrize("max_serial_pairs", [10**6, 10], ids=["an epoch per worker", "workers share an epoch"])
+def test_stores_sampled_ahead_are_the_same(
+    max_serial_pairs: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "MAX_SERIAL_PAIRS", max_serial_pairs)
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    here = ResampledStores(corpora, config, tmp_path / "here", seed=5, workers=0)
+    expected = [read_files(here(epoch)) for epoch in range(4)]
+    with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=2)) as ahead:
+        assert [read_files(ahead(epoch)) for epoch in (0, 1, 2)] == expected[:3]
+        ahead.close()  # as after a rollback
+        assert read_files(ahead(1)) == expected[1]
+        assert read_files(ahead(3)) == expected[3]
+        last = 3 + (1 if max_serial_pairs == 10 else 2)
+        wait([ahead._pending[last]])
+        assert (tmp_path / "ahead" / stores.store_key(corpora, here.sampler.config_for(last), tmp_path)).is_dir()
+
+
+def test_error_of_a_sampling_worker_is_raised(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=1)) as ahead:
+        ahead(0)
+        (tmp_path / "a.tsv").unlink()
+        with pytest.raises(FileNotFoundError):
+            ahead(1)
+
+
+def test_loader_stops_the_sampling_workers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", LINES)
+    config = EncodingConfig(tokenizer=tokenizer)
+    sampled = replace(config, subword_sampling=SubwordSampling(rate=0.3))
+    ahead = ResampledStores(corpora, sampled, tmp_path / "ahead", seed=5, workers=1)
+    store = prepare_store(corpora, config, tmp_path / "stores")
+    loader = PairLoader(store, BatchConfig(batch_tokens=4096), store_for_epoch=ahead)
+    loader.get_epoch(0)
+    with closing(loader.iter_batches(workers=1)) as batches:
+        epochs = [next(batches)[0].epoch for _ in range(2 * loader.num_steps(0))]
+        assert set(epochs) == {0, 1}
+        assert ahead._pool is not None
+    assert ahead._pool is None
 
 
 def test_number_of_workers_does_not_change_the_store(
