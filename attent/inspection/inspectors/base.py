@@ -222,9 +222,9 @@ def describe_predictions(
     ]
 
 
-def describe_labels(labels: Sequence[str], logits: Tensor, top_k: int = TOP_K) -> dict[str, Any]:
+def describe_labels(labels: Sequence[str], logits: Tensor) -> dict[str, Any]:
     """Return the section `labels` of a document: the most probable labels."""
-    best = logits.float().softmax(-1).cpu().topk(min(top_k, len(labels)))
+    best = logits.float().softmax(-1).cpu().topk(min(TOP_K, len(labels)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return {"count": len(labels), "best": [{"label": labels[i], "p": round_for_json(p)} for p, i in pairs]}
 

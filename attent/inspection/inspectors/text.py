@@ -34,15 +34,13 @@ class CausalLMInspector(base.Inspector[CausalLM]):
 
     model_kind = "a language model"
 
-    def __init__(
-        self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "", head_stats: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "") -> None:
         if vocabulary.size > model.config.vocab:
             raise base.InspectionError(
                 f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
                 f"{vocabulary.size}; load both from the same folder"
             )
-        super().__init__(model, name=name, head_stats=head_stats)
+        super().__init__(model, name=name)
         self.vocabulary = vocabulary
 
     def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
@@ -85,10 +83,8 @@ class EncoderInspector(base.Inspector[TextEncoder]):
     model_kind = "a text encoder"
     supported_options = frozenset({"text_pair"})
 
-    def __init__(
-        self, model: TextEncoder, tokenizer: Tokenizer, *, name: str = "", head_stats: dict[str, Any] | None = None
-    ) -> None:
-        super().__init__(model, name=name, head_stats=head_stats)
+    def __init__(self, model: TextEncoder, tokenizer: Tokenizer, *, name: str = "") -> None:
+        super().__init__(model, name=name)
         self.predictor, self.vocabulary = Predictor(model, tokenizer, name=name or "the model"), tokenizer.source
         mask = self.vocabulary.mask
         self.mask_piece = None if mask is None else self.vocabulary.to_pieces([mask])[0]

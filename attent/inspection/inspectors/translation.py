@@ -113,30 +113,18 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
     def _build_sides(
         self, request: base.InspectionRequest, search_request: SearchRequest, hypothesis: Hypothesis
     ) -> dict[str, TraceSide]:
-        tokenizer, config = self.translator.tokenizer, self.model.config
-        output_ids = self._get_output_ids(hypothesis)
-        source, to = self.languages
+        tokenizer, output_ids = self.translator.tokenizer, self._get_output_ids(hypothesis)
+        input_ids = [self.model.config.start_id, *output_ids[:-1]]
+        source_tokens = build_display_tokens(tokenizer.source, search_request.source_ids)
+        input_tokens = build_display_tokens(tokenizer.target, input_ids, is_decoder_input=True)
+        output_tokens = build_display_tokens(tokenizer.target, output_ids)
+        source, to = self.languages[0], request.to or self.languages[1]
         has_spans = any(token in tokenizer.source.sentinels for token in search_request.source_ids)
+        label, text = "filled spans" if has_spans else "translation", self._decode_target(hypothesis.token_ids)
         return {
-            "source": TraceSide(
-                label="source",
-                text=request.text.strip(),
-                tokens=build_display_tokens(tokenizer.source, search_request.source_ids),
-                language=source,
-            ),
-            "decoder_input": TraceSide(
-                label="decoder input",
-                tokens=build_display_tokens(
-                    tokenizer.target, [config.start_id, *output_ids[:-1]], is_decoder_input=True
-                ),
-                language=request.to or to,
-            ),
-            "target": TraceSide(
-                label="filled spans" if has_spans else "translation",
-                text=self._decode_target(hypothesis.token_ids),
-                tokens=build_display_tokens(tokenizer.target, output_ids),
-                language=request.to or to,
-            ),
+            "source": TraceSide(label="source", text=request.text.strip(), tokens=source_tokens, language=source),
+            "decoder_input": TraceSide(label="decoder input", tokens=input_tokens, language=to),
+            "target": TraceSide(label=label, text=text, tokens=output_tokens, language=to),
         }
 
     def _decode_target(self, token_ids: Sequence[int]) -> str:
