@@ -205,6 +205,34 @@ def test_batched_muon_skips_a_step_on_the_device_and_without_a_gradient() -> Non
     assert not any(torch.equal(p, old) for p, old in zip(ours[1:], before[1:], strict=True))
 
 
+def test_batched_muon_needs_no_host_and_reads_its_learning_rate_from_a_tensor() -> None:
+    """As a captured step does; torch's own Muon needs a host synchronization."""
+    results = []
+    for use_tensor in (False, True):
+        ours, batched, reference, theirs = muon_pair()
+        combined = CombinedOptimizer(named(ours), TrainConfig(optimizer="adamw"))
+        combined.optimizers = [batched]
+        assert combined.is_capturable()
+        if use_tensor:
+            combined.use_lr_tensor()
+        for step, found_inf in ((0, GO), (1, SKIP), (2, GO)):
+            gradients(ours, step)
+            take_step(combined, 0.05 / (1 + step), found_inf)
+        assert combined.get_state().keys() == {f"{i}:momentum_buffer" for i in range(4)}
+        results.append(weights(ours))
+        other = CombinedOptimizer(named(theirs), TrainConfig(optimizer="adamw"))
+        other.optimizers = [reference]
+        assert not other.is_capturable()
+        gradients(theirs, 0)
+        before = weights(theirs)
+        take_step(other, 0.05, SKIP)
+        assert all_equal(before, weights(theirs))
+        take_step(other, 0.05, GO)
+        assert not all_equal(before, weights(theirs))
+    for plain, from_tensor in zip(*results, strict=True):
+        torch.testing.assert_close(plain, from_tensor)
+
+
 def test_muon_gets_the_matrices_of_blocks_only() -> None:
     config = presets.tiny(11)
     stacks = [

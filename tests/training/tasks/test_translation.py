@@ -1,0 +1,106 @@
+"""The translation task: evaluation sets are read once, and scoring reports its progress without changing a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attent.decoding.engines.reference import SearchCancelled
+from attent.training.config import DataConfig, DecodeConfig, Run, TrainConfig
+from attent.training.stop_signals import StopRequested
+from attent.training.tasks import translation
+from attent.training.tasks.base import RunContext
+from attent.training.tasks.translation import TranslationTask
+from tests.training import toys
+from tests.training.runs import write_corpus
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
+    folder = tmp_path_factory.mktemp("translation")
+    data = DataConfig(train=(str(write_corpus(folder / "c.tsv", 60)),), src="en", tgt="xx", hold_out=7)
+    run = Run(data=data, train=TrainConfig())
+    context = RunContext(data_dir=folder / "data", device=torch.device("cpu"), report=lambda event: None)
+    return TranslationTask(run, toys.tokenizer(), context)
+
+
+def test_scoring_in_blocks_gives_the_same_translations_and_reports_them(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, texts = toys.model(), task.valid_texts
+    at_once = task.translate(model, texts, beam_size=2, length_penalty=0.6)
+    reported: list[tuple[str, str, int, int]] = []
+    monkeypatch.setattr(translation, "SCORED_BLOCK", {"cpu": 3})
+    monkeypatch.setattr(
+        RunContext,
+        "track_progress",
+        lambda self, action, unit, total: lambda done: reported.append((action, unit, total, done)),
+    )
+    (scores,) = task.score_model(model, Run(decode=DecodeConfig(beam_size=2)))
+    assert [sample.output for sample in scores.samples] == [at_once[7 * i // 5] for i in range(5)]
+    assert scores.num_examples == len(at_once) == 7
+    assert reported == [(f"scoring validation {texts.name}", "sentences", 7, done) for done in (3, 6, 7)]
+    assert scores.decoding == "beam 2, length penalty 0.6"
+
+
+def test_the_time_of_the_scores_is_estimated_from_a_sample(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    clock = iter([100.0, 104.0])
+    monkeypatch.setattr(translation, "NUM_TIMED_SENTENCES", 2)
+    monkeypatch.setattr(translation.time, "monotonic", lambda: next(clock))
+
+    def translate(model: Any, texts: Any, **options: Any) -> list[str]:
+        calls.append((len(texts.sources), model.training, options))
+        return texts.sources
+
+    monkeypatch.setattr(task, "translate", translate)
+    seconds = task.estimate_scoring_seconds(toys.model().train(), Run(decode=DecodeConfig(beam_size=3)))
+    assert calls == [(2, False, {"beam_size": 3, "length_penalty": 0.6})]
+    store = task.prepared.store
+    source, target = (store.meta.token_counts[side] / len(store) for side in ("source", "target"))
+    assert seconds == pytest.approx(4.0 * 7 / 2 * target / (source + 50))
+
+
+def test_a_cancelled_search_stops_the_run(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cancel(*_: Any, **__: Any) -> list[str]:
+        raise SearchCancelled
+
+    monkeypatch.setattr(translation, "translate_texts", cancel)
+    with pytest.raises(StopRequested):
+        task.translate(toys.model(), task.valid_texts, beam_size=1, length_penalty=0.0)
+
+
+def test_the_validation_set_is_read_once(task: TranslationTask) -> None:
+    assert task.valid_texts is task.valid_texts
+    assert len(task.valid_texts.sources) == 7
+
+
+def test_the_data_summary_counts_what_was_read_used_and_held_out(task: TranslationTask) -> None:
+    summary = task.describe_data()
+    (corpus,) = summary.corpora
+    assert corpus.num_read == corpus.num_used + sum(count for _, count in corpus.dropped)
+    assert corpus.num_used == len(task.prepared.store)
+    assert summary.num_held_out == 7
+    assert summary.source_tokens == task.prepared.store.meta.token_counts["source"]
+    assert summary.target_tokens == task.prepared.store.meta.token_counts["target"]
+    assert [len(digest) for _, digest in corpus.files] == [64]
+    assert summary.held_out_method.startswith("selected by a hash")
+    assert task.fingerprints == {"data": summary.data_key, "tokenizer": task.tokenizer.fingerprint}
+    assert task.title == "en-xx"
+
+
+def test_languages_decide_the_card_of_a_translator() -> None:
+    plain = translation.describe_translator("runs/a b", "en", "de", None)
+    assert plain.title == "en-de translator"
+    assert plain.shell_example == "attent translate 'runs/a b' < input.txt > output.txt"
+    tagged = translation.describe_translator("runs/x", None, "de", "de", "next")
+    assert (tagged.title, tagged.next_step) == ("A text-to-text model", "next")
+    assert " --to de <" in tagged.shell_example
+    assert ", to='de')" in tagged.python_example
+    untagged = translation.describe_translator("runs/x", "en", "de", "")
+    assert " --to '' <" in untagged.shell_example
+    assert ", to=" not in untagged.python_example
