@@ -100,7 +100,7 @@ wheel-test: $(READY_DEV) ## build the wheel, install it in a fresh environment, 
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; constraints=$$PWD/constraints.txt; \
 	wheel=$$(ls $$PWD/build/wheel/*.whl); $(PY) -m venv $$folder/venv; cd $$folder; python=$$folder/venv/bin/python; \
 	$$python -m pip install --quiet '$(TORCH)'; \
-	$$python -m pip install --quiet -c $$constraints "$$wheel"; \
+	$$python -m pip install --quiet -c $$constraints "$$wheel"; export $(TEST_ENV); \
 	venv/bin/attent --version; venv/bin/attent doctor; \
 	venv/bin/attent train --data phrases --src en --tgt de --out run --steps 5 --size tiny; \
 	echo 'the small girl' | venv/bin/attent translate run; \

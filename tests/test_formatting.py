@@ -72,6 +72,10 @@ def test_invisible_characters_are_escaped() -> None:
             (format_short(2_634_752), "2.6 million"),
         ),
         *((format_bytes(12), "12 bytes"), (format_bytes(2**20), "1.0 MiB"), (format_bytes(3 * 2**30), "3.0 GiB")),
+        *((format_short(999), "999"), (format_short(1_000), "1.0 thousand"), (format_short(10_000), "10 thousand")),
+        *((format_short(10**9), "1.0 billion"), (format_bytes(1023), "1023 bytes"), (format_bytes(2**10), "1.0 KiB")),
+        *((format_duration(59.5), "1 min 0 s"), (format_duration(47 * 3600), "47 h 0 min")),
+        *((format_duration(48 * 3600), "2 days 0 h"), (format_duration(3_599.5), "1 h 0 min")),
         *((format_count(1, "pair"), "1 pair"), (format_count(2_000, "entry", "entries"), "2,000 entries")),
     ],
 )
@@ -81,7 +85,20 @@ def test_numbers_have_units(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("fraction", "expected"),
-    [(0, "0%"), (1, "100%"), (0.9999, "99.99%"), (0.12, "12%"), (0.031, "3.1%"), (0.0002, "0.020%"), (1e-7, "<0.001%")],
+    [
+        (0, "0%"),
+        (1, "100%"),
+        (0.9999, "99.99%"),
+        (0.12, "12%"),
+        (0.031, "3.1%"),
+        (0.0002, "0.020%"),
+        (1e-7, "<0.001%"),
+        (0.995, "99.50%"),
+        (0.994, "99%"),
+        (0.1, "10%"),
+        (0.001, "0.1%"),
+        (0.00001, "0.001%"),
+    ],
 )
 def test_small_fractions_have_more_digits(fraction: float, expected: str) -> None:
     assert format_precise_percent(fraction) == expected

@@ -459,6 +459,18 @@ def test_invalid_json_is_described(content: bytes, expected: str, tmp_path: Path
         settings.read_json(path)
 
 
+def test_file_of_the_largest_size_and_depth_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"{}".ljust(settings.MAX_BYTES))
+    assert settings.read_json(path) == {}
+    lists = settings.MAX_DEPTH - 1
+    path.write_bytes(b'{"a": ' + b"[" * lists + b"]" * lists + b"}")
+    assert settings.read_json(path)
+    path.write_bytes(b'{"a": ' + b"[" * (lists + 1) + b"]" * (lists + 1) + b"}")
+    with pytest.raises(SettingsError, match="nested deeper than 64 levels"):
+        settings.read_json(path)
+
+
 def test_missing_file_is_described(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"no\.json: does not exist; give the path"):
         settings.read_json(tmp_path / "no.json")
