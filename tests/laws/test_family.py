@@ -353,8 +353,8 @@ def test_what_a_model_does_not_have_is_refused_by_name(device: torch.device) -> 
         bare.masked_logits(states)
     with pytest.raises(ValueError, match="no classifier"):
         bare.classify(states)
+    ids = torch.zeros(1, 3, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="`segments` must be None"):
-        ids = torch.zeros(1, 3, dtype=torch.int64, device=device)
         bare(ids, None, ids)
     with pytest.raises(ValueError, match="no classifier"):
         build(replace(VISION["vit"], labels=()))(pictures(VISION["vit"], 1, device))
