@@ -44,8 +44,8 @@ def format_page(folder: FolderInfo) -> Iterator[str]:
     state = f", of which {format_bytes(folder.state_bytes)} only for resuming (state/)" if folder.state_bytes else ""
     yield from format_row("on disk", format_bytes(folder.bytes) + state)
     for name in folder.ignored_conversions:
-        kept = "conversions made from the weights are kept in the user's cache"
-        yield from format_row("ignored", f"{name}/, which has no checksum here; {kept}")
+        cache_note = "conversions made from the weights are kept in the user's cache"
+        yield from format_row("ignored", f"{name}/, which has no checksum here; {cache_note}")
     yield from _model_rows(folder.model)
     if folder.tokenizer:
         yield from _tokenizer_rows(folder.tokenizer, folder.model)

@@ -258,7 +258,7 @@ class Translator:
                 finished = [hypotheses for _, hypotheses in session.pop_finished()]
                 is_finished = bool(finished)
                 if is_finished:
-                    check_hypotheses(finished[0], segment, request)
+                    check_hypotheses(finished[0], segment, request, options)
                     token_ids: Sequence[int] = finished[0][0].token_ids
                 else:
                     token_ids = commonprefix(session.list_candidates())  # noqa: RUF071 - of lists
@@ -475,7 +475,7 @@ class Translator:
         requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
         results = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
         for key, hypotheses in results.items():
-            check_hypotheses(hypotheses, segments[first[key]], requests[key])
+            check_hypotheses(hypotheses, segments[first[key]], requests[key], options)
         if forbid_loops:
             results |= self._search_without_loops(requests, results, widened, should_stop)
         if mbr_candidates:
@@ -759,11 +759,15 @@ def bound_token_count(text: str) -> int:
     return len(text) + 1 if text.isascii() else 4 * len(text)
 
 
-def check_hypotheses(hypotheses: Sequence[Hypothesis], segment: Segment, request: SearchRequest) -> None:
+def check_hypotheses(
+    hypotheses: Sequence[Hypothesis], segment: Segment, request: SearchRequest, options: SearchOptions
+) -> None:
     if not hypotheses:
+        n = options.no_repeat_ngram_size
         raise TranslationError(
             f"no translation of {segment.text[:60]!r} within {request.max_length} tokens has all required and no "
-            f"banned phrases; relax them, or raise `max_length`"
+            f"banned phrases{f' without repeating {n} tokens (`no_repeat_ngram_size`)' if n else ''}; relax them, or "
+            f"raise `max_length`"
         )
 
 

@@ -312,3 +312,10 @@ def test_counts_of_one_are_singular(tmp_path: Path, capsys: pytest.CaptureFixtur
     page = run_info(tmp_path / "vit", capsys)
     assert "1 layer, width 16, 1 head, FFN width 32" in page
     assert "8 x 8, RGB, 1 patch of 8 x 8; resized to a square" in page
+
+
+def test_a_conversion_that_came_with_the_folder_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ctranslate2-int8").mkdir()
+    (folder / "ctranslate2-int8" / "model.bin").write_bytes(b"other weights")
+    assert info(folder) == 0
+    assert "ignored        ctranslate2-int8/" in capsys.readouterr().out

@@ -179,7 +179,17 @@ def test_an_impossible_number_of_layers(layers: int, folder: Path) -> None:
     )
 
 
+def test_layers_may_be_as_many_as_tensors(folder: Path) -> None:
+    count = len(load_file(folder / "model.safetensors"))
+    change_json(folder / "config.json", encoder_layers=count)
+    assert_rejected(folder, "missing")
+    change_json(folder / "config.json", encoder_layers=count + 1)
+    assert_rejected(folder, f"holds {count} tensors, too few for `encoder_layers`={count + 1}")
+
+
 def test_an_impossible_vocabulary_size(folder: Path) -> None:
+    change_json(folder / "config.json", vocab_size=2**24)
+    assert_rejected(folder, "wrong shape")
     change_json(folder / "config.json", vocab_size=10**30)
     assert_rejected(folder, "config.json: `vocab_size` must be at most 16777216, but is 1e+30")
 

@@ -34,25 +34,35 @@ def count_required_phrases(request: SearchRequest) -> Counter[Phrase]:
     return Counter(tuple(phrase) for phrase in request.required_phrases if phrase)
 
 
-def check_phrases(request: SearchRequest, vocabulary: TargetVocabulary) -> None:
+def check_phrases(requests: Sequence[SearchRequest], vocabulary: TargetVocabulary) -> None:
     """Reject phrases that the model cannot generate, and those that contain a banned one."""
-    alone = SearchRequest(source_ids=(), banned_phrases=request.banned_phrases)
-    banned = BannedPhrases([alone], vocabulary.spellings) if request.banned_phrases else None
+    phrases_by_ban: dict[tuple[str, ...], dict[Phrase, None]] = {}
+    for request in requests:
+        phrases_by_ban.setdefault(request.banned_phrases, {}).update(dict.fromkeys(count_required_phrases(request)))
+    for banned_phrases, phrases in phrases_by_ban.items():
+        alone = SearchRequest(source_ids=(), banned_phrases=banned_phrases)
+        banned = BannedPhrases([alone], vocabulary.spellings) if banned_phrases and phrases else None
+        for phrase in phrases:
+            text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
+            if vocabulary.vocabulary is not None and vocabulary.vocabulary.unknown in phrase:
+                raise RequiredPhraseError(
+                    f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
+                    f"leave it out"
+                )
+            if banned is not None and is_banned((*phrase, vocabulary.end_ids[0]), banned, alone, vocabulary.size):
+                words = ", ".join(f"`{word}`" for word in banned_phrases)
+                raise RequiredPhraseError(f"`{text}` is required, but contains the banned {words}; leave one out")
+
+
+def is_banned(tokens: Phrase, banned: BannedPhrases, request: SearchRequest, vocabulary_size: int) -> bool:
+    """True if the tokens alone cannot be generated."""
+    state = banned.build_initial_state([request])
     unlimited = GeneratedTokens(torch.zeros(1, 0), torch.tensor([0]), torch.tensor([2**20]))
-    for phrase in count_required_phrases(request):
-        text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
-        if vocabulary.vocabulary is not None and vocabulary.vocabulary.unknown in phrase:
-            raise RequiredPhraseError(
-                f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
-                f"leave it out"
-            )
-        if banned is not None:
-            state = banned.build_initial_state([alone])
-            for token in (*phrase, vocabulary.end_ids[0]):
-                if banned.mask_scores(torch.zeros(1, vocabulary.size), state, unlimited)[0, token] == NEG_INF:
-                    words = ", ".join(f"`{word}`" for word in request.banned_phrases)
-                    raise RequiredPhraseError(f"`{text}` is required, but contains the banned {words}; leave one out")
-                state = banned.advance_state(state, torch.tensor([token]))
+    for token in tokens:
+        if banned.mask_scores(torch.zeros(1, vocabulary_size), state, unlimited)[0, token] == NEG_INF:
+            return True
+        state = banned.advance_state(state, torch.tensor([token]))
+    return False
 
 
 def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
@@ -105,8 +115,7 @@ class RequiredPhrases:
         _, requests, vocabulary = setup
         if not any(request.required_phrases for request in requests):
             return None
-        for request in requests:
-            check_phrases(request, vocabulary)
+        check_phrases(requests, vocabulary)
         continuations = vocabulary.word_continuations
         return cls(requests, end=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 

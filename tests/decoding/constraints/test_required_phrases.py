@@ -27,7 +27,7 @@ from attent.decoding.constraints.required_phrases import (
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.glossary import Glossary
 from attent.decoding.options import Constraints, Hypothesis, SearchOptions, SearchRequest
-from attent.decoding.translator import Translator
+from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
@@ -448,6 +448,15 @@ def test_translations_have_all_required_phrases_or_are_refused(
     after_prefix = translation.text.removeprefix(constraints.prefix)
     assert not any(contains_word(after_prefix, word, re.IGNORECASE) for word in constraints.banned)
     assert translation.text.startswith(constraints.prefix)
+
+
+def test_a_phrase_that_repeats_a_forbidden_ngram_is_refused() -> None:
+    with pytest.raises(TranslationError, match=r"without repeating 1 tokens \(`no_repeat_ngram_size`\); relax them"):
+        build_random_translator().translate(
+            ["A dog."],
+            SearchOptions(beam_size=2, no_repeat_ngram_size=1),
+            constraints=Constraints(required=("Hund Hund",)),
+        )
 
 
 def test_a_phrase_with_unknown_characters_is_refused() -> None:

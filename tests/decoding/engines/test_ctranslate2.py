@@ -271,6 +271,12 @@ def test_unsupported_searches_are_refused(words: str, engine: CTranslate2Engine)
     )
 
 
+def test_requests_at_the_limits_are_supported(engine: CTranslate2Engine) -> None:
+    for options, changes in ((SearchOptions(beam_size=19), {}), (SearchOptions(), {"max_length": 2048})):
+        request = SearchRequest(**{"source_ids": [5] * 2047 + [END], "max_length": 9, **changes})
+        assert engine.find_unsupported_reason(options, [request]) is None
+
+
 def test_a_new_option_is_refused(engine: CTranslate2Engine) -> None:
     @dataclass(frozen=True, kw_only=True)
     class NewOptions(SearchOptions):

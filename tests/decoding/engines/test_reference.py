@@ -530,3 +530,24 @@ def test_candidates_include_the_winner() -> None:
             if list(session.pop_finished()):
                 break
             assert any(list(best.token_ids[: len(ids)]) == ids for ids in session.list_candidates())
+
+
+def test_half_precision_logits_are_normalized_in_float32() -> None:
+    logits = torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
+    context = make_engine(ToyModel(7), 1).build_context(SearchOptions(beam_size=3), make_requests(2))
+    beams = searching.BeamState.from_requests(make_requests(2), 14, context)
+    expected = logits.float().index_fill(-1, context.suppressed_tokens, float("-inf"))
+    masked, log_norm = searching.mask_logits(logits.clone(), beams, context)
+    assert masked.dtype == log_norm.dtype == torch.float32
+    assert torch.equal(masked, expected)
+    assert torch.allclose(log_norm, expected.logsumexp(-1, keepdim=True), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(10, True), (11, False), (0, False)])
+def test_the_gpu_engine_needs_positions_for_all_tokens(length: int, fits: bool) -> None:
+    stack = replace(STACK, positions=LearnedConfig(max_length=10))
+    model = Seq2Seq(Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack)))
+    target = SearchRequest(source_ids=[3, END], max_length=length)
+    source = SearchRequest(source_ids=[3] * length, max_length=5)
+    for request in (target, source):
+        assert eligibility.has_positions_for(model, RequestBatch.from_requests([request], False)) is fits

@@ -19,9 +19,11 @@ from attent.decoding.generation.loop import (
     EncodedPrompt,
     GenerationContext,
     GenerationLoop,
+    SequenceBatch,
     StaticState,
     StepOptions,
     generate_batch,
+    select_tokens,
 )
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.search import beam_search
@@ -475,6 +477,7 @@ def test_prompt_and_text_fit_into_the_positions() -> None:
     assert message.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
     both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
     assert [len(samples[0].token_ids) for samples in both] == expected_lengths
+    assert [len(samples[0].token_ids) for samples in mine.generate(["x" * LONGEST], temperature=0)] == [1]
     with pytest.raises(ValueError, match=r"prompt 2 must have at most the model's 60 tokens, but has 61; shorten it"):
         mine.generate(["x", "x" * 61])
 
@@ -538,3 +541,17 @@ def enlarge_vocabulary(words: Tokenizer) -> Tokenizer:
 def test_should_stop_cancels_generation() -> None:
     with pytest.raises(SearchCancelled):
         generator().generate(["A man"], should_stop=lambda: True)
+
+
+def test_half_precision_logits_are_normalized_in_float32() -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
+    context = GenerationContext.from_options(StepOptions(end_ids=(5,), suppressed_tokens=(7,)), CPU)
+    prompts = [EncodedPrompt(token_ids=(0,), max_new_tokens=4)] * 3
+    sequences = SequenceBatch.from_prompts(torch.zeros(3, dtype=torch.int64), prompts, 4, context)
+    token, log_prob = select_tokens(logits, sequences, context)
+    expected = logits.float().index_fill(-1, torch.tensor([7]), float("-inf")).log_softmax(-1)
+    assert torch.equal(token, expected.argmax(-1))
+    assert log_prob.dtype == torch.float32
+    assert torch.allclose(log_prob, expected.gather(-1, token[:, None])[:, 0], rtol=0, atol=1e-5)
+    exact = select_tokens(logits.double(), sequences, context)[1]
+    assert torch.allclose(exact, log_prob, rtol=0, atol=1e-5)
