@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from attent.data.formats.directives import find_directive_problem, get_directive_pattern, is_extended_by
+from tests.data import fuzz
 
 needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")
-PAIR_COUNT = 400
+PAIR_COUNT = fuzz.INPUT_COUNT // 25
 HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 PRINTF = "%s %d %% %5d %-3s %.2f %x %c %1$s %2$d % d %ld %*d"
 SAMPLES = {  # valid directives, and some that are not
@@ -100,7 +101,7 @@ def _quote(text: str) -> str:
 @needs_gettext
 @pytest.mark.parametrize("format_name", SAMPLES)
 def test_no_translation_is_accepted_that_msgfmt_refuses(format_name: str, tmp_path: Path) -> None:
-    rng = random.Random(format_name)
+    rng = random.Random(f"{format_name} {fuzz.SEED}")
     sources = [make_text(rng, format_name) for _ in range(PAIR_COUNT)]
     pairs = [(source, damage_text(source, rng, format_name)) for source in sources]
     pattern = get_directive_pattern(format_name)

@@ -6,11 +6,13 @@ import gzip
 import io
 import lzma
 import sys
+import time
 from collections.abc import Iterable
 from itertools import chain
 
 from attent.data.formats import jsonl, moses, po, streams, tmx, tsv, xliff
-from attent.data.pairs import BadLine, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
+from attent.data.pretranslate import pretranslate_file
 from tests.data import fuzz
 
 if sys.version_info >= (3, 14):
@@ -84,6 +86,20 @@ msgstr[1] "%d Dateien"
         "shift_jis"
     ),
 ]
+EMPTY_PO = rb"""msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\n"
+"Plural-Forms: nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 ? 1 : 2);\n"
+
+#, c-format
+msgid "one _file of %s"
+msgid_plural "%d _files of %s"
+msgstr[0] ""
+
+#, python-brace-format
+msgid "{a} and\n{b}"
+msgstr ""
+"""
 XML_WORDS = (
     b"<!DOCTYPE x [ <!ENTITY a 'b'> ]>|<!ENTITY % p SYSTEM 'file:///etc/passwd'>|&a;|&#0;|&#xD800;|&#65;|<![CDATA[|]]>"
     b"|<!--|-->|<?xml version='1.0' encoding='utf-16'?>|<?xml version='1.0' encoding='windows-1252'?>"
@@ -134,7 +150,8 @@ PO_WORDS = (
     b'msgid "a"\n|msgstr "b"\n|msgid ""\n|msgid_plural "c"\n|msgstr[0] "d"\n|msgstr[999] ""\n|msgctxt "e"\n|"f"\n'
     b"|#, fuzzy\n|#~ "
     b'|#| msgid "x"\n|"\\|\\x|\\777|\\n"\n|domain "g"\n|"charset=hex\\n"\n|"charset=CP037\\n"\n|"charset=BIG5\\n"\n'
-    b'|\xa4\xa4|"Language: fr\\n"\n|\n\n'
+    b'|\xa4\xa4|"Language: fr\\n"\n|\n\n|#, c-format\n|#, python-brace-format, sh-format\n|msgid "%d {x} $y _File"\n'
+    b'|msgstr ""\n|msgid_plural "%s &Files"\n|msgstr[0] ""\n|\\0|\\x00|% |%2$|"Plural-Forms: nplurals=2; plural=n/0;\\n"'
 ).split(b"|")
 
 
@@ -222,3 +239,21 @@ def test_decompression_survives_ten_thousand_broken_files() -> None:
         lambda data: tsv.read_pairs(content(data, "a.tsv"), "a.tsv", ASKED), fuzz.generate_inputs(good, tokens, 7)
     )
     assert min(counts) > 50
+
+
+def test_pretranslation_survives_ten_thousand_broken_catalogs() -> None:
+    filled = refused = 0
+    for number, data in enumerate(fuzz.generate_inputs([*PO, EMPTY_PO], PO_WORDS, 8)):
+        if number % 4:
+            continue
+        start = time.perf_counter()
+        try:
+            result = pretranslate_file(data, "a.po", list)
+        except CorpusError:
+            refused += 1
+            continue
+        assert result.content.count(b"\0") <= data.count(b"\0"), data
+        assert pretranslate_file(result.content, "a.po", list).filled_count == 0, data
+        assert time.perf_counter() - start < fuzz.MAX_SECONDS, data
+        filled += result.filled_count
+    assert min(filled, refused) > 50
