@@ -85,9 +85,13 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def read_toml_dict(path: str | Path) -> dict[str, Any]:
     """Read a TOML file as plain data, without checking it against a dataclass."""
-    where = str(path)
+    return parse_toml(_read_bytes(Path(path)), str(path))
+
+
+def parse_toml(content: bytes, where: str) -> dict[str, Any]:
+    """Parse TOML as plain data; `where` is the file that errors name."""
     try:
-        return _check_object(tomllib.loads(_decode(_read_bytes(Path(path)), where)), where)
+        return _check_object(tomllib.loads(_decode(content, where)), where)
     except RecursionError:
         raise _nesting_error(where) from None
     except SettingsError:
@@ -118,7 +122,11 @@ def write_toml(config: DataclassInstance, path: str | Path) -> None:
 
 
 def write_json(data: Mapping[str, Any], path: str | Path) -> None:
-    write_atomic(Path(path), json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False).encode())
+    write_atomic(Path(path), to_json(data))
+
+
+def to_json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False).encode()
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

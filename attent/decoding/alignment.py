@@ -34,6 +34,7 @@ from attent.decoding.forced_decoding import (
     encode_pairs,
 )
 from attent.models import Seq2Seq
+from attent.models.folder import read_side_file, write_side_file
 from attent.nn import attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
@@ -411,9 +412,10 @@ def load_selection(folder: Path, model: nn.Module) -> HeadSelection:
 def load_measured_selection(folder: Path, model: nn.Module) -> MeasuredSelection | None:
     """Return None if there is no file or its weights differ, such as those before fine-tuning."""
     path = Path(folder) / ALIGNMENT_FILE
-    if not path.exists():
+    content = read_side_file(folder, ALIGNMENT_FILE)
+    if content is None:
         return None
-    measured = settings.from_dict(MeasuredSelection, settings.read_json(path), where=str(path))
+    measured = settings.from_dict(MeasuredSelection, settings.parse_json(content, str(path)), where=str(path))
     if measured.fingerprint != compute_fingerprint(model):
         return None
     check_selection(measured.selection, model, f"{path}: ")
@@ -421,7 +423,7 @@ def load_measured_selection(folder: Path, model: nn.Module) -> MeasuredSelection
 
 
 def save_measured_selection(folder: Path, measured: MeasuredSelection) -> None:
-    settings.write_json(settings.to_dict(measured), Path(folder) / ALIGNMENT_FILE)
+    write_side_file(folder, ALIGNMENT_FILE, settings.to_json(settings.to_dict(measured)))
 
 
 def check_selection(selection: HeadSelection, model: nn.Module, location: str = "") -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from attent import settings
 from attent.decoding.options import InputError
-from attent.models.folder import read_extra_files
+from attent.models.folder import read_side_file, read_tokenizer
 from attent.nn.devices import choose_device
-from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,8 +37,14 @@ def choose_placement(device: str | torch.device | None, dtype: str | None) -> tu
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer, verified by the manifest if the folder has one."""
-    files = read_extra_files(folder) if (folder / MANIFEST_FILE).exists() else {}
-    return Tokenizer.from_files(files, f"{folder}/") if files else Tokenizer.load(folder)
+    return read_tokenizer(folder) or Tokenizer.load(folder)
+
+
+def read_run_data(folder: Path | None) -> dict[str, Any]:
+    """Return the `data` table of the training run, verified by the manifest; empty for a folder from elsewhere."""
+    content = None if folder is None else read_side_file(folder, "run.toml")
+    data = {} if content is None else settings.parse_toml(content, f"{folder}/run.toml").get("data")
+    return data if isinstance(data, dict) else {}
 
 
 def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:

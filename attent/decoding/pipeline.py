@@ -19,12 +19,12 @@ from typing import Any, Protocol, TextIO, cast
 
 import torch
 
-from attent import settings
 from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
+from attent.decoding.loading import read_run_data
 from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SearchOptions, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import ShouldStop, Translation, Translator
@@ -67,8 +67,7 @@ class TranslationPipeline:
     @cached_property
     def languages(self) -> tuple[str | None, str | None]:
         """Source and target language of the training run, if the folder has them."""
-        path = (self.translator.folder or Path()) / "run.toml"
-        data = settings.read_toml_dict(path).get("data", {}) if self.translator.folder and path.exists() else {}
+        data = read_run_data(self.translator.folder)
         source, target = data.get("src"), self.to or data.get("tgt")
         return source or None, target if isinstance(target, str) and "," not in target else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from attent import settings
 from attent.decoding import mbr
 from attent.decoding.alignment import (
     Alignment,
@@ -36,7 +35,14 @@ from attent.decoding.engines.reference import SearchCancelled, SearchSession, To
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
-from attent.decoding.loading import DTYPES, check_model_exists, choose_placement, fit_rows, load_tokenizer
+from attent.decoding.loading import (
+    DTYPES,
+    check_model_exists,
+    choose_placement,
+    fit_rows,
+    load_tokenizer,
+    read_run_data,
+)
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     Constraints,
@@ -337,12 +343,8 @@ class Translator:
     @cached_property
     def _trained_max_tokens(self) -> int:
         """`data.max_tokens` of the training run if it was raised above the default, else 0."""
-        path = None if self.folder is None else self.folder / "run.toml"
-        with suppress(settings.SettingsError, OSError, KeyError, AttributeError):  # a folder from elsewhere
-            if path is not None and path.is_file():
-                tokens = settings.read_toml_dict(path)["data"].get("max_tokens", 0)
-                return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
-        return 0
+        tokens = read_run_data(self.folder).get("max_tokens")
+        return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
 
     def _split_texts(
         self,

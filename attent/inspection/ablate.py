@@ -26,6 +26,7 @@ from attent.decoding.translator import Translator
 from attent.inspection.head_masking import ModelPart, find_part, mask_parts
 from attent.interop.ctranslate2 import ConversionError, check_expressible, find_suppressed_tokens, import_ctranslate2
 from attent.models import Seq2Seq
+from attent.models.folder import read_side_file, write_side_file
 from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag
 
@@ -395,13 +396,13 @@ def locate_part(part: ModelPart) -> tuple[str, int, str]:
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:
-    settings.write_json(settings.to_dict(ablation), Path(folder) / ABLATION_FILE)
+    write_side_file(folder, ABLATION_FILE, settings.to_json(settings.to_dict(ablation)))
 
 
 def load_ablation(folder: Path) -> Ablation | None:
     """Load the folder's ablation, of any weights."""
-    path = Path(folder) / ABLATION_FILE
-    return settings.from_dict(Ablation, settings.read_json(path), where=str(path)) if path.exists() else None
+    content, where = read_side_file(folder, ABLATION_FILE), str(Path(folder) / ABLATION_FILE)
+    return None if content is None else settings.from_dict(Ablation, settings.parse_json(content, where), where=where)
 
 
 def load_matching_ablation(folder: Path, model: nn.Module) -> Ablation | None:

@@ -23,13 +23,14 @@ from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import Granularity, list_parts
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
+from attent.models.folder import read_side_file, write_side_file
 from attent.models.weights import save_model
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import atomic_folder, make_folder, write_atomic
 from attent.storage.manifest import explain_save_errors
 
 LIMITS_SECTION = "Limits"
-COPIED_FILES = ("run.toml", "curves.svg")  # the training run; the original card shows the curves
+RUN_FILE, CURVES_FILE = "run.toml", "curves.svg"  # of the training run; the original card shows the curves
 REPORT_INTERVAL = 10.0  # seconds between progress lines without a terminal
 SELECTED_KINDS: dict[ablate.PartSelection, tuple[ablate.PartKind, ...]] = {
     "heads": ("head",),
@@ -219,9 +220,10 @@ class AblationJob:
             make_folder(out.parent)
             with atomic_folder(out) as folder:
                 save_model(model, folder, self.meter.translator.tokenizer.files)
-                for name in COPIED_FILES:
-                    if (self.model_folder / name).is_file():
-                        shutil.copyfile(self.model_folder / name, folder / name)
+                if (run := read_side_file(self.model_folder, RUN_FILE)) is not None:
+                    write_side_file(folder, RUN_FILE, run)
+                if (self.model_folder / CURVES_FILE).is_file():
+                    shutil.copyfile(self.model_folder / CURVES_FILE, folder / CURVES_FILE)
                 card = ablation_report.build_pruned_card(self.folder, self.read_card(), ablation, pruned)
                 write_atomic(folder / ablation_report.CARD_FILE, card.encode())
 

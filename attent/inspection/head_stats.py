@@ -26,6 +26,7 @@ from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
+from attent.models.folder import read_side_file, write_side_file
 from attent.nn import AttentionRecord, attention_layers
 from attent.nn.eval_mode import eval_mode
 
@@ -135,15 +136,15 @@ class HeadStatsReport:
 
 
 def save_head_stats(folder: Path, head_stats: HeadStatsReport) -> None:
-    settings.write_json(settings.to_dict(head_stats), Path(folder) / HEAD_STATS_FILE)
+    write_side_file(folder, HEAD_STATS_FILE, settings.to_json(settings.to_dict(head_stats)))
 
 
 def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:
     """Load the folder's statistics; None if there are none of these weights."""
-    path = Path(folder) / HEAD_STATS_FILE
-    if not path.exists():
+    content, where = read_side_file(folder, HEAD_STATS_FILE), str(Path(folder) / HEAD_STATS_FILE)
+    if content is None:
         return None
-    report = settings.from_dict(HeadStatsReport, settings.read_json(path), where=str(path))
+    report = settings.from_dict(HeadStatsReport, settings.parse_json(content, where), where=where)
     return report if report.weights_digest == compute_fingerprint(model) else None
 
 

@@ -17,7 +17,7 @@ import torch
 
 from attent import settings
 from attent.data.pairs import LanguagePair
-from attent.decoding.loading import DTYPES, load_tokenizer
+from attent.decoding.loading import DTYPES, load_tokenizer, read_run_data
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate, head_stats
@@ -118,15 +118,14 @@ def load_cached(
     """Load stored measurements; a damaged file gives a warning and None, since they can be measured again."""
     try:
         return load(folder, model)
-    except settings.SettingsError as error:
+    except (settings.SettingsError, FolderError) as error:
         warn(f"{error}; the file is ignored")
         return None
 
 
 def read_languages(folder: Path) -> tuple[str | None, str | None]:
     """Return source and target language of the training run, if the folder has one."""
-    path = folder / "run.toml"
-    data: dict[str, Any] = settings.read_toml_dict(path).get("data", {}) if path.exists() else {}
+    data = read_run_data(folder)
     return data.get("src"), data.get("tgt")
 
 

@@ -11,10 +11,10 @@ import torch
 
 from attent.interop import MODEL_DESCRIPTIONS, detect_family, load, save_hf
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
-from attent.models.folder import read_extra_files
+from attent.models.folder import read_extra_files, read_tokenizer
 from attent.storage.atomic import atomic_folder, make_folder
 from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
-from attent.text.tokenizer import Tokenizer, Vocabulary, find_tokenizer
+from attent.text.tokenizer import Tokenizer, Vocabulary
 
 TargetFormat = Literal["attent", "hf", "ctranslate2"]
 Quantization = Literal["int8", "int16", "float16", "bfloat16", "float32"]
@@ -46,7 +46,7 @@ def convert_model(
     check_paths(folder, target)
     model = load(model_folder, dtype=None if dtype is None else getattr(torch, dtype))
     extra_files = read_tokenizer_files(folder)
-    tokenizer = load_tokenizer(folder, model, extra_files)
+    tokenizer = load_tokenizer(folder, model)
     writers: dict[TargetFormat, Callable[[Path], str]] = {
         "attent": lambda path: write_attent(model, tokenizer, extra_files, path),
         "hf": lambda path: write_hf(model, tokenizer, extra_files, path),
@@ -73,11 +73,10 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
-def load_tokenizer(folder: Path, model: Model, files: Mapping[str, bytes]) -> Tokenizer | None:
+def load_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
     """Load the tokenizer. An encoder-decoder must have one; other models may lack it."""
-    if (folder / MANIFEST_FILE).exists() and files:
-        return Tokenizer.from_files(files, f"{folder}/")
-    return Tokenizer.load(folder) if isinstance(model, Seq2Seq) else find_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
+    return Tokenizer.load(folder) if tokenizer is None and isinstance(model, Seq2Seq) else tokenizer
 
 
 def write_attent(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
@@ -117,7 +116,7 @@ def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str
         return f"{name}, with its tokenizer{describe_marian_differences(tokenizer)}"
     write_files(folder, {name: content for name, content in extra_files.items() if name in TOKENIZER_FILES})
     # A tokenizer trained by attent is a SentencePiece model without a class in transformers.
-    is_ours = tokenizer is not None and tokenizer.files.keys() == {"tokenizer.model"} and tokenizer.source.suffix_ids
+    is_ours = tokenizer is not None and tokenizer.is_own and tokenizer.joint
     note = " file, unchanged; load it with the package sentencepiece" if is_ours else ""
     return f"{name}{describe_tokenizer(model, tokenizer)}{note}"
 

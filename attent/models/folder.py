@@ -1,12 +1,13 @@
 """Model folders: `config.json`, `model.safetensors`, small extra files such as the tokenizer's, and `manifest.json`.
 
-This module stores tensors and plain data; other files of the folder (card, run.toml) are left alone. A save can be
-killed at any instant, and the old or the new model still loads:
+Every file that influences a result is listed in the manifest with its hash: those of a save, and side files that are
+written later (`write_side_file`). Other files of the folder (the card, the log) are left alone. A save can be killed at
+any instant, and the old or the new model still loads:
 1. each file is written as NAME.new and synced to disk: the old model is untouched;
 2. each NAME.new is renamed to NAME. Until the last rename, some files of the model are under NAME.new.
 A model is therefore a manifest, each of whose files exists as NAME or NAME.new with the right checksum. Reading tries
 `manifest.json`, then `manifest.json.new` (in reverse order once renaming has begun) and changes nothing on disk; the
-next save first finishes or removes an interrupted one. One process at a time may save into a folder.
+next save first finishes or removes an interrupted one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from attent import settings
-from attent.storage.atomic import NEW_SUFFIX, fsync_path, make_folder, write_synced
+from attent.storage.atomic import NEW_SUFFIX, fsync_path, lock_folder, make_folder, write_atomic, write_synced
 from attent.storage.errors import FolderError
 from attent.storage.manifest import (
     MANIFEST_FILE,
@@ -39,6 +40,7 @@ from attent.storage.manifest import (
     write_manifest,
 )
 from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
+from attent.text.tokenizer import Tokenizer, add_format_file, find_tokenizer, has_tokenizer
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -86,10 +88,34 @@ def write_folder(
     small_files = _check_files(files or {}) | {CONFIG_FILE: encoded_config}
     with explain_save_errors(root):
         make_folder(root)
-        _recover_interrupted_save(root, small_files)
-        try:
+        with _replace_files(root, small_files):
             _stage(root, small_files, stored)
             _publish(root, {name: root / (name + NEW_SUFFIX) for name in (*small_files, WEIGHTS_FILE, MANIFEST_FILE)})
+
+
+def write_side_file(folder: str | os.PathLike[str], name: str, content: bytes) -> None:
+    """Write a small file such as alignment.json, and list it in the manifest if the folder has one."""
+    root = Path(folder).expanduser()
+    _check_files({name: content})
+    with _replace_files(root, [name]):
+        try:
+            entries = _read_model_manifest(root / MANIFEST_FILE)
+        except FolderError:  # a folder of Hugging Face, or one that holds no model yet
+            write_atomic(root / name, content)
+            return
+        write_synced(root / (name + NEW_SUFFIX), content)
+        entries[name] = hash_file(root / (name + NEW_SUFFIX))
+        write_manifest(root / (MANIFEST_FILE + NEW_SUFFIX), entries)
+        _publish(root, {name: root / (name + NEW_SUFFIX) for name in (name, MANIFEST_FILE)})
+
+
+@contextmanager
+def _replace_files(root: Path, small_files: Iterable[str]) -> Iterator[None]:
+    """Hold the folder's lock, and remove what an earlier or this write leaves behind when it is interrupted."""
+    with lock_folder(root):
+        _recover_interrupted_save(root, small_files)
+        try:
+            yield
         except BaseException:
             with suppress(OSError):
                 _recover_interrupted_save(root, small_files)
@@ -211,6 +237,33 @@ def read_extra_files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
     return _retry_while_changing(Path(folder).expanduser(), lambda root: _load_extra_files(_find_files(root)))
 
 
+def read_side_file(folder: str | os.PathLike[str], name: str) -> bytes | None:
+    """Read a side file, such as alignment.json; None if there is none.
+
+    If the folder has a manifest, the file must be intact; one that is not listed, of an older save or from elsewhere,
+    is ignored. A link out of the folder is refused.
+    """
+    root = Path(folder).expanduser()
+    if has_manifest(root):
+        paths = _retry_while_changing(root, lambda root: _find_files(root, [name]))
+        return paths[name].read_bytes() if name in paths else None
+    return None if stat_plain_file(root / name) is None else (root / name).read_bytes()
+
+
+def has_manifest(root: Path) -> bool:
+    """True for a folder that attent saved a model into, also if the save was interrupted."""
+    return any(os.path.lexists(root / name) for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX))
+
+
+def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
+    """Load the tokenizer of a model folder, verified if the folder has a manifest; None if there is none."""
+    root = Path(folder).expanduser()
+    if not has_manifest(root):
+        return find_tokenizer(root)
+    files = read_extra_files(root)
+    return Tokenizer.from_files(add_format_file(files), f"{root}/") if has_tokenizer(files) else None
+
+
 def _retry_while_changing(root: Path, read: Callable[[Path], R]) -> R:
     """Return the result of `read` once no other process has saved meanwhile."""
     for _ in range(READ_ATTEMPTS):
@@ -262,15 +315,15 @@ def _load_extra_files(paths: Mapping[str, Path]) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in paths.items() if _is_extra_name(name)}
 
 
-def _find_files(root: Path) -> dict[str, Path]:
-    """Return the path of each file of an intact model, the manifest last. An OSError is no damage and passes."""
+def _find_files(root: Path, names: Container[str] | None = None) -> dict[str, Path]:
+    """Return the path of each file of an intact model, or only of `names`, the manifest last. An OSError passes."""
     problems = {}
     for manifest in _order_manifests(root):
         try:
             entries = _read_model_manifest(manifest)
-            return {name: _find_intact_file(root / name, entry) for name, entry in entries.items()} | {
-                MANIFEST_FILE: manifest
-            }
+            wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
+            paths = {name: _find_intact_file(root / name, entry) for name, entry in wanted.items()}
+            return paths | {MANIFEST_FILE: manifest}
         except FolderError as problem:
             problems[manifest.name] = problem
     raise problems[MANIFEST_FILE]

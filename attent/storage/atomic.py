@@ -195,6 +195,23 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes the folder. Windows and some network disks have no such locks."""
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents and sync the new entries to disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

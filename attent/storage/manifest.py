@@ -96,10 +96,10 @@ def stat_plain_file(path: Path) -> os.stat_result | None:
     """
     if not os.path.lexists(path):
         return None
-    if path.resolve().parent != path.parent.resolve():
+    if os.path.dirname(os.path.realpath(path)) != os.path.realpath(path.parent):  # resolve() fails for a link to itself
         raise FolderError(f"{path}: is a link out of the folder; put the file itself there (cp -L)")
     if not path.exists():
-        return None
+        raise FolderError(f"{path}: is a link to nothing; put the file itself there")
     if not stat.S_ISREG(path.stat().st_mode):
         raise FolderError(f"{path}: must be a plain file; put the file itself there")
     return path.stat()

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
-from attent.text.vocabulary import END, PAD, START, UNKNOWN, SubwordSampling, TokenizerError, Vocabulary
+from attent.text.vocabulary import (
+    END,
+    ESCAPE,
+    PAD,
+    START,
+    UNKNOWN,
+    SentencePieceVocabulary,
+    SubwordSampling,
+    TokenizerError,
+    Vocabulary,
+    load_processor,
+)
 
 __all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
 
@@ -32,7 +44,9 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     TokenizerFormat(SEPARATE_FILES, (), formats.load_separate),
     TokenizerFormat(("source.spm", "target.spm", "vocab.json"), ("target_vocab.json",), formats.load_marian),
     TokenizerFormat(
-        JOINT_FILES, (*_CONFIG, formats.ADDED_TOKENS_FILE, formats.FAST_TOKENIZER_FILE), formats.load_sentencepiece
+        JOINT_FILES,
+        (formats.FORMAT_FILE, *_CONFIG, formats.ADDED_TOKENS_FILE, formats.FAST_TOKENIZER_FILE),
+        formats.load_sentencepiece,
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
@@ -57,8 +71,10 @@ class Tokenizer:
                 missing = [name for name in layout.required_files if name not in files]
                 if missing:
                     raise TokenizerError(f"{where}{missing[0]}: is missing; {layout.required_files[0]} needs it")
-                known = (*layout.required_files, *layout.optional_files)
-                return cls(*layout.load(files, where), {name: files[name] for name in known if name in files})
+                files = {name: files[name] for name in layout.required_files + layout.optional_files if name in files}
+                if layout.required_files == JOINT_FILES:
+                    files = {formats.FORMAT_FILE: encode_format(formats.FOREIGN_FORMAT)} | files
+                return cls(*layout.load(files, where), files)
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
         raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; it must have one of {names}")
 
@@ -71,6 +87,11 @@ class Tokenizer:
     @property
     def joint(self) -> bool:
         return self.source is self.target
+
+    @property
+    def is_own(self) -> bool:
+        """True if attent trained it."""
+        return isinstance(self.source, SentencePieceVocabulary) and self.source.is_own
 
     @property
     def fingerprint(self) -> str:
@@ -102,7 +123,7 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write the files atomically."""
         write_files(folder, self.files)
-        for stale in {*JOINT_FILES, *SEPARATE_FILES} - self.files.keys():
+        for stale in {*JOINT_FILES, *SEPARATE_FILES, formats.FORMAT_FILE} - self.files.keys():
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
@@ -143,7 +164,30 @@ def add_end_and_tag(
     return [[tag, *row] for row in rows]
 
 
+def has_tokenizer(names: Container[str]) -> bool:
+    """True if the file names include those of a tokenizer; an image model has none."""
+    return any(layout.required_files[0] in names for layout in TOKENIZER_FORMATS)
+
+
 def find_tokenizer(folder: Path) -> Tokenizer | None:
     """Load the tokenizer of a folder; None if it holds none, as that of an image model."""
-    has_files = any((folder / layout.required_files[0]).exists() for layout in TOKENIZER_FORMATS)
-    return Tokenizer.load(folder) if has_files else None
+    return Tokenizer.load(folder) if has_tokenizer({path.name for path in folder.glob("*")}) else None
+
+
+def build_own_files(model: bytes) -> dict[str, bytes]:
+    """Return the files of a joint tokenizer that attent has trained."""
+    return {JOINT_FILES[0]: model, formats.FORMAT_FILE: encode_format(formats.OWN_FORMAT)}
+
+
+def encode_format(name: str) -> bytes:
+    return json.dumps({"format": name}).encode()
+
+
+def add_format_file(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Add the format file, which attent 0.1.0 did not write: a single `tokenizer.model` with `ESCAPE` was its own."""
+    others = set(TOKENIZER_FORMATS[2].optional_files) & files.keys()
+    if JOINT_FILES[0] not in files or others:
+        return files
+    processor = load_processor(files[JOINT_FILES[0]], JOINT_FILES[0])
+    is_own = processor.piece_to_id(ESCAPE) != processor.unk_id()
+    return {**files, **build_own_files(files[JOINT_FILES[0]])} if is_own else files

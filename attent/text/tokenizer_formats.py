@@ -30,6 +30,8 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 FAST_TOKENIZER_FILE = "tokenizer.json"
+FORMAT_FILE = "tokenizer_format.json"  # says whether attent trained `tokenizer.model`
+OWN_FORMAT, FOREIGN_FORMAT = "attent", "sentencepiece"
 MAX_VOCAB = 2**24
 DEFAULT_SENTINELS = 100  # of T5
 MARIAN_TAG = re.compile(r">>(.+)<<")
@@ -44,19 +46,24 @@ VocabularyPair = tuple[Vocabulary, Vocabulary]
 def load_sentencepiece(files: Files, where: str) -> VocabularyPair:
     """Load `tokenizer.model`, of attent or of LLaMA and similar models, which have more files."""
     special_tokens = read_special_tokens(files, where)
+    is_own = read_json(files, FORMAT_FILE, where).get("format") == OWN_FORMAT
     options = SentencePieceOptions(
         added_tokens=read_added_tokens(files, special_tokens, where),
         eos_token=get_token_name(special_tokens.get("eos_token")),
         add_bos=special_tokens.get("add_bos_token") is not False,
         add_eos=special_tokens.get("add_eos_token") is True,
     )
-    both = SentencePieceVocabulary(files["tokenizer.model"], where + "tokenizer.model", options=options)
+    both = SentencePieceVocabulary(
+        files["tokenizer.model"], where + "tokenizer.model", options=None if is_own else options, is_own=is_own
+    )
     return both, both
 
 
 def load_separate(files: Files, where: str) -> VocabularyPair:
     """Load `source.model` and `target.model` of attent."""
-    source, target = (SentencePieceVocabulary(files[name], where + name) for name in ("source.model", "target.model"))
+    source, target = (
+        SentencePieceVocabulary(files[name], where + name, is_own=True) for name in ("source.model", "target.model")
+    )
     return source, target
 
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from sentencepiece import SentencePieceTrainer, set_min_log_level
 
 from attent.text.subword_sampling import SPACE
-from attent.text.tokenizer import JOINT_FILES, SEPARATE_FILES, Tokenizer
+from attent.text.tokenizer import SEPARATE_FILES, Tokenizer, build_own_files
 from attent.text.vocabulary import END, ESCAPE, MASK_TOKEN, PAD, SILENT_LOG_LEVEL, START, UNKNOWN, TokenizerError
 
 TokenizerKind = Literal["bpe", "unigram", "char"]
@@ -76,7 +76,7 @@ def train_tokenizer(
     controls = [f"<2{tag}>" for tag in tags]
     source, target = (sample_lines(lines, seed, MAX_SAMPLE_CHARS[config.kind]) for lines in (sources, targets))
     if config.joint:
-        return Tokenizer.from_files({JOINT_FILES[0]: fit_vocabulary(source + target, config, controls)})
+        return Tokenizer.from_files(build_own_files(fit_vocabulary(source + target, config, controls)))
     # Only the source has language tags.
     models = fit_vocabulary(source, config, controls), fit_vocabulary(target, config, ())
     return Tokenizer.from_files(dict(zip(SEPARATE_FILES, models, strict=True)))
@@ -90,7 +90,7 @@ def train_monolingual_tokenizer(
     parts = (line[at : at + MAX_LINE_CHARS] for line in lines for at in range(0, len(line), MAX_LINE_CHARS))
     sample = sample_lines(parts, seed, MAX_SAMPLE_CHARS[config.kind])
     controls = [MASK_TOKEN] * mask + [f"<extra_id_{number}>" for number in range(sentinels)]
-    return Tokenizer.from_files({JOINT_FILES[0]: fit_vocabulary(sample, config, controls)})
+    return Tokenizer.from_files(build_own_files(fit_vocabulary(sample, config, controls)))
 
 
 # ---- the sample ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
@@ -20,7 +20,7 @@ from attent.text.subword_sampling import SPACE, PieceTable, SegmentationSampler
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
-ESCAPE = "\x1a"  # U+001A "substitute": a piece of every model that attent trains, which also identifies them
+ESCAPE = "\x1a"  # U+001A "substitute": a piece of every model that attent trains
 TAG_PATTERN = re.compile(r"<2([^<>]+)>")
 MASK_TOKEN = "<mask>"
 SENTINEL_PATTERN = re.compile(r"<extra_id_(\d+)>")
@@ -128,13 +128,15 @@ class SentencePieceVocabulary:
         where: str = "tokenizer.model",
         extra_ids: int = 0,
         options: SentencePieceOptions | None = None,
+        is_own: bool = False,
     ) -> None:
-        """`extra_ids`: ids after the model's own without text (T5's sentinels). `options`: for imported models."""
-        self._arguments = (model, where, extra_ids, options)
+        """`extra_ids`: ids after the model's own without text (T5's sentinels). `options`: for imported models.
+        `is_own`: trained by attent, which escapes `▁` and supports sampling."""
+        self._arguments = (model, where, extra_ids, options, is_own)
         self.processor = processor = load_processor(model, where)
         own = processor.get_piece_size()
-        self._escapes = processor.piece_to_id(ESCAPE) != processor.unk_id()
-        options = SentencePieceOptions() if options is None or self._escapes else options
+        self.is_own = is_own
+        options = SentencePieceOptions() if options is None else options
         self._added_tokens = {i: piece for i, piece in options.added_tokens.items() if i >= own}
         self.size = max(own + extra_ids, 1 + max(self._added_tokens, default=0))
         self.end: int = self._find_end(options)
@@ -151,7 +153,7 @@ class SentencePieceVocabulary:
         self._skipped_ids = {i for i in own_ids if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
         has_start = processor.bos_id() >= 0
         self.prefix_ids: tuple[int, ...] = (self.start,) if has_start and options.add_bos else ()
-        ends = self._escapes or not has_start or options.add_eos  # LLaMA continues texts
+        ends = self.is_own or not has_start or options.add_eos  # LLaMA continues texts
         self.suffix_ids: tuple[int, ...] = (self.end,) if ends else ()
         self.mask: int | None = next((i for i in own_ids if control[i] and names[i] == MASK_TOKEN), None)
         sentinels = {
@@ -160,7 +162,7 @@ class SentencePieceVocabulary:
         self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
         self.sentinels = self.sentinels or tuple(range(own + extra_ids - 1, own - 1, -1))  # T5's ids count downwards
 
-    def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[bytes, str, int, SentencePieceOptions | None]]:
+    def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[Any, ...]]:
         return SentencePieceVocabulary, self._arguments
 
     def _find_end(self, options: SentencePieceOptions) -> int:
@@ -190,7 +192,7 @@ class SentencePieceVocabulary:
     def escape_texts(self, texts: list[str]) -> list[str]:
         """Escape `▁`, which SentencePiece would take for a space."""
         joined = "".join(texts)  # faster than searching each text
-        if self._escapes and (SPACE in joined or ESCAPE in joined):
+        if self.is_own and (SPACE in joined or ESCAPE in joined):
             return [text.replace(ESCAPE, ESCAPE + "0").replace(SPACE, ESCAPE + "1") for text in texts]
         return texts
 
@@ -200,14 +202,14 @@ class SentencePieceVocabulary:
 
         Their pieces contain a space only at the start. A unigram model breaks near ties by sums over the whole text.
         """
-        if not self._escapes:
+        if not self.is_own:
             return False
         pieces = range(self.processor.get_piece_size())
         merges = all(self.processor.get_score(i).is_integer() for i in pieces)
         return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
 
     def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        if not self._escapes:
+        if not self.is_own:
             raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
         if sampling.rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
@@ -239,7 +241,7 @@ class SentencePieceVocabulary:
             texts = [self.processor.decode(self.to_pieces(ids)) if ids else "" for ids in kept_rows]
         else:
             texts = self.processor.decode(kept_rows, num_threads=1)
-        if self._escapes and any(ESCAPE in text for text in texts):
+        if self.is_own and any(ESCAPE in text for text in texts):
             return [text.replace(ESCAPE + "1", SPACE).replace(ESCAPE + "0", ESCAPE) for text in texts]
         return texts
 

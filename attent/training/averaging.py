@@ -11,9 +11,8 @@ from torch import Tensor
 from attent.formatting import format_count
 from attent.interop import load
 from attent.models import build
-from attent.models.folder import check_tensors, read_extra_files
+from attent.models.folder import check_tensors, read_extra_files, read_tokenizer
 from attent.storage.manifest import MANIFEST_FILE
-from attent.text.tokenizer import find_tokenizer
 from attent.training import checkpoint
 from attent.training.loop import write_model
 from attent.training.run_folder import STATE_FOLDER
@@ -57,7 +56,7 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
     extra_files = read_extra_files(models[0]) if (models[0] / MANIFEST_FILE).exists() else {}
-    write_model(out, model, find_tokenizer(models[0]), extra_files)
+    write_model(out, model, read_tokenizer(models[0]), extra_files)
     return description
 
 
@@ -74,7 +73,7 @@ def _average_run(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
 
 def _average_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
     for path in models[1:]:
-        if find_tokenizer(path) != find_tokenizer(models[0]):
+        if read_tokenizer(path) != read_tokenizer(models[0]):
             raise TrainError(f"{path}: must have the tokenizer of {models[0]}, but has another; give models of one run")
     weights = average_weights(dict(load(path).named_parameters()) for path in models)
     return weights, format_count(len(models), "model")

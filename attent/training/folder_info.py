@@ -16,11 +16,11 @@ from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
 from attent.interop import hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE
+from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import StackConfig
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE
-from attent.text.tokenizer import Tokenizer, TokenizerError, find_tokenizer
+from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
 from attent.training.checkpoint import list_steps
 from attent.training.config import flatten_settings, get_stacks
@@ -199,8 +199,8 @@ def _count_parameters(model: Model) -> dict[str, int]:
 
 def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
     try:
-        tokenizer = find_tokenizer(root)
-    except (TokenizerError, OSError, ImportError) as error:  # ImportError: tokenizer.json needs an extra
+        tokenizer = read_tokenizer(root)
+    except (FolderError, TokenizerError, OSError, ImportError) as error:  # ImportError: tokenizer.json needs an extra
         problems.append(f"the tokenizer cannot be read: {error}")
         return None
     if tokenizer is None:

@@ -724,4 +724,5 @@ def write_model(
     out: Path, model: nn.Module, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes] | None = None
 ) -> None:
     """Write config, weights, tokenizer and further files as one model folder."""
-    weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {})})
+    run = {name: path.read_bytes() for name in ("run.toml",) if (path := out / name).is_file()}  # languages, max_tokens
+    weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {}), **run})

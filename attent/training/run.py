@@ -19,8 +19,10 @@ import torch
 
 from attent import interop, settings
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
+from attent.models.folder import write_side_file
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
@@ -280,7 +282,7 @@ class TrainSession:
     def write_run(self, run: Run) -> None:
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
-                settings.write_toml(run, self.out / run_folder.RUN_FILE)
+                write_side_file(self.out, run_folder.RUN_FILE, settings.to_toml(run).encode())
 
     def write_json(self, data: Mapping[str, Any], path: Path) -> None:
         if self.distributed.is_main:
@@ -321,7 +323,7 @@ class TrainSession:
             return None
         if not is_new or not self.distributed.is_main:
             return Tokenizer.load(self.out)
-        return Tokenizer.load(Path(run.init_from).expanduser()) if run.init_from else None
+        return load_tokenizer(Path(run.init_from).expanduser()) if run.init_from else None
 
     def resolve_settings(self, run: Run, task: Task, pretrained: Model | None) -> tuple[Run, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,11 @@ from typing import Any
 import pytest
 
 from attent import cli
+from attent.decoding.translator import Translator
+from attent.inspection.inspectors.base import InspectionRequest
+from attent.inspection.session import open_inspector
 from attent.models import folder
+from attent.storage.errors import FolderError
 from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
 from attent.training import checkpoint, run_folder
@@ -446,6 +451,44 @@ def test_a_pretrained_model_with_another_tokenizer_is_refused(
     call = ["train", "--data", str(corpus), "--from", str(run), "--out", str(tmp_path / "further"), "--steps", "2"]
     error_message(capsys, lambda: cli.main(call), str(run), "tokenizer")
     assert not (tmp_path / "further" / "run.toml").exists()
+
+
+def use_model(out: Path) -> tuple[list[str], object]:
+    """Return translations with their alignments, and what the look page shows; a warning is an error."""
+
+    def refuse(message: str) -> None:
+        raise FolderError(message)
+
+    lines = sentences(2)
+    translator = Translator.load(out, engine="torch")
+    aligned = translator.translate([*lines, " ".join(lines * 4)], alignment=True)
+    shown = open_inspector(out, warn=refuse).inspect(InspectionRequest(text=lines[0]))
+    return [repr(translation) for translation in aligned], shown
+
+
+def test_every_file_that_influences_a_result_is_verified(run: Path) -> None:
+    expected = use_model(run)
+    chosen, harmless = random.Random(0), {"card.md", "curves.svg", "log.jsonl"}
+    paths = [path for path in run.iterdir() if path.is_file()]
+    assert {"alignment.json", "heads.json", "run.toml", "tokenizer.model"} <= {path.name for path in paths}
+    for path in paths:
+        whole = path.read_bytes()
+        for offset in (0, *(chosen.randrange(len(whole)) for _ in range(3))):
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1 << chosen.randrange(8)]) + whole[offset + 1 :])
+            if path.name in harmless:
+                assert use_model(run) == expected, path.name
+            else:
+                with pytest.raises(FolderError, match=path.name):
+                    use_model(run)
+        path.unlink()
+        (run.parent / path.name).write_bytes(whole)
+        path.symlink_to(run.parent / path.name)
+        if path.name not in harmless:
+            with pytest.raises(FolderError, match=f"{path.name}: is a link out of the folder"):
+                use_model(run)
+        path.unlink()
+        path.write_bytes(whole)
+    assert use_model(run) == expected
 
 
 def test_a_model_is_fine_tuned(finished_run: Path, corpus: Path, tmp_path: Path, capsys: Capture) -> None:

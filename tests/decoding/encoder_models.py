@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceTrainer
 from attent.models import CausalLM, EncoderConfig, Seq2Seq, Seq2SeqConfig, TextEncoder, VisionTransformer, build
 from attent.models.config import CausalConfig, VisionConfig, mirror_encoder
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
-from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer, build_own_files
 
 SENTENCES = ["The cat sat on the mat.", "A dog ran in the park.", "The bird sang in a tree, and the cat sat."] * 5
 WORDS = "the a cat dog bird sat ran sang on in mat park tree and un ##ing ##happy . , !".split()
@@ -57,7 +57,7 @@ def sentencepiece(kind: str = "bpe", controls: tuple[str, ...] = ("<mask>",)) ->
         hard_vocab_limit=False,
         minloglevel=4,
     )
-    return Tokenizer.from_files({"tokenizer.model": model.getvalue()})
+    return Tokenizer.from_files(build_own_files(model.getvalue()))
 
 
 def encoder(tokenizer: Tokenizer, *, masked: bool = True, labels: tuple[str, ...] = ()) -> TextEncoder:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attent.inspection.inspectors.vision import encode_png
 from attent.models import CausalConfig, CausalLM, EncoderConfig, TextEncoder, VisionConfig, VisionTransformer, build
 from attent.nn import LearnedConfig, RotaryConfig, StackConfig
-from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer, build_own_files
 from attent.text.vocabulary import ESCAPE
 from tests.text.corpus import lines
 
@@ -42,7 +42,7 @@ def tokenizer() -> Tokenizer:
         user_defined_symbols=[ESCAPE],  # append the end token, as our trained models do
         minloglevel=2,
     )
-    return Tokenizer.from_files({"tokenizer.model": model.getvalue()})
+    return Tokenizer.from_files(build_own_files(model.getvalue()))
 
 
 def steep(model: N) -> N:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ import torch
 
 from attent.models import folder
 from attent.storage import tensor_files
-from attent.storage.atomic import write_files
+from attent.storage.atomic import lock_folder, write_files
 from attent.storage.errors import FolderError
+from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import read_files
 from tests.faulty_disk import FaultyDisk, SimulatedKill
 
@@ -692,6 +694,82 @@ def test_kill_after_a_kill_leaves_files_of_one_save(with_files: Path) -> None:
         assert assert_holds_with_files(again) == 2
         assert {path.name for path in again.iterdir()} == {*FILES, *SIDES}
     assert count > 200
+
+
+SIDE_FILE = "alignment.json"
+
+
+def write_side_number(path: Path, seed: int) -> None:
+    with explain_save_errors(path):
+        folder.write_side_file(path, SIDE_FILE, f"side file {seed}".encode())
+
+
+def assert_side_number(path: Path) -> int:
+    """Assert that the model is intact and the side file is whole; return its number."""
+    assert_holds(path, 0)
+    content = folder.read_side_file(path, SIDE_FILE)
+    assert content is not None
+    assert folder.read_extra_files(path) == {SIDE_FILE: content}
+    return int(content.decode().removeprefix("side file "))
+
+
+def test_side_file_is_listed_and_verified(model: Path) -> None:
+    assert folder.read_side_file(model, SIDE_FILE) is None
+    write_side_number(model, 1)
+    write_side_number(model, 2)
+    assert assert_side_number(model) == 2
+    for offset in range(len(b"side file 2")):
+        flip_bit(model / SIDE_FILE, offset, 1)
+        with pytest.raises(FolderError, match=r"alignment.json: is damaged or was changed"):
+            folder.read_side_file(model, SIDE_FILE)
+        flip_bit(model / SIDE_FILE, offset, 1)
+    (model / SIDE_FILE).unlink()
+    with pytest.raises(FolderError, match=r"alignment.json: is missing"):
+        folder.read_side_file(model, SIDE_FILE)
+
+
+def test_unlisted_side_file_is_ignored(model: Path) -> None:
+    write_side_number(model, 1)
+    write(model, 0)  # other weights: what was measured with the old ones no longer counts
+    assert (model / SIDE_FILE).exists()
+    assert folder.read_side_file(model, SIDE_FILE) is None
+
+
+@pytest.mark.parametrize("target", ["outside.json", SIDE_FILE, "nothing.json"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_link_in_place_of_a_side_file_is_refused(target: str, listed: bool, model: Path) -> None:
+    """Also without a manifest, as in a folder of Hugging Face; a link to itself is no reason for a traceback."""
+    write_side_number(model, 1)
+    (model / SIDE_FILE).rename(model.parent / "outside.json")
+    (model / SIDE_FILE).symlink_to("../outside.json" if target == "outside.json" else target)
+    if not listed:
+        (model / "manifest.json").unlink()
+    with pytest.raises(FolderError, match=r"alignment.json: is a link .*; put the file itself there"):
+        folder.read_side_file(model, SIDE_FILE)
+    if listed:
+        assert "alignment.json: is a link" in refusal(model)
+
+
+@pytest.mark.parametrize(("fault", "forever"), [(OSError(errno.ENOSPC, "full"), False), (SimulatedKill(), True)])
+def test_interrupted_side_file_is_the_old_or_the_new_one(fault: BaseException, forever: bool, model: Path) -> None:
+    write_side_number(model, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "write", write_side_number)
+        seen = {assert_side_number(model) for _ in faults(model, fault, forever, 2)}
+    assert seen == {1, 2}
+    write_side_number(model, 2)
+    assert {path.name for path in model.iterdir()} == {*FILES, SIDE_FILE}
+
+
+def test_side_file_waits_for_a_save_of_another_process(model: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with lock_folder(model):
+            written = pool.submit(write_side_number, model, 1)
+            with pytest.raises(TimeoutError):
+                written.result(0.1)
+            assert folder.read_side_file(model, SIDE_FILE) is None
+        written.result(10)
+    assert assert_side_number(model) == 1
 
 
 def test_killed_first_save_leaves_all_or_nothing(tmp_path: Path) -> None:

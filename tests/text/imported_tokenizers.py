@@ -17,7 +17,10 @@ TAGS = (">>deu<<", ">>por_BR<<")
 
 @cache
 def sentencepiece_model(
-    side: int = 0, model_type: str = "unigram", ids: tuple[int, int, int, int] = (-1, 1, 2, 0)
+    side: int = 0,
+    model_type: str = "unigram",
+    ids: tuple[int, int, int, int] = (-1, 1, 2, 0),
+    user_defined_symbols: tuple[str, ...] = (),
 ) -> bytes:
     """Train with SentencePiece's defaults: text and spaces are normalized. `ids`: pad, start, end, unknown."""
     model = io.BytesIO()
@@ -32,6 +35,7 @@ def sentencepiece_model(
         eos_id=end,
         unk_id=unknown,
         hard_vocab_limit=False,
+        user_defined_symbols=list(user_defined_symbols),
         minloglevel=4,
     )
     return model.getvalue()

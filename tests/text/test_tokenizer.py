@@ -138,7 +138,10 @@ def test_joint_is_one_vocabulary_and_separate_are_two() -> None:
 # --- saving, loading, pickling ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("joint", "names"), [(True, ["tokenizer.model"]), (False, ["source.model", "target.model"])])
+@pytest.mark.parametrize(
+    ("joint", "names"),
+    [(True, ["tokenizer.model", "tokenizer_format.json"]), (False, ["source.model", "target.model"])],
+)
 def test_a_saved_tokenizer_loads_as_the_same(tmp_path: Path, joint: bool, names: list[str]) -> None:
     tokenizer(joint=joint).save(tmp_path / "new" / "folder")
     loaded = Tokenizer.load(tmp_path / "new" / "folder")
@@ -275,11 +278,12 @@ def test_a_damaged_model_is_named(tmp_path: Path, damage: bytes, capfd: pytest.C
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_model_damaged_anywhere_is_refused_or_works(tmp_path: Path, kind: TokenizerKind) -> None:
-    whole = bytearray(tokenizer(kind).files["tokenizer.model"])
+    files = tokenizer(kind).files
+    whole = bytearray(files["tokenizer.model"])
     for at in range(0, len(whole), 61):
         broken = bytes(whole[:at]) if at % 2 else bytes([*whole[:at], whole[at] ^ 0x55, *whole[at + 1 :]])
         with suppress(TokenizerError):
-            loaded = Tokenizer.from_files({"tokenizer.model": broken})
+            loaded = Tokenizer.from_files({**files, "tokenizer.model": broken})
             loaded.target.decode(loaded.encode_source(["A man. %s ▁ 😀"])[0])
 
 

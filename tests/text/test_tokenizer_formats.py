@@ -173,6 +173,20 @@ def test_another_sentencepiece_file_encodes_as_sentencepiece_does(tmp_path: Path
     assert (ours.source.start, ours.source.end, ours.source.unknown, ours.source.pad) == (1, 2, 0, 2)
 
 
+def test_a_foreign_model_with_the_escape_piece_stays_foreign(tmp_path: Path) -> None:
+    """U+001A is a piece of our own models, but does not make a model ours: the format file does."""
+    model = sentencepiece_model(model_type="bpe", user_defined_symbols=("\x1a",))
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    loaded, theirs = Tokenizer.load(tmp_path), SentencePieceProcessor(model_proto=model)
+    again = Tokenizer.from_files(loaded.files)
+    for ours in (loaded, again, copy.deepcopy(loaded)):
+        assert not ours.is_own
+        assert ours.source.encode(["a ▁ \x1a"]) == theirs.encode(["a ▁ \x1a"])
+        assert ours.source.suffix_ids == ()
+        with pytest.raises(TokenizerError, match="sampling"):
+            ours.sample_source(["A man."], SubwordSampling(), 1)
+
+
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(ids=(-1, -1, -1, 0)))
     assert "has no end-of-sentence piece" in error_message(tmp_path)
