@@ -76,16 +76,21 @@ def write_folder(
 ) -> None:
     """Save a model. Whatever happens meanwhile, the old model or this one loads afterwards.
 
-    `files` are saved and verified with it. Extra files of an older save stay on disk but are no longer listed.
+    `files` are saved and verified with it. Other files of an older save stay on disk, but are no longer listed; if
+    `files` is None, all of them stay listed.
     """
     root = Path(folder).expanduser()
+    if files is None:
+        files = {}
+        with suppress(FolderError):
+            files = read_extra_files(root)
     stored, tied = _untie(tensors)
     if "tied" in config:
         raise FolderError(f"{CONFIG_FILE}: the key `tied` is reserved for the names of tied tensors; rename yours")
     encoded_config = encode_json({**config, "tied": tied}, CONFIG_FILE)
     # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same save
     # as the model (storage.atomic.find_file relies on the first NAME.new).
-    small_files = _check_files(files or {}) | {CONFIG_FILE: encoded_config}
+    small_files = _check_files(files) | {CONFIG_FILE: encoded_config}
     with explain_save_errors(root):
         make_folder(root)
         with _replace_files(root, small_files):
@@ -261,7 +266,14 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
     if not has_manifest(root):
         return find_tokenizer(root)
     files = read_extra_files(root)
-    return Tokenizer.from_files(add_format_file(files), f"{root}/") if has_tokenizer(files) else None
+    if has_tokenizer(files):
+        return Tokenizer.from_files(add_format_file(files), f"{root}/")
+    if find_tokenizer(root) is not None:
+        raise FolderError(
+            f"{root}: its tokenizer is not listed in {MANIFEST_FILE}, so it cannot be verified; copy the model again, "
+            f"or save both together with attent.models.weights.save_model"
+        )
+    return None
 
 
 def _retry_while_changing(root: Path, read: Callable[[Path], R]) -> R:

@@ -93,6 +93,8 @@ def _run_handler(handler: LookHandler, request: LookRequest, should_stop: StopCh
     """Run in the model's thread, including the JSON encoding, which may be megabytes."""
     try:
         document = handler(request, should_stop)
+    except ApiError:
+        raise
     except ValueError as error:
         if should_stop():
             raise

@@ -42,12 +42,16 @@ log = logging.getLogger("attent.serving")
 class Limits:
     """Limits on requests and the queue."""
 
+    max_head_bytes: int = 32 * 1024  # of the address and the headers
+    max_headers: int = 64
     max_body_bytes: int = 256 * 1024  # 10,000 characters take up to 120 kB in JSON
     body_timeout: float = 10.0
     response_timeout: float = 60.0  # from the end of the body to the start of the response
     max_queued: int = 8  # further requests get 503
     max_characters: int = 10_000
+    max_tokens: int = 512  # of the text: 10,000 characters would hold the model for minutes and take gigabytes
     max_beam_size: int = 64
+    max_search_tokens: int = 4_096  # tokens of the text times beam size
     max_prefix_tokens: int = 1_024
     max_masked_parts: int = 2_048
 
@@ -104,12 +108,13 @@ class RequestGuard:
             return
         reply = ResponseSender(send)
         try:
+            self._check_head_size(scope)
             self._check_origin(scope)
             body = await self._run_until_closed(self._read_body(scope, receive))
         except ApiError as refusal:
             await reply.send_error(refusal, close=True)  # the rest of the body is not read
-        except ClientDisconnected:
-            return
+        except ClientDisconnected:  # or a malformed chunk: granian reports both alike and would answer with its own 500
+            await reply.send_error(ApiError(400, "the request body is incomplete or malformed"), close=True)
         else:
             await self._respond(scope, body, receive, reply)
 
@@ -118,6 +123,14 @@ class RequestGuard:
         self._closing = True
         for task in self._active_tasks:
             task.cancel()
+
+    def _check_head_size(self, scope: Scope) -> None:
+        headers, max_bytes = scope["headers"], self._limits.max_head_bytes
+        address = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
+        if address + sum(len(name) + len(value) for name, value in headers) > max_bytes:
+            raise ApiError(431, f"the address and the headers must have at most {max_bytes} bytes")
+        if len(headers) > self._limits.max_headers:
+            raise ApiError(431, f"the request must have at most {self._limits.max_headers} headers")
 
     def _check_origin(self, scope: Scope) -> None:
         """Reject foreign hosts and origins: any website can send requests to 127.0.0.1."""

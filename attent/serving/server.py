@@ -24,7 +24,7 @@ from attent.serving.limits import Receive, Scope, Send
 FIRST_PORT = 8017  # or the next free one
 MAX_PORT_ATTEMPTS = 20
 HEADER_TIMEOUT = 5
-MAX_HEADER_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 256 * 1024  # the app refuses more than `Limits.max_head_bytes`; beyond this, granian does
 MAX_CONNECTIONS = 512
 STARTUP_TIMEOUT = 20.0
 SHUTDOWN_TIMEOUT = 0.7  # for running requests
@@ -188,7 +188,7 @@ def _create_server(app: ServableApp, address: str, port: int) -> Any:
         http=HTTPModes.http1,
         websockets=False,
         backpressure=MAX_CONNECTIONS,
-        http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_TIMEOUT, max_buffer_size=MAX_HEADER_BYTES),
+        http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_TIMEOUT, max_buffer_size=MAX_HEAD_BYTES),
         log_enabled=False,  # the app logs its own errors
     )
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 import attent
 from attent.cli.info import format_row, info
 from attent.interop import marian
-from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, weights
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.storage.errors import FolderError
@@ -124,7 +124,7 @@ def test_a_tokenizer_is_described(
     lines = [f"a small line, number {i}, of some text about {i * i} things" for i in range(300)]
     vocab = None if kind == "char" else 340
     tokenizer = train_tokenizer(lines, lines, TokenizerConfig(kind=kind, vocab=vocab), tags=("de", "fr"))
-    tokenizer.save(folder)
+    weights.save_model(attent.load(folder), folder, tokenizer.files)
     page = run_info(folder, capsys)
     assert f"SentencePiece {name}, {tokenizer.source.size} pieces for both sides" in page
     assert "target languages: de, fr" in page

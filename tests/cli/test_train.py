@@ -116,8 +116,8 @@ def unchanged_run(run: Path) -> Iterator[None]:
 def test_run_folder_has_all_files(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {
-        "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "run.toml", "card.md", "log.jsonl",
-        "curves.svg", "state", "alignment.json", "heads.json",
+        "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "tokenizer_format.json", "run.toml",
+        "card.md", "log.jsonl", "curves.svg", "state", "alignment.json", "heads.json",
     }  # fmt: skip
     assert "<svg" in (finished_run / "curves.svg").read_text()
     card = (finished_run / "card.md").read_text()
@@ -436,7 +436,11 @@ def test_a_replaced_tokenizer_is_refused(run: Path, tmp_path: Path, capsys: Capt
     before = contents(run)
     error_message(capsys, lambda: cli.main(["train", "--out", str(run), "--steps", "6"]), "tokenizer")
     after = contents(run)
-    assert {name for name in before if before[name] != after[name]} <= {"run.toml", "state/requested.json"}
+    assert {name for name in before if before[name] != after[name]} <= {
+        "run.toml",
+        "manifest.json",
+        "state/requested.json",
+    }
 
 
 def test_a_pretrained_model_with_another_tokenizer_is_refused(

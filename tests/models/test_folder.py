@@ -605,9 +605,12 @@ def test_extra_files_round_trip(model: Path) -> None:
     assert {path.name for path in model.iterdir()} == {*FILES, *SIDES, "empty"}
 
 
-def test_save_without_extra_files_leaves_old_ones_unlisted(model: Path) -> None:
+def test_save_without_extra_files_keeps_or_unlists_old_ones(model: Path) -> None:
     write_with_files(model, 1)
     write(model, 2)
+    assert_holds(model, 2)
+    assert folder.read_extra_files(model) == make_files(1)
+    folder.write_folder(model, config={"seed": 2}, tensors=tensors(2), files={})
     assert_holds(model, 2)
     assert folder.read_extra_files(model) == {}
     assert read_files(model, SIDES) == make_files(1)
@@ -730,7 +733,7 @@ def test_side_file_is_listed_and_verified(model: Path) -> None:
 
 def test_unlisted_side_file_is_ignored(model: Path) -> None:
     write_side_number(model, 1)
-    write(model, 0)  # other weights: what was measured with the old ones no longer counts
+    folder.write_folder(model, config={"seed": 0}, tensors=tensors(0), files={})
     assert (model / SIDE_FILE).exists()
     assert folder.read_side_file(model, SIDE_FILE) is None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from attent.serving import Limits
-from attent.serving.limits import RequestGuard
+from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, RequestGuard
+from attent.serving.request import parse_request
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -68,6 +71,104 @@ def test_interrupted_body_is_dropped(model: Model) -> None:
     assert [question.text for question in model.requests] == ["next"]
 
 
+BAD_CHUNKS = {
+    "no number": b"ZZ\r\n{}\r\n0\r\n\r\n",
+    "overflow": b"F" * 20 + b"\r\n{}\r\n0\r\n\r\n",
+    "extension": b"2;" + b"a" * 100_000 + b"\r\n{}\r\n0\r\n\r\n",
+    "second": b"2\r\n{}\r\nXX\r\n",
+    "no line end": b"2\r\n{}abc\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("chunks", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
+def test_malformed_chunks_are_400(client: Client, model: Model, chunks: bytes) -> None:
+    reply = client.raw(CHUNKED + chunks)
+    assert (reply.status, reply.headers["connection"]) == (400, "close")
+    assert reply.error == "the request body is incomplete or malformed"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert model.requests == []
+    assert client.post({"text": "next"}).status == 200
+
+
+def get_bytes(*headers: str, address: str = "/health") -> bytes:
+    return "\r\n".join([f"GET {address} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
+def test_request_head_exactly_at_its_limit_is_accepted(client: Client) -> None:
+    limits = Limits()
+    size = limits.max_head_bytes - len("/health") - len("Hostlocalhost") - len("X")
+    many = [f"X{i}: a" for i in range(limits.max_headers - 1)]
+    assert client.raw(get_bytes(f"X: {'a' * size}")).status == 200
+    assert client.raw(get_bytes(*many)).status == 200
+    for head in (
+        get_bytes(f"X: {'a' * (size + 1)}"),
+        get_bytes(f"X: {'a' * size}", address="/health?a"),
+        get_bytes(*many, "Y: b"),
+        get_bytes(f"X: {'a' * 100_000}"),
+        get_bytes(address=f"/{'a' * 40_000}"),
+    ):
+        reply = client.raw(head)
+        assert (reply.status, reply.headers["connection"]) == (431, "close")
+        assert "must have at most" in reply.error
+        assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+def test_each_size_exactly_at_its_limit_is_accepted() -> None:
+    """The largest allowed value and the next one, of each field."""
+    limits = Limits(max_characters=7, max_beam_size=5, max_prefix_tokens=3, max_masked_parts=2)
+    allowed: dict[str, list[Any]] = {
+        "text": ["", "x" * 7],
+        "to": ["x" * 200],
+        "beam_size": [1, 5],
+        "prefix": [[0, 1, 2], [2**31 - 1]],
+        "masked_parts": [["a", "b"], ["x" * 200]],
+    }
+    refused: dict[str, list[Any]] = {
+        "text": ["x" * 8],
+        "to": ["x" * 201],
+        "beam_size": [0, 6],
+        "prefix": [[0, 1, 2, 3], [2**31], [-1]],
+        "masked_parts": [["a", "b", "c"], ["x" * 201]],
+    }
+    for name, values in allowed.items():
+        for value in values:
+            request = parse_request(json.dumps({"text": "", name: value}).encode(), limits)
+            expected = tuple(value) if isinstance(value, list) else value
+            assert getattr(request, name) == expected
+    for name, values in refused.items():
+        for value in values:
+            with pytest.raises(ApiError, match=f"`{name}.*` must ") as caught:
+                parse_request(json.dumps({"text": "", name: value}).encode(), limits)
+            assert caught.value.status == 422
+
+
+def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:
+    fits = b'{"text": "' + b"x" * 988 + b'"}'
+    with start_test_server(model, SMALL) as client:
+        assert len(fits) == SMALL.max_body_bytes
+        assert client.post(fits).status == 200
+        assert client.post(fits + b" ").status == 413
+        assert client.raw(CHUNKED + b"3e8\r\n" + fits + b"\r\n0\r\n\r\n").status == 200
+        assert client.raw(CHUNKED + b"3e8\r\n" + fits + b"\r\n1\r\n \r\n0\r\n\r\n").status == 413
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+def test_limits_have_a_minimum(name: str) -> None:
+    least = 0 if name == "max_queued" else 0.001
+    assert getattr(Limits(**{name: least}), name) == least
+    for value in (least - 0.0005, -1, float("nan")):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least {least:g}, but is"):
+            Limits(**{name: value})
+
+
+def test_error_texts_are_clipped() -> None:
+    for length in (MAX_ERROR_LENGTH - 1, MAX_ERROR_LENGTH, MAX_ERROR_LENGTH + 1):
+        sent = json.loads(ApiError(400, "x" * length).to_json())["error"]
+        assert len(sent) == min(length, MAX_ERROR_LENGTH)
+        assert sent.endswith("...") == (length > MAX_ERROR_LENGTH)
+
+
 def test_foreign_hosts_are_rejected(client: Client) -> None:
     port = client.port
     for host in ("127.0.0.1", f"127.0.0.1:{port}", f"LocalHost:{port}", f"[::1]:{port}"):
@@ -122,11 +223,6 @@ def test_non_http_is_closed(client: Client) -> None:
     with client.open(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10**6) as connection:
         assert b"431" in connection.recv(100)
     assert client.get("/health").status == 200
-
-
-def test_invalid_limits_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"`max_body_bytes` must be at least 0\.001, but is 0"):
-        Limits(max_body_bytes=0)
 
 
 # ---- without a server --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
 from attent.inspection.attention_trace import (
     AttentionKind,
@@ -52,6 +53,10 @@ class InspectionError(ValueError):
     """The input or the model cannot be inspected."""
 
 
+class InputTooLongError(InspectionError):
+    """The input has more tokens than the model or the request allows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InspectionRequest:
     """An input and how to run the model on it."""
@@ -65,6 +70,7 @@ class InspectionRequest:
     masked_parts: tuple[ModelPart, ...] = ()
     kind: AttentionKind | None = None  # record only this kind of attention
     layers: tuple[int, ...] | None = None  # record only these layers of each stack
+    max_tokens: int | None = None  # of the text; time and memory grow with its square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,7 @@ class Inspector(Generic[ModelT]):
                 raise InspectionError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
         with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
             recorded = self._run(request, should_stop)
+        check_cancelled(should_stop)
         mark_masked_heads(recorded.layers, request.masked_parts)
         document = build_document(recorded.title, recorded.sides, recorded.layers)
         document |= {"model": self.get_model_info()} | recorded.sections
@@ -133,15 +140,19 @@ class Inspector(Generic[ModelT]):
 
     @contextmanager
     def record_layers(
-        self, sides: Mapping[str, TraceSide], request: InspectionRequest
+        self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck = None
     ) -> Iterator[list[dict[str, Any]]]:
-        """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document."""
+        """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document.
+
+        `should_stop` is polled at every layer.
+        """
         selected = select_attention_layers(self.model, "*", request.kind, request.layers, None)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        with attach_observers(observed, {path: budget.make_observer(path, sides, recorded) for path in observed}):
+        observers = {path: budget.make_observer(path, sides, recorded, should_stop) for path in observed}
+        with attach_observers(observed, observers):
             yield layers
         layers += [recorded[path] for path in observed]
 
@@ -167,13 +178,18 @@ class PageBudget:
         return cls(weights_per_row=per_row, include_qkv=False)
 
     def make_observer(
-        self, path: str, sides: Mapping[str, TraceSide], recorded: dict[str, dict[str, Any]]
+        self,
+        path: str,
+        sides: Mapping[str, TraceSide],
+        recorded: dict[str, dict[str, Any]],
+        should_stop: Callable[[], bool] | None = None,
     ) -> Callable[[AttentionRecord], None]:
         """Return an observer that packs a layer at once: the weights of all layers may not fit in memory together."""
         names = get_side_names(path, sides)
         shape = (len(sides[names[0]].tokens), len(sides[names[1]].tokens))
 
         def observer(record: AttentionRecord) -> None:
+            check_cancelled(should_stop)
             weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
             causal, scale = record.mask.causal, record.scale
             recorded[path] = build_layer(path, names, weights, causal=causal, scale=scale, top_k=self.weights_per_row)
@@ -257,10 +273,15 @@ def summarize_model(model: Model) -> str:
     return f"{size} parameters, {layers} of {heads}{pruned}, width {stacks[0].width}"
 
 
-def check_length(stack: Any, num_tokens: int, subject: str) -> None:
-    """Raise if the stack's positional encoding is too short."""
-    max_length = stack.positions.max_length
-    if max_length is not None and num_tokens > max_length:
-        raise InspectionError(
-            f"{subject} must have at most {max_length:,} tokens for this model, but has {num_tokens:,}; shorten it"
-        )
+def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | None = None) -> None:
+    """Raise if the text is longer than the request allows or than the stack's positional encoding."""
+    for limit, user in ((max_tokens, "page"), (stack.positions.max_length, "model")):
+        if limit is not None and num_tokens > limit:
+            raise InputTooLongError(
+                f"{subject} must have at most {limit:,} tokens for this {user}, but has {num_tokens:,}; shorten it"
+            )
+
+
+def check_cancelled(should_stop: Callable[[], bool] | None) -> None:
+    if should_stop is not None and should_stop():
+        raise SearchCancelled("the request was cancelled")

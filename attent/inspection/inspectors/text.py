@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.detokenizer import decode_continuation
 from attent.decoding.generation.loop import generate_greedy
 from attent.decoding.predictor import Predictor
@@ -46,9 +45,9 @@ class CausalLMInspector(base.Inspector[CausalLM]):
     def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         text = validate_text(request.text)
         ids = [*self.vocabulary.prefix_ids, *self.vocabulary.encode([text])[0]]
-        base.check_length(self.model.decoder, len(ids), "the text")
+        base.check_length(self.model.decoder, len(ids), "the text", request.max_tokens)
         sides = {"text": TraceSide(label="text", text=text, tokens=build_display_tokens(self.vocabulary, ids))}
-        with self.record_layers(sides, request) as layers:
+        with self.record_layers(sides, request, should_stop) as layers:
             logits = self.model(torch.tensor([ids], device=get_device(self.model)))[0]
         continuation = self._continue_greedily(ids, should_stop)
         steps = base.describe_predictions(self.vocabulary, [*ids[1:], None], compute_log_probs(logits, self.vocabulary))
@@ -96,10 +95,10 @@ class EncoderInspector(base.Inspector[TextEncoder]):
     def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
         texts = [validate_text(text).strip() for text in (request.text, request.text_pair) if text is not None]
         encoded = self._encode_texts(texts)
-        base.check_length(self.model.encoder, len(encoded.token_ids), "the text")
+        base.check_length(self.model.encoder, len(encoded.token_ids), "the text", request.max_tokens)
         tokens = build_display_tokens(self.vocabulary, encoded.token_ids)
         sides = {"text": TraceSide(label="text", text=" ".join(texts), tokens=tokens)}
-        with self.record_layers(sides, request) as layers:
+        with self.record_layers(sides, request, should_stop) as layers:
             states = self._compute_states([encoded.token_ids], encoded.segment_ids)
         sections = self._predict(texts, encoded, states, should_stop)
         return base.RecordedPass(title=" ".join(texts), sides=sides, layers=layers, sections=sections)
@@ -153,8 +152,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
         mask = self.vocabulary.mask
         assert mask is not None
         for start in range(0, len(encoded.word_positions), MASKED_BATCH_ROWS):
-            if should_stop is not None and should_stop():
-                raise SearchCancelled("the request was cancelled")
+            base.check_cancelled(should_stop)
             positions = encoded.word_positions[start : start + MASKED_BATCH_ROWS]
             rows = [list(encoded.token_ids) for _ in positions]
             for row, position in zip(rows, positions, strict=True):

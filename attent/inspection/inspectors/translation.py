@@ -62,7 +62,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
             base.check_length(self.model.decoder, len(ids) + 1, "the translation")
             hypothesis = Hypothesis(token_ids=ids, log_prob=math.nan, score=math.nan, is_finished=True)
         sides = self._build_sides(request, search_request, hypothesis)
-        layers, log_probs = self._run_forward(request, search_request, hypothesis, sides)
+        layers, log_probs = self._run_forward(request, search_request, hypothesis, sides, should_stop)
         vocabulary = self.translator.tokenizer.target
         predictions = base.describe_predictions(vocabulary, self._get_output_ids(hypothesis), log_probs)
         if search_trace is None:
@@ -83,7 +83,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         (row,) = add_end_and_tag([encode_with_sentinels(source, text)], source, request.to)
         num_added = 1 if request.to is None else 2  # end token and language tag
         limit = request.search.compute_max_length(len(row) - num_added)
-        base.check_length(self.model.encoder, len(row), "the sentence")
+        base.check_length(self.model.encoder, len(row), "the sentence", request.max_tokens)
         limit = min(limit, self.model.decoder.positions.max_length or limit)
         size = self.model.config.output_vocab
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
@@ -141,12 +141,13 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         search_request: SearchRequest,
         hypothesis: Hypothesis,
         sides: Mapping[str, TraceSide],
+        should_stop: base.StopCheck,
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """Return the recorded layers and the log-probabilities of every output position, (T, V)."""
         batch = TeacherForcingBatch.from_ids(
             self.model, [list(search_request.source_ids)], [self._get_output_ids(hypothesis)]
         )
-        with self.record_layers(sides, request) as layers:
+        with self.record_layers(sides, request, should_stop) as layers:
             states = batch.compute_states(self.model)
         logits = self.model.output(states)[0].float()
         suppressed = find_suppressed_tokens(self.model.config, self.translator.tokenizer)
