@@ -80,22 +80,27 @@ def write_folder(
     `files` is None, all of them stay listed.
     """
     root = Path(folder).expanduser()
-    if files is None:
-        files = {}
-        with suppress(FolderError):
-            files = read_extra_files(root)
     stored, tied = _untie(tensors)
     if "tied" in config:
         raise FolderError(f"{CONFIG_FILE}: the key `tied` is reserved for the names of tied tensors; rename yours")
     encoded_config = encode_json({**config, "tied": tied}, CONFIG_FILE)
-    # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same save
-    # as the model (storage.atomic.find_file relies on the first NAME.new).
-    small_files = _check_files(files) | {CONFIG_FILE: encoded_config}
     with explain_save_errors(root):
+        # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same
+        # save as the model (storage.atomic.find_file relies on the first NAME.new).
+        extra_files = _read_listed_files(root) if files is None else _check_files(files)
+        small_files = extra_files | {CONFIG_FILE: encoded_config}
         make_folder(root)
         with _replace_files(root, small_files):
             _stage(root, small_files, stored)
             _publish(root, {name: root / (name + NEW_SUFFIX) for name in (*small_files, WEIGHTS_FILE, MANIFEST_FILE)})
+
+
+def _read_listed_files(root: Path) -> dict[str, bytes]:
+    """Return the extra files of the model in a folder; none if it holds no intact model."""
+    if has_manifest(root):
+        with suppress(FolderError):
+            return _load_extra_files(_find_files(root, _list_extra_files(root)))
+    return {}
 
 
 def write_side_file(folder: str | os.PathLike[str], name: str, content: bytes) -> None:
