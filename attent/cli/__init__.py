@@ -5,6 +5,7 @@ to stderr. Exit codes: 0 done, 1 failed, 2 usage error, 130 Ctrl-C. A command is
 code.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,8 @@ def make_app() -> App:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the shell's arguments) and return the exit code."""
+    if _replace_closed_streams():
+        return _print_error("standard output is closed; redirect it to a file, or to /dev/null", EXIT_FAILED)
     try:
         result = make_app()(_rewrite_stdin_args(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a closed pipe is still handled
@@ -73,6 +76,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None or os.environ.get("ATTENT_TRACEBACK") == "1":
             raise
         return _print_error(message, EXIT_FAILED)
+
+
+def _replace_closed_streams() -> bool:
+    """Open the null device for closed standard streams, and return whether stdout was closed.
+
+    Otherwise, the next file that is opened would take their numbers, and messages would be written into it. The null
+    device is opened for writing only, so that reading from a closed stdin is an error.
+    """
+    is_stdout_closed = sys.stdout is None
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while os.open(os.devnull, os.O_WRONLY) < 2:
+            pass
+        sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - open until the process ends
+        sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    return is_stdout_closed
 
 
 def _rewrite_stdin_args(args: Iterable[str]) -> list[str]:
@@ -118,6 +137,8 @@ def format_failure(error: BaseException) -> str | None:
         if isinstance(cause, ModuleNotFoundError) and cause.name and (command := _find_install_command(cause.name)):
             return f"this needs the package `{cause.name}`, which is not installed: {command}"
         cause = cause.__cause__
+    if isinstance(error, OSError) and error.errno == errno.EBADF and error.filename is None:
+        return "standard input is closed; redirect it from a file, or from /dev/null"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or type(error).__name__}"
     is_own = type(error).__module__.partition(".")[0] == "attent"

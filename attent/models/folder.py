@@ -44,6 +44,7 @@ from attent.text.tokenizer import Tokenizer, add_format_file, find_tokenizer, ha
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+CHECKPOINT_FILE = "state.json"  # of `state/step-.../`, which also has a manifest
 SCRATCH_FOLDER = ".saving"  # safetensors writes here: when killed, it leaves a temporary file with a random name
 
 MAX_FILE_BYTES = 128 * 2**20  # of an extra file; the largest published tokenizers have about 35 MB
@@ -359,6 +360,11 @@ def _read_model_manifest(path: Path) -> dict[str, ManifestEntry]:
     if stat_plain_file(path) is None:
         raise FolderError(_explain_missing_manifest(path.parent))
     files = read_manifest(path)
+    if CHECKPOINT_FILE in files:
+        raise FolderError(
+            f"{path.parent}: must be a model folder, but is a checkpoint for resuming a run; give the folder of the "
+            f"run, {path.parent.parent.parent}"
+        )
     if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys():
         raise FolderError(f"{path}: must list {CONFIG_FILE} and {WEIGHTS_FILE}; copy the model again")
     for name in files.keys() - {CONFIG_FILE, WEIGHTS_FILE}:

@@ -127,6 +127,33 @@ def test_closed_pipe_is_silent(arguments: str) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code", "expected"),
+    [
+        (">&-", "--version", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
+        (">&-", "translate M", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
+        ("<&-", "--version", 0, ""),
+        ("<&-", "data - --no-estimate", 1, "attent: error: standard input is closed; redirect it from a file, or "),
+        ("2>&-", "nonsense", 2, ""),
+        ("<&- >&- 2>&-", "--help", 1, ""),
+    ],
+)
+def test_closed_standard_streams_are_reported(closed: str, arguments: str, code: int, expected: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m attent {arguments} {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr.startswith(expected)
+    assert len(done.stderr.splitlines()) == bool(expected)
+
+
+def test_files_do_not_take_the_numbers_of_closed_streams(tmp_path: Path) -> None:
+    """A message on a closed stderr would otherwise be written into the next file that is opened."""
+    code = "import sys; from attent import cli; cli.main(['nonsense']); print(open(sys.argv[1], 'w').fileno())"
+    command = shlex.join([sys.executable, "-c", code, str(tmp_path / "file")]) + " <&- 2>&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 2
+
+
 # ---- doctor ------------------------------------------------------------------------------------------------
 
 

@@ -39,8 +39,10 @@ from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts
 from attent.inspection.prune import PruneError
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
+from attent.models.folder import write_side_file
 from attent.nn import StackConfig
 from attent.scoring.pipeline import read_test_set
+from attent.storage.errors import FolderError
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
@@ -401,7 +403,7 @@ def test_card_section_lists_most_and_least_important_parts() -> None:
 def folder(model: Seq2Seq, tmp_path: Path) -> Path:
     write_model(tmp_path / "model", model, tokenizer())
     (tmp_path / "model" / "card.md").write_text("# A toy\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n")
-    (tmp_path / "model" / "run.toml").write_text('size = "tiny"\n')
+    write_side_file(tmp_path / "model", "run.toml", b'size = "tiny"\n')
     rows = zip(lines()[0][:6], lines()[1][:6], strict=True)
     (tmp_path / "valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
     return tmp_path / "model"
@@ -478,9 +480,10 @@ def test_interrupted_run_is_saved(
 
 
 def test_damaged_ablation_file_is_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, selection="layers")
     (folder / "ablation.json").write_text('{"format": "attent-abl')
     run(folder, selection="layers")
-    assert "ablation.json: is not valid JSON" in capsys.readouterr().err
+    assert "ablation.json: is damaged" in capsys.readouterr().err
     assert load_ablation(folder) is not None
 
 

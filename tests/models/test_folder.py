@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+import attent
 from attent.models import folder
 from attent.storage import tensor_files
 from attent.storage.atomic import lock_folder, write_files
@@ -342,6 +344,16 @@ def test_links_within_the_folder_are_followed(model: Path) -> None:
     (model / "config.json").symlink_to("mine.json")
     (model.parent / "best").symlink_to(model)
     assert_holds(model.parent / "best", 0)
+
+
+def test_checkpoint_folder_is_described(model: Path) -> None:
+    checkpoint = model / "state" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    entry = {"sha256": "0" * 64, "bytes": 2}
+    (checkpoint / "manifest.json").write_text(json.dumps({"format_version": 1, "files": {"state.json": entry}}))
+    expected = f"is a checkpoint for resuming a run; give the folder of the run, {model}"
+    with pytest.raises(FolderError, match=re.escape(expected)):
+        attent.load(checkpoint)
 
 
 def test_special_files_are_refused(model: Path) -> None:
