@@ -479,12 +479,11 @@ def test_interrupted_run_is_saved(
     assert "## Ablation" not in (folder / "card.md").read_text()
 
 
-def test_damaged_ablation_file_is_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_ablation_file_is_refused(folder: Path) -> None:
     run(folder, selection="layers")
     (folder / "ablation.json").write_text('{"format": "attent-abl')
-    run(folder, selection="layers")
-    assert "ablation.json: is damaged" in capsys.readouterr().err
-    assert load_ablation(folder) is not None
+    with pytest.raises(FolderError, match=r"ablation\.json: is damaged"):
+        run(folder, selection="layers")
 
 
 def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
