@@ -197,6 +197,8 @@ class Trainer:
             self.metrics, self.pending_report = StepMetrics(self.distributed.device), None
             self.load_checkpoint(saved)
             self.last_saved = (-1, 0)
+            if self.step_graphs is not None:  # eager steps come first again: they create the optimizer's state
+                self.step_graphs.signature_counts.clear()
         return self.distributed.broadcast([step_seconds])[0]
 
     def synchronize(self) -> None:

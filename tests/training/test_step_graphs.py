@@ -141,6 +141,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_a_recording_too(tmp_path: P
     assert not are_equal(before, sick.weights())
 
 
+def test_measured_steps_are_undone_and_capturing_begins_anew(tmp_path: Path) -> None:
+    """A captured first step would create the optimizer's state at each replay."""
+    plain, made = build_toy_run(tmp_path / "plain", PACKED, layout="packed"), recorded(tmp_path / "made")
+    made.trainer.measure_step_seconds(0.0, min_steps=6)
+    assert made.trainer.step_graphs is not None
+    assert not made.trainer.step_graphs.graphs
+    assert not made.trainer.step_graphs.signature_counts
+    plain.trainer.run()
+    made.trainer.run()
+    assert are_equal(kept(plain), kept(made))
+
+
 def spoil_at(made: ToyRun, first: int, last: int | None = None) -> None:
     """Losses that are no numbers in the updates behind `first` up to `last`; on the device, as a recording needs it."""
     inner, training = made.trainer.wrapped_objective, made.trainer
