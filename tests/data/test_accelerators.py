@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.formats.accelerators import Accelerator, insert_accelerator, remove_accelerator
+from attent.data.formats.accelerators import Mnemonic, insert_accelerator, remove_accelerator
 from attent.data.formats.placeholders import GENERIC
 from tests.data.pretranslate_cases import pretranslate
 
@@ -58,17 +58,17 @@ def test_other_texts_have_no_accelerator(text: str) -> None:
 @pytest.mark.parametrize(
     ("accelerator", "translation", "expected"),
     [
-        (Accelerator("_", "A"), "Speichern unter als", "Speichern unter _als"),
-        (Accelerator("_", "x"), "Text", "Te_xt"),
-        (Accelerator("&", "F"), "Datei", "&Datei"),
-        (Accelerator("&", "F"), "%s {f} Datei", "%s {f} &Datei"),
-        (Accelerator("_", "F"), "Файл", "_Файл"),
-        (Accelerator("_", "f"), "ファイル", "ファイル(_F)"),
-        (Accelerator("&", "S"), "保存...", "保存(&S)..."),
-        (Accelerator("_", "F"), "%s 5", None),
+        (Mnemonic("_", "A"), "Speichern unter als", "Speichern unter _als"),
+        (Mnemonic("_", "x"), "Text", "Te_xt"),
+        (Mnemonic("&", "F"), "Datei", "&Datei"),
+        (Mnemonic("&", "F"), "%s {f} Datei", "%s {f} &Datei"),
+        (Mnemonic("_", "F"), "Файл", "_Файл"),
+        (Mnemonic("_", "f"), "ファイル", "ファイル(_F)"),
+        (Mnemonic("&", "S"), "保存...", "保存(&S)..."),
+        (Mnemonic("_", "F"), "%s 5", None),
     ],
 )
-def test_mark_is_put_before_a_letter(accelerator: Accelerator, translation: str, expected: str | None) -> None:
+def test_mark_is_put_before_a_letter(accelerator: Mnemonic, translation: str, expected: str | None) -> None:
     assert insert_accelerator((translation,), accelerator, GENERIC) == (expected and (expected,))
 
 

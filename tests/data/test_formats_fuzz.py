@@ -151,7 +151,8 @@ PO_WORDS = (
     b"|#, fuzzy\n|#~ "
     b'|#| msgid "x"\n|"\\|\\x|\\777|\\n"\n|domain "g"\n|"charset=hex\\n"\n|"charset=CP037\\n"\n|"charset=BIG5\\n"\n'
     b'|\xa4\xa4|"Language: fr\\n"\n|\n\n|#, c-format\n|#, python-brace-format, sh-format\n|msgid "%d {x} $y _File"\n'
-    b'|msgstr ""\n|msgid_plural "%s &Files"\n|msgstr[0] ""\n|\\0|\\x00|% |%2$|"Plural-Forms: nplurals=2; plural=n/0;\\n"'
+    b'|msgstr ""\n|msgid_plural "%s &Files"\n|msgstr[0] ""\n|\\0|\\x00|% |%2$'
+    b'|"Plural-Forms: nplurals=2; plural=n/0;\\n"\n'
 ).split(b"|")
 
 

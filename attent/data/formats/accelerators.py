@@ -24,12 +24,12 @@ _FIRST_IDEOGRAPH = "\u2e80"
 _LABEL_END = re.compile(r"[\s.:\u2026\uff1a]*\Z")
 
 
-class Accelerator(NamedTuple):
+class Mnemonic(NamedTuple):
     mark: str
     letter: str
 
 
-def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[InlineContent, Accelerator | None]:
+def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[InlineContent, Mnemonic | None]:
     """Return a content without the mark of its accelerator, and the accelerator if it has exactly one."""
     texts = [_mask_placeholders(part, syntax) if isinstance(part, str) else "" for part in content]
     marks = [(index, match) for index, text in enumerate(texts) for match in _MARK.finditer(text)]
@@ -40,13 +40,13 @@ def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tup
     if not isinstance(part, str) or "".join(texts).count(mark) > 1:
         return content, None
     letter = part[match.end()]
-    return (*content[:index], part[: match.start()] + part[match.end() :], *content[index + 1 :]), Accelerator(
+    return (*content[:index], part[: match.start()] + part[match.end() :], *content[index + 1 :]), Mnemonic(
         mark, letter
     )
 
 
 def insert_accelerator(
-    content: InlineContent, accelerator: Accelerator, syntax: PlaceholderSyntax
+    content: InlineContent, accelerator: Mnemonic, syntax: PlaceholderSyntax
 ) -> InlineContent | None:
     """Return a translation with the mark of an accelerator; None if it has no letter for it."""
     texts = [_mask_placeholders(part, syntax) if isinstance(part, str) else "" for part in content]
