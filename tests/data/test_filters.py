@@ -111,6 +111,25 @@ def test_bad_pairs_are_dropped_with_reason(name: str, source: str, target: str) 
     assert disabled.drop_reason(source, target) is None
 
 
+def test_limits_themselves_are_allowed() -> None:
+    config = FilterConfig(max_chars=100, length_ratio=3)
+    assert drop_reason("x" * 100, "y" * 100, filters=config) is None
+    assert drop_reason("x" * 100, "y" * 101, filters=config) == "max_chars"
+    assert drop_reason("x" * 4, "y" * 52, filters=config) is None  # (52 + 20) = 3 * (4 + 20)
+    assert drop_reason("x" * 4, "y" * 53, filters=config) == "length_ratio"
+    assert drop_reason("x" * 53, "y" * 4, filters=config) == "length_ratio"
+    assert FilterConfig(max_chars=0, length_ratio=1).length_ratio == 1
+    words = "this was not Translated"
+    assert drop_reason(words, words) is None  # three words in lower case
+    assert drop_reason(f"{words} yet", f"{words} yet") == "identical"
+    assert drop_reason("日" * 11, "日" * 11, LanguagePair("ja", "zh")) is None
+    assert drop_reason("日" * 12, "日" * 12, LanguagePair("ja", "zh")) == "identical"
+    # Up to as many foreign letters as own ones, or eleven, may be a name.
+    assert drop_reason("a b", "ж" * 11, filters=FilterConfig(length_ratio=0)) is None
+    assert drop_reason("a b", "ж" * 12, filters=FilterConfig(length_ratio=0)) == "script"
+    assert drop_reason("a b", "ж" * 12 + "z" * 12, filters=FilterConfig(length_ratio=0)) is None
+
+
 def test_wide_characters_count_three_times() -> None:
     assert weighted_length("abc") == 3
     assert weighted_length("日本x") == 7

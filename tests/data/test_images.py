@@ -255,6 +255,23 @@ def test_invalid_settings_are_refused(setting: dict[str, float]) -> None:
         ImageDataConfig(**setting)  # type: ignore[arg-type]
 
 
+def test_limits_of_settings_are_allowed() -> None:
+    for settings in ({"image_size": 4}, {"image_size": 4096}, {"flip": 0, "shift": 1, "erase": 1, "mixup": 0}):
+        ImageDataConfig(**settings)
+    for image_size in (3, 4097):
+        with pytest.raises(ValueError, match=f"from 4 to 4096 pixels, but is {image_size}"):
+            ImageDataConfig(image_size=image_size)
+
+
+def test_image_of_the_maximum_number_of_pixels_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    monkeypatch.setattr("attent.data.images.MAX_PIXELS", 64)
+    assert read_image(tmp_path / "a.png", ImageShape(8, 1)).shape == (1, 8, 8)
+    monkeypatch.setattr("attent.data.images.MAX_PIXELS", 63)
+    with pytest.raises(ImageError, match="pixels, but has 8 x 8"):
+        read_image(tmp_path / "a.png", ImageShape(8, 1))
+
+
 def test_non_square_image_is_cropped_or_squashed(tmp_path: Path) -> None:
     pixels = np.zeros((12, 36), np.uint8)
     pixels[:, 12:24] = 200

@@ -383,6 +383,31 @@ def test_empty_store_is_refused() -> None:
         next(PairLoader(make_store([]), BatchConfig()).iter_batches())
 
 
+def test_limits_of_the_batch_settings_are_allowed() -> None:
+    store = make_store([(3, 4)])
+    assert BatchConfig(batch_tokens=1, max_tokens=1).max_tokens == 1
+    assert BatchConfig(batch_tokens=8, max_tokens=8).batch_tokens == 8
+    for settings in ({"max_tokens": 0}, {"batch_tokens": 7, "max_tokens": 8}, {"layout": "flat "}, {"too_long": "cut"}):
+        with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
+            BatchConfig(**settings)  # type: ignore[arg-type]
+    assert PairLoader(store, BatchConfig(), rank=1, world_size=2, weights=[999.5]).weights == [999.5]
+    for arguments in (
+        {"rank": 2, "world_size": 2},
+        {"rank": -1},
+        {"seed": -1},
+        {"weights": [1000.0]},
+        {"weights": [0.0]},
+    ):
+        with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be"):
+            PairLoader(store, BatchConfig(), **arguments)  # type: ignore[arg-type]
+
+
+def test_sentences_of_exactly_the_maximum_length_are_kept() -> None:
+    config = BatchConfig(batch_tokens=64, max_tokens=32)
+    loader = PairLoader(make_store([(32, 32), (33, 32), (32, 33)]), config)
+    assert loader.get_epoch(0).plan.too_long_pairs.tolist() == [1, 2]
+
+
 def test_invalid_arguments_are_refused() -> None:
     store = make_store([(1, 1)])
     with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
