@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -18,20 +18,7 @@ from attent.nn import StackConfig
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    class CausalKeys(DataclassInstance, Protocol):
-        """The keys of a decoder-only config that all families have."""
-
-        @property
-        def vocab_size(self) -> int: ...
-        @property
-        def tie_word_embeddings(self) -> bool: ...
-        @property
-        def bos_token_id(self) -> int | None: ...
-        @property
-        def eos_token_id(self) -> int | tuple[int, ...] | None: ...
-
-
-F = TypeVar("F", bound="CausalKeys")
+F = TypeVar("F", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +43,7 @@ class CausalFamily(Generic[F]):
         opened = OpenFolder.open(
             folder, self.keys, [field_to_key["layers"]], prefix=self.prefix, ignored_tensors=self.ignored_tensors
         )
-        keys = opened.keys
+        keys: Any = opened.keys  # all families have these
         with conversion.explain_config_errors(opened.config_path, field_to_key):
             config = CausalConfig(
                 vocab=keys.vocab_size,
