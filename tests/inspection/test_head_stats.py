@@ -598,3 +598,21 @@ def test_samples_are_evenly_spaced() -> None:
     assert module.sample_evenly(0, 1) == []
     with pytest.raises(module.HeadStatsError, match="must be 1 or more, but is 0"):
         module.sample_evenly(3, 0)
+
+
+def test_texts_longer_than_the_limit_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, of = model(), tokenizer()
+    monkeypatch.setattr(module, "MAX_TOKENS", 6)
+    found = measure_heads(toy, of, SOURCES[:1], TARGETS[:1])
+    cut = measure_heads(toy, of, SOURCES[:1], TARGETS[:1], batch_tokens=6)
+    monkeypatch.undo()
+    whole = measure_heads(toy, of, SOURCES[:1], TARGETS[:1])
+    assert found.heads == cut.heads != whole.heads
+
+
+def test_single_words_have_no_links() -> None:
+    words = module.TokenWordMap(
+        source_word_ids=[0, 1, 2, None], target_word_ids=[0, 0], source_word_count=3, target_word_count=1
+    )
+    assert module.count_word_links(torch.rand(5, 3, 4), words, 0).tolist() == [[0.0, 0.0]] * 5
+    assert module.count_word_links(torch.rand(5, 3, 4), replace(words, target_word_count=2), 0)[:, 1].min() > 0
