@@ -1,4 +1,4 @@
-"""What constraints are built from: options, requests, and the target vocabulary, whose properties are computed once."""
+"""Inputs of constraints: options, requests, and the target vocabulary, whose properties are computed once."""
 
 from __future__ import annotations
 
