@@ -180,9 +180,10 @@ def run_mutant(mutant: Mutant, folder: Path, options: argparse.Namespace, broken
             tests = [*stage, *(f"--deselect={test}" for test in sorted(broken))]
             failed = find_failing_test(folder, options, tests)
             path.write_bytes(source)
-            if failed is None or "::" not in failed or find_failing_test(folder, options, [failed]) is None:
+            # An id that holds a value of the mutant does not exist without it, which is no failure.
+            if "::" not in (failed or "") or "::" not in (find_failing_test(folder, options, [failed or ""]) or ""):
                 break
-            broken.add(failed)
+            broken.add(failed or "")
         if failed == "timeout" and find_failing_test(folder, options, stage) == "timeout":
             continue
         if failed is not None:

@@ -121,6 +121,12 @@ def test_staging_folders_are_removed_unless_their_lock_is_held(tmp_path: Path) -
     assert not (tmp_path / "running.part").exists()
 
 
+def test_what_cannot_be_removed_is_left(tmp_path: Path) -> None:
+    (tmp_path / "video.part").write_text("a file of another program")
+    remove_abandoned(tmp_path)
+    assert (tmp_path / "video.part").exists()
+
+
 def test_lock_excludes_other_processes_until_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = (

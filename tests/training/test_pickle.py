@@ -17,7 +17,10 @@ from attent.decoding import options
 
 options.MAX_EXTRA_TOKENS = 6  # a model that has learned nothing writes as many tokens as it may
 seen = []
-sys.addaudithook(lambda name, _: seen.append(name) if name == "pickle.find_class" else None)
+# Babel's locale data is a pickle inside the installed package.
+sys.addaudithook(
+    lambda name, args: seen.append(name) if name == "pickle.find_class" and not args[0].startswith("babel.") else None
+)
 for name in ("load", "save"):
     def refuse(*_, name=name, **__):
         seen.append(f"torch.{name}")
