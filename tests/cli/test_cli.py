@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,53 @@ def test_doctor_reports_a_torch_build_without_gpu_support() -> None:
     with_driver = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
     assert "this torch is a CPU build" in advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"disk_free": 2 * 2**30}, []),
+        ({"disk_free": 2 * 2**30 - 1}, ["only 2.0 GiB of disk space is free"]),
+        ({"memory_free": 2 * 2**30}, []),
+        ({"memory_free": 2 * 2**30 - 1}, ["only 2.0 GiB of memory is free"]),
+    ],
+)
+def test_doctor_advises_below_its_minimum_only(changes: dict[str, int], words: list[str]) -> None:
+    found = list(doctor.find_advice(replace(HEALTHY_MACHINE, **changes), HEALTHY_TORCH, (TORCH_PACKAGE,)))
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))
+
+
+def test_doctor_report_has_every_fact() -> None:
+    gpu = system_info.Accelerator("H200", "cuda", 140 * 2**30, 139 * 2**30)
+    old = system_info.Package("pillow", "images", ">=12", "11.0")
+    torch = replace(HEALTHY_TORCH, devices=(gpu,), threads=1, bf16_speedup=1.3)
+    report = doctor.DoctorReport(HEALTHY_MACHINE, torch, (TORCH_PACKAGE, old), (), ("a hint",))
+    lines = [line.plain for line in doctor.render_report(report)]
+    assert "device 0   H200 (cuda), 139.0 GiB free of 140.0 GiB" in lines
+    assert "torch      2.13.0, CPU only, 1 CPU thread" in lines
+    assert "bfloat16   fast (measured at 1.3x float32)" in lines
+    assert "memory     8.0 GiB free of 16.0 GiB" in lines
+    assert "images  pillow   11.0, not >=12                 PNG, JPEG images" in lines
+    assert lines[-2:] == ["advice: a hint", "ready: H200, bfloat16"]
+    facts = json.loads(doctor.format_json(report))
+    assert [package["fits"] for package in facts["packages"]] == [True, False]
+    assert facts["packages"][1]["added_by"] == "pip install 'attent[images]'"
+    slow = replace(report, torch=replace(torch, devices=(), threads=2, bf16_speedup=1.29))
+    assert slow.verdict == "ready: CPU, 2 threads, float32"
+    assert "bfloat16   not available" in [
+        line.plain for line in doctor.render_report(replace(report, torch=replace(torch, bf16_speedup=None)))
+    ]
+
+
+def test_cores_are_bounded_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_info, "_list_cgroups", lambda controller: iter([tmp_path]))
+    usable = {}
+    for quota in ("max 100000", "100000 100000", "199999 100000", "50000 100000", "900000000 100000"):
+        (tmp_path / "cpu.max").write_text(quota)
+        usable[quota] = system_info.count_usable_cores()
+    assert usable["100000 100000"] == usable["199999 100000"] == usable["50000 100000"] == 1
+    assert usable["max 100000"] == usable["900000000 100000"] >= 1
 
 
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:

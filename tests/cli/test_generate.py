@@ -13,6 +13,7 @@ import pytest
 
 import attent
 from attent import cli
+from attent.cli.generate import GenerateFlags, find_usage_error
 from attent.decoding import GenerationOptions, Generator
 from attent.models.weights import save_model
 from tests.decoding.toy_generators import PROMPTS, llama, save_model_folder, sentencepiece_tokenizer
@@ -126,6 +127,25 @@ def test_an_unusable_prompt_is_reported(
     assert (exit_code, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"beam_size": 1, "top_k": 3}, None),  # one beam is no beam search
+        ({"beam_size": 1, "temperature": 0.5, "seed": 2}, None),
+        ({"beam_size": 2, "temperature": 0}, None),  # both are deterministic
+        ({"beam_size": 2, "temperature": 0, "seed": 1}, "--seed is for sampling, but --beam-size 2"),
+        ({"beam_size": 2, "top_p": 0.9}, "--top-p is for sampling, but --beam-size 2"),
+        ({"temperature": 0}, None),
+        ({"temperature": 0, "top_k": 1}, "--top-k is for sampling, but --temperature 0"),
+        ({"beam_size": 2, "length_penalty": 1.0}, None),
+        ({"beam_size": 1, "length_penalty": 1.0}, "--length-penalty is for beam search"),
+    ],
+)
+def test_flags_without_effect_are_named(flags: dict[str, Any], problem: str | None) -> None:
+    found = find_usage_error(None, GenerateFlags(**flags))
+    assert found is None if problem is None else found is not None and found.startswith(problem)
 
 
 def test_a_missing_prompt_is_reported_on_a_terminal(

@@ -255,10 +255,31 @@ def test_sparkline() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("", None), ("5 s left", 5), ("12 min left", 720), ("2 h 10 min left", 7_800), ("3 days left", 260_000)],
+    [
+        ("", None),
+        ("", float("inf")),
+        ("0 s left", -1),
+        ("5 s left", 5),
+        ("89 s left", 89),
+        ("2 min left", 90),
+        ("12 min left", 720),
+        ("89 min left", 5_340),
+        ("1 h 30 min left", 5_400),
+        ("2 h 10 min left", 7_800),
+        ("47 h 59 min left", 172_740),
+        ("2 days left", 172_800),
+        ("3 days left", 260_000),
+    ],
 )
 def test_time_left_is_rounded(text: str, seconds: float | None) -> None:
     assert format_time_left(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("999.99", 999.99), ("1,000", 1_000), ("9,999,999", 9_999_999), ("1.0e+07", 1e7)]
+)
+def test_perplexity_is_shortened(text: str, value: float) -> None:
+    assert format_perplexity(value) == text
 
 
 def test_nonfinite_numbers_are_formatted() -> None:

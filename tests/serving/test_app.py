@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -237,6 +239,46 @@ def test_no_body_crashes_the_server(client: Client, body: bytes) -> None:
     reply = client.post(body)
     assert reply.status in (200, 400, 422)
     assert reply.json if reply.status == 200 else reply.error
+
+
+HEAD = b"POST /api/look HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LINES = st.sampled_from(
+    [b"Transfer-Encoding: chunked", b"Content-Length: 13", b"Content-Length: x", b"X: " + b"a" * 33_000, b"Host: b",
+     b"Expect: 100-continue", b"Connection: close", b"\xff: \x00", b"Content-Encoding: gzip", b": empty"]
+)  # fmt: skip
+PARTS = st.sampled_from(
+    [
+        b'{"text": "a"}',
+        b"d\r\n",
+        b"\r\n",
+        b"0\r\n\r\n",
+        b"ZZ\r\n",
+        b"FFFFFFFFFFFFFFFFF\r\n",
+        b"5;x=" + b"y" * 9_000,
+        b"",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(LINES, max_size=4), parts=st.lists(PARTS | st.binary(max_size=9), max_size=6), leaves=st.booleans()
+)
+def test_no_raw_request_crashes_the_server(
+    client: Client, lines: list[bytes], parts: list[bytes], leaves: bool
+) -> None:
+    """Odd headers, malformed chunks, and clients that leave at any moment; what the app answers has safe headers."""
+    statuses = (b"", *(b"HTTP/1.1 %d" % status for status in (100, 200, 400, 413, 415, 421, 422, 431)))
+    reply = b""
+    with suppress(OSError):  # the server may close the connection while the rest is sent
+        content = HEAD + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + b"".join(parts)
+        with client.open(content) as connection:
+            if not leaves:
+                connection.shutdown(socket.SHUT_WR)
+                reply = connection.recv(65_536)
+    assert reply[:12] in statuses
+    assert b"nosniff" in reply or b"{" not in reply
+    assert client.get("/health").status == 200
 
 
 # ---- queueing ----------------------------------------------------------------------------------------------
