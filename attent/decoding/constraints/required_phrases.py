@@ -203,7 +203,7 @@ class RequiredPhrases:
         row, missing, matched, _, is_complete = self._split_state(state)
         any_complete = is_complete.any(1, keepdim=True)
         scores[:, self.end].masked_fill_(~self.is_satisfied(state), NEG_INF)
-        # Tokens that continue a phrase, and those that start one anew.
+        # Tokens that continue a phrase, and those that restart one.
         in_progress = (matched > 0) & ~is_complete
         first = self.phrase_tokens[row, 0].where(missing > is_complete.long(), -1)
         first = first.where(~(any_complete & self._continues_word(first)), -1)
