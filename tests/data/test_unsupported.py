@@ -93,7 +93,7 @@ def test_binary_format_is_known_by_its_beginning(head: bytes, title: str) -> Non
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("name", ["standard input", "a.txt", "corpus.en", "a", "a.html.txt"])
+@pytest.mark.parametrize("name", ["standard input", "a.txt", "corpus.en", "corpus.ts", "a", "a.html.txt"])
 def test_ordinary_text_is_accepted(text: str, name: str) -> None:
     check_plain_text(text.encode(), name)
 

@@ -31,7 +31,7 @@ _FORMATS = (
     ),
     UnsupportedFormat(
         "a Qt translation file",
-        (".ts",),
+        (),  # corpus.ts is Tsonga
         _XML_PROLOG + r"(?:<!DOCTYPE TS>|<TS[\s>])",
         "convert it to XLIFF, for example with lconvert",
     ),
@@ -72,7 +72,7 @@ _FORMATS = (
         _TO_MARKDOWN,
     ),
     UnsupportedFormat("an office document", (".doc", ".ppt", ".xls"), "\ufffd{2}\x11\ufffd", _TO_TEXT),
-    UnsupportedFormat("a compiled gettext catalog", (".mo", ".gmo"), "\ufffd\x12\x04\ufffd", "use msgunfmt first"),
+    UnsupportedFormat("a compiled gettext catalog", (".gmo",), "\ufffd\x12\x04\ufffd", "use msgunfmt first"),
     UnsupportedFormat(
         "an Apple strings file", (".strings",), rf"(?:/\*.*?\*/\s*)?{_JSON_STRING}\s*=\s*{_JSON_STRING};", _TO_PO
     ),
