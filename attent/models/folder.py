@@ -339,8 +339,8 @@ def _find_files(root: Path, names: Container[str] | None = None) -> dict[str, Pa
     for manifest in _order_manifests(root):
         try:
             entries = _read_model_manifest(manifest)
-            wanted = {name: entry for name, entry in entries.items() if names is None or name in names}
-            paths = {name: _find_intact_file(root / name, entry) for name, entry in wanted.items()}
+            listed = {name: entry for name, entry in entries.items() if names is None or name in names}
+            paths = {name: _find_intact_file(root / name, entry) for name, entry in listed.items()}
             return paths | {MANIFEST_FILE: manifest}
         except FolderError as problem:
             problems[manifest.name] = problem
