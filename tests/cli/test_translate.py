@@ -174,7 +174,7 @@ def test_text_in_the_wrong_language_is_a_warning(side: int, has_warning: bool, t
     folder, file = tmp_path / "model", tmp_path / "in.txt"
     identifier = LanguageIdentifier.learn({"en": corpus_lines()[0]}, {"de": corpus_lines()[1]})
     write_model(folder, model(), tokenizer(), {LANGUAGES_FILE: identifier.to_bytes()})
-    assert Tokenizer.load(folder).files.keys() == {"tokenizer.model"}
+    assert LANGUAGES_FILE not in Tokenizer.load(folder).files
     file.write_text("".join(f"{line}\n" for line in corpus_lines()[side][:5]), encoding="utf-8")
     flags = ["--to", "de", "--beam-size", "1", "--max-length", "2"]
     assert cli.main(["translate", str(folder), str(file), *flags]) == 0
