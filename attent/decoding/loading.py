@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def read_run_data(folder: Path | None) -> dict[str, Any]:
     """Return the `data` table of the training run, verified by the manifest; empty for a folder from elsewhere."""
     content = None if folder is None else read_side_file(folder, "run.toml")
-    data = {} if content is None else settings.parse_toml(content, f"{folder}/run.toml").get("data")
-    return data if isinstance(data, dict) else {}
+    with suppress(settings.SettingsError):  # another tool's file
+        data = {} if content is None else settings.parse_toml(content, f"{folder}/run.toml").get("data")
+        return data if isinstance(data, dict) else {}
+    return {}
 
 
 def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> str | None:
