@@ -31,7 +31,7 @@ import torch
 
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
-from attent.interop import ctranslate2 as conversion
+from attent.interop import ctranslate2 as converter
 from attent.interop import marian
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -86,7 +86,7 @@ def prepare_models(home: Path, layers: int, count: int) -> list[str]:
         model.output.bias[config.end_id] = NO_END_BIAS
     write_model(home / "ours", model, tokenizer)
     marian.save(model, home / "theirs", pad=tokenizer.target.pad)
-    conversion.write_conversion(model, tokenizer, home / CONVERSION_FOLDER)
+    converter.write_conversion(model, tokenizer, home / CONVERSION_FOLDER)
     return [source for source, _ in pairs[:count]]
 
 

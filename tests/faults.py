@@ -263,7 +263,7 @@ FAULTS = """
 
 # ctranslate2: nothing is cached
 @ decoding/engines/ctranslate2.py::open_conversion: decoding/engines/test_ctranslate2.py -k made_once
-- if conversion.is_intact(cached, fingerprint):
+- if converter.is_intact(cached, fingerprint):
 + if False:
 
 # packed request without its constraints
@@ -596,7 +596,7 @@ FAULTS = """
 + finished[1]
 
 # decoding: ties keep the later hypothesis
-@ decoding/search.py::FinishedHypotheses.concat: decoding/test_search.py -k equally_good
+@ decoding/search.py::HypothesisTensors.concat: decoding/test_search.py -k equally_good
 - torch.cat(parts, 1), self, other
 + torch.cat(parts, 1), other, self
 
@@ -626,7 +626,7 @@ FAULTS = """
 + moved = state
 
 # decoding: beam groups return duplicates
-@ decoding/search.py::FinishedHypotheses.concat: decoding/engines/test_reference.py -k groups
+@ decoding/search.py::HypothesisTensors.concat: decoding/engines/test_reference.py -k groups
 - both.deduplicate() if context.beam_groups > 1 else both
 + both
 

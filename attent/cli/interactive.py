@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.options import Constraints, Hypothesis
+from attent.decoding.options import Hypothesis, PhraseConstraints
 from attent.decoding.output_format import OutputFormat, format_score, get_links, replace_line_breaks
 from attent.decoding.pipeline import TranslationPipeline
 from attent.decoding.translator import MAX_UNSPLIT_TOKENS
@@ -98,7 +98,7 @@ class InteractiveSession:
             pipeline,
             options=replace(options, n_best=n_best, beam_size=beam_size),
             to=self.to,
-            constraints=Constraints(prefix=self.prefix, required=self.required, banned=self.banned),
+            constraints=PhraseConstraints(prefix=self.prefix, required=self.required, banned=self.banned),
             mbr_candidates=max(pipeline.mbr_candidates, n_best) if pipeline.mbr_candidates else 0,
             output_format=OutputFormat(alignment="hard" if alignment else None),
         )

@@ -25,7 +25,7 @@ from attent.cli.search_flags import (
     check_positive,
     use_flag_names,
 )
-from attent.decoding.options import Constraints, InputError, SearchOptions
+from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
 from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def build_pipeline(
         to=to,
         source_lang=flags.src,
         glossary=glossary,
-        constraints=Constraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
+        constraints=PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
         mbr_candidates=flags.mbr_candidates,
         split_sentences=flags.split_sentences,
         forbid_loops=flags.forbid_loops,

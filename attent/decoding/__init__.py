@@ -10,27 +10,27 @@ if TYPE_CHECKING:
     from attent.decoding.engines.reference import SearchCancelled
     from attent.decoding.generation.generator import Generation, Generator
     from attent.decoding.glossary import Glossary
-    from attent.decoding.options import Constraints, GenerationOptions, SamplingOptions, SearchOptions
-    from attent.decoding.search import FinishedHypotheses, beam_search, greedy_search
+    from attent.decoding.options import GenerationOptions, PhraseConstraints, SamplingOptions, SearchOptions
+    from attent.decoding.search import HypothesisTensors, beam_search, greedy_search
     from attent.decoding.translator import Translation, Translator, translate_texts
 
 _MODULES = {
     "engines.reference": ("SearchCancelled",),
     "generation.generator": ("Generation", "Generator"),
     "glossary": ("Glossary",),
-    "options": ("Constraints", "GenerationOptions", "SamplingOptions", "SearchOptions"),
-    "search": ("FinishedHypotheses", "beam_search", "greedy_search"),
+    "options": ("GenerationOptions", "PhraseConstraints", "SamplingOptions", "SearchOptions"),
+    "search": ("HypothesisTensors", "beam_search", "greedy_search"),
     "translator": ("Translation", "Translator", "translate_texts"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Constraints",
-    "FinishedHypotheses",
     "Generation",
     "GenerationOptions",
     "Generator",
     "Glossary",
+    "HypothesisTensors",
+    "PhraseConstraints",
     "SamplingOptions",
     "SearchCancelled",
     "SearchOptions",

@@ -22,7 +22,7 @@ from attent.data.formats.registry import check_plain_text
 from attent.data.formats.streams import COMPRESSION_MAGIC, peek_head
 from attent.data.formats.streams import read_blocks as file_blocks
 from attent.data.pairs import CorpusError
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, Segment
+from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, Segment
 
 STDIN_NAME = "standard input"
 CHUNK_BYTES = 2**16  # the capacity of a pipe
@@ -211,7 +211,7 @@ def decode_line(row: bytes, location: str) -> str:
         ) from error
 
 
-def parse_json_line(row: bytes, location: str, base: Constraints = NO_CONSTRAINTS) -> Line:
+def parse_json_line(row: bytes, location: str, base: PhraseConstraints = NO_CONSTRAINTS) -> Line:
     """Parse a JSON object, whose constraints are added to those of all lines; an empty line stays empty."""
     text = decode_line(row, location).strip()
     if not text:

@@ -166,7 +166,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constraints:
+class PhraseConstraints:
     """Prefix, required and banned phrases of one translation."""
 
     prefix: str = ""
@@ -182,11 +182,11 @@ class Constraints:
 
     def extend(
         self, prefix: str | None = None, required: Sequence[str] = (), banned: Sequence[str] = ()
-    ) -> Constraints:
+    ) -> PhraseConstraints:
         """Return these constraints with more phrases, and with another prefix unless it is None."""
         if prefix is None and not required and not banned:
             return self
-        return Constraints(
+        return PhraseConstraints(
             prefix=self.prefix if prefix is None else prefix,
             prefix_is_partial=self.prefix_is_partial and prefix is None,
             required=(*self.required, *required),
@@ -194,7 +194,7 @@ class Constraints:
         )
 
 
-NO_CONSTRAINTS = Constraints()
+NO_CONSTRAINTS = PhraseConstraints()
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Segment:
     """A text, or a sentence of one, to search a translation for."""
 
     text: str
-    constraints: Constraints = NO_CONSTRAINTS
+    constraints: PhraseConstraints = NO_CONSTRAINTS
     rng_key: int = field(default=0, compare=False)
     gap: str = field(default="", compare=False)  # whitespace after it
 

@@ -25,7 +25,7 @@ from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
 from attent.decoding.loading import read_run_data
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, InputError, SearchOptions, Segment
+from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import ShouldStop, Translation, Translator
 from attent.formatting import escape_invisible
@@ -58,7 +58,7 @@ class TranslationPipeline:
     to: str | None = None
     source_lang: str | None = None
     glossary: Glossary | None = None
-    constraints: Constraints = NO_CONSTRAINTS  # of every line
+    constraints: PhraseConstraints = NO_CONSTRAINTS  # of every line
     mbr_candidates: int = 0
     split_sentences: bool = False
     forbid_loops: bool = True

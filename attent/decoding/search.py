@@ -118,7 +118,7 @@ def map_tensors(change: Callable[..., Tensor], state: T, *others: T) -> T:
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedHypotheses:
+class HypothesisTensors:
     """The N best hypotheses of each source, best first; score -inf where there are fewer."""
 
     tokens: Tensor  # (B, N, T), padded with the end token
@@ -127,29 +127,29 @@ class FinishedHypotheses:
     lengths: Tensor  # (B, N) with the end token
 
     @classmethod
-    def empty(cls, tokens: Tensor) -> FinishedHypotheses:
+    def empty(cls, tokens: Tensor) -> HypothesisTensors:
         none = torch.full(tokens.shape[:2], NEG_INF, device=tokens.device)
         return cls(tokens, none, none, torch.zeros_like(none, dtype=torch.int64))
 
-    def merge(self, other: FinishedHypotheses, context: SearchContext) -> FinishedHypotheses:
+    def merge(self, other: HypothesisTensors, context: SearchContext) -> HypothesisTensors:
         """Return the N best of both; on ties, those of `self`."""
         both = self.concat(other, context)
         return both.select(stable_topk_indices(both.scores, self.scores.shape[1]))
 
-    def concat(self, other: FinishedHypotheses, context: SearchContext) -> FinishedHypotheses:
+    def concat(self, other: HypothesisTensors, context: SearchContext) -> HypothesisTensors:
         both = map_tensors(lambda *parts: torch.cat(parts, 1), self, other)
         return both.deduplicate() if context.beam_groups > 1 else both
 
-    def deduplicate(self) -> FinishedHypotheses:
+    def deduplicate(self) -> HypothesisTensors:
         """Drop repetitions: several groups may find the same hypothesis."""
         same = (self.tokens[:, :, None] == self.tokens[:, None]).all(-1)
         same = same & (self.lengths[:, :, None] == self.lengths[:, None])
         repeated = (same.tril(-1) & (self.scores > NEG_INF)[:, None]).any(-1)
-        return FinishedHypotheses(self.tokens, self.log_probs, self.scores.masked_fill(repeated, NEG_INF), self.lengths)
+        return HypothesisTensors(self.tokens, self.log_probs, self.scores.masked_fill(repeated, NEG_INF), self.lengths)
 
-    def select(self, indices: Tensor) -> FinishedHypotheses:
+    def select(self, indices: Tensor) -> HypothesisTensors:
         columns = (x.gather(1, indices) for x in (self.log_probs, self.scores, self.lengths))
-        return FinishedHypotheses(gather_beams(self.tokens, indices), *columns)
+        return HypothesisTensors(gather_beams(self.tokens, indices), *columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ class BeamState:
     rng_keys: Tensor  # (B,)
     finished_counts: Tensor  # (B,)
     done: Tensor  # (B,) no better hypothesis can come: the row stays as it is
-    finished: FinishedHypotheses
+    finished: HypothesisTensors
     constraint_states: tuple[Tensor, ...]  # (B, K, S) of each constraint
 
     @classmethod
@@ -184,7 +184,7 @@ class BeamState:
             rng_keys=torch.tensor([request.rng_key for request in requests], device=device),
             finished_counts=zeros,
             done=zeros.bool(),
-            finished=FinishedHypotheses.empty(tokens[:, :1].expand(-1, context.options.n_best, -1)),
+            finished=HypothesisTensors.empty(tokens[:, :1].expand(-1, context.options.n_best, -1)),
             constraint_states=tuple(x[:, None].expand(-1, K, -1).contiguous() for x in constraint_states),
         )
 
@@ -385,12 +385,12 @@ def advance_constraints(beams: BeamState, selection: StepSelection, context: Sea
     return states
 
 
-def collect_finished(beams: BeamState, finished: tuple[Tensor, Tensor], context: SearchContext) -> FinishedHypotheses:
+def collect_finished(beams: BeamState, finished: tuple[Tensor, Tensor], context: SearchContext) -> HypothesisTensors:
     """Return the hypotheses that end at this step; the end token is already there as padding."""
     parents, log_probs = finished[0], finished[1].masked_fill(beams.done[:, None], NEG_INF)
     lengths = (beams.lengths[:, None] + 1).expand_as(parents)
     scores = log_probs / context.compute_length_penalty(lengths)
-    return FinishedHypotheses(gather_beams(beams.tokens, parents), log_probs, scores, lengths)
+    return HypothesisTensors(gather_beams(beams.tokens, parents), log_probs, scores, lengths)
 
 
 def find_done_sources(
@@ -398,7 +398,7 @@ def find_done_sources(
     lengths: Tensor,
     max_lengths: Tensor,
     finished_counts: Tensor,
-    finished: FinishedHypotheses,
+    finished: HypothesisTensors,
     context: SearchContext,
 ) -> Tensor:
     """True (B,) where no live beam can enter the n best: a log-probability only falls, and the penalty is most
@@ -457,14 +457,14 @@ def stable_topk_indices(values: Tensor, n: int) -> Tensor:
 # --- whole batches of ids ------------------------------------------------------------------------------------------
 
 
-def collect_output(beams: BeamState, context: SearchContext) -> FinishedHypotheses:
+def collect_output(beams: BeamState, context: SearchContext) -> HypothesisTensors:
     """Return the best finished hypotheses, then those truncated at the maximum length, unless the options rank both
     equally."""
     is_truncated = (beams.lengths >= beams.max_lengths)[:, None]
     lengths = beams.lengths[:, None].expand_as(beams.log_probs)
     log_probs = beams.log_probs.masked_fill(~is_truncated, NEG_INF)
     scores = log_probs / context.compute_length_penalty(lengths)
-    truncated = FinishedHypotheses(beams.tokens, log_probs, scores, lengths)
+    truncated = HypothesisTensors(beams.tokens, log_probs, scores, lengths)
     truncated = truncated.select(stable_topk_indices(scores, scores.shape[1]))
     both = beams.finished.concat(truncated, context)
     ranks = both.scores if context.options.rank_truncated_equally else (both.scores > NEG_INF).to(torch.uint8)
@@ -482,7 +482,7 @@ def beam_search(
     max_length: int,
     options: SearchOptions | None = None,
     suppressed_tokens: Sequence[int] = (),
-) -> FinishedHypotheses:
+) -> HypothesisTensors:
     """Search the best targets of a batch of sources (B, Ts). `start` and `suppressed_tokens` are never generated."""
     check_search_arguments(end, max_length)
     context = SearchContext(

@@ -29,7 +29,7 @@ from attent.decoding.alignment import (
     load_selection,
 )
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
-from attent.decoding.engines.gpu.eligibility import release_model
+from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
@@ -45,11 +45,11 @@ from attent.decoding.loading import (
 )
 from attent.decoding.options import (
     NO_CONSTRAINTS,
-    Constraints,
     DeviceOptions,
     EngineName,
     Hypothesis,
     InputError,
+    PhraseConstraints,
     SearchEngine,
     SearchOptions,
     SearchRequest,
@@ -119,14 +119,14 @@ class Translator:
         engine: EngineName | None = "torch",
         threads: int | None = None,
         batch_tokens: int | None = None,
-        use_cuda_graphs: bool = True,
+        use_gpu_engine: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         """
         folder           the model folder, with the alignment heads; the conversion of a model without one is not cached
         engine           None: CTranslate2 on a CPU where it is installed and supports the request, else torch
         batch_tokens     padded source tokens x beams per batch; None: chosen for the device
-        use_cuda_graphs  also the fused GPU engine; keeps some GPU memory for the next call
+        use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
         check_tokenizer(model, tokenizer)
@@ -134,7 +134,7 @@ class Translator:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.engine, self.threads, self.batch_tokens = engine, threads, batch_tokens
-        self.use_cuda_graphs = use_cuda_graphs
+        self.use_gpu_engine = use_gpu_engine
         self.notified: set[str] = set()
         self._notify = notify
         self._locks = TranslatorLocks(self)
@@ -191,7 +191,7 @@ class Translator:
         beam_size: int | None = None,
         n_best: int | None = None,
         to: str | None = None,
-        constraints: Constraints | Sequence[Constraints] = NO_CONSTRAINTS,
+        constraints: PhraseConstraints | Sequence[PhraseConstraints] = NO_CONSTRAINTS,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
         mbr_candidates: int = 0,
@@ -241,7 +241,7 @@ class Translator:
         options: SearchOptions | None = None,
         *,
         to: str | None = None,
-        constraints: Constraints = NO_CONSTRAINTS,
+        constraints: PhraseConstraints = NO_CONSTRAINTS,
     ) -> Iterator[str]:
         """Yield the translation in pieces, as soon as all beams agree on them."""
         options = options or SearchOptions()
@@ -278,7 +278,7 @@ class Translator:
     def suggest_continuations(
         self,
         text: str,
-        prefix: str | Constraints,
+        prefix: str | PhraseConstraints,
         count: int = 5,
         options: SearchOptions | None = None,
         *,
@@ -288,7 +288,7 @@ class Translator:
         options = replace(options or SearchOptions(), n_best=1)
         segment_text = self.clean_text(text)
         source_ids = self.tokenizer.encode_source([segment_text], to)[0]
-        constraints = Constraints(prefix=prefix) if isinstance(prefix, str) else prefix
+        constraints = PhraseConstraints(prefix=prefix) if isinstance(prefix, str) else prefix
         check_constraints(constraints, options)
         request = self._build_request(Segment(segment_text, constraints), source_ids, options, to)
         with eval_mode(self.model):
@@ -349,7 +349,7 @@ class Translator:
     def _split_texts(
         self,
         texts: Sequence[str],
-        constraints: Sequence[Constraints],
+        constraints: Sequence[PhraseConstraints],
         to: str | None,
         split_sentences: bool = False,
         source_lang: str | None = None,
@@ -380,7 +380,7 @@ class Translator:
         return groups, encoded
 
     def _split_text(
-        self, text: str, constraints: Constraints, max_tokens: int, source_lang: str | None
+        self, text: str, constraints: PhraseConstraints, max_tokens: int, source_lang: str | None
     ) -> list[tuple[str, str]]:
         """Return sentences, or parts of long ones, each with the whitespace after it."""
 
@@ -569,7 +569,7 @@ class Translator:
             choose_batch_size=self._compute_batch_size,
             build_constraints=partial(build_constraints, vocabulary=self._target_vocabulary),
             should_stop=should_stop,
-            use_cuda_graphs=self.use_cuda_graphs,
+            use_gpu_engine=self.use_gpu_engine,
             notify=self.notify,
             device_lock=self._locks.device_lock,
         )
@@ -700,7 +700,7 @@ def translate_texts(
     try:
         return [item.text for item in translator.translate(texts, options, to=to, should_stop=should_stop)]
     finally:
-        release_model(model)  # training needs the memory
+        drop_cached_searches(model)  # training needs the memory
 
 
 # --- loading -------------------------------------------------------------------------------------------------------
@@ -749,8 +749,10 @@ def check_list_of_strings(texts: Sequence[str], name: str = "texts") -> None:
         raise InputError(f"`{name}` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
 
 
-def broadcast_constraints(constraints: Constraints | Sequence[Constraints], count: int) -> list[Constraints]:
-    per_text = [constraints] * count if isinstance(constraints, Constraints) else constraints
+def broadcast_constraints(
+    constraints: PhraseConstraints | Sequence[PhraseConstraints], count: int
+) -> list[PhraseConstraints]:
+    per_text = [constraints] * count if isinstance(constraints, PhraseConstraints) else constraints
     if len(per_text) != count:
         raise TranslationError(f"`constraints` must be one for all or {count}, one per text, but are {len(per_text)}")
     return [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
@@ -777,7 +779,7 @@ def has_word(text: str, word: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
-def check_constraints(constraints: Constraints, options: SearchOptions) -> None:
+def check_constraints(constraints: PhraseConstraints, options: SearchOptions) -> None:
     if constraints.required and (options.sampling is not None or options.beam_groups > 1):
         raise TranslationError(
             "required phrases and glossary terms need plain beam search; leave out sampling and beam groups"

@@ -329,7 +329,7 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         engine=engine or translator.engine,
         threads=translator.threads,
         batch_tokens=translator.batch_tokens,
-        use_cuda_graphs=translator.use_cuda_graphs,
+        use_gpu_engine=translator.use_gpu_engine,
         notify=translator.notify,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attent.decoding.options import NO_CONSTRAINTS, Constraints, GenerationOptions, SamplingOptions, SearchOptions
+from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SamplingOptions, SearchOptions
 
 INFINITY = float("inf")
 # class, settings, field, (valid values), (invalid values)
@@ -73,14 +73,14 @@ def test_the_maximum_length_follows_the_source_unless_it_is_set() -> None:
     [("", False, False), ("Ein", False, True), ("Ein", True, False), ("Ein ", False, True), ("Ein „", False, False)],
 )
 def test_a_prefix_ends_a_word(prefix: str, is_partial: bool, ends_word: bool) -> None:
-    assert Constraints(prefix=prefix, prefix_is_partial=is_partial).prefix_ends_word == ends_word
+    assert PhraseConstraints(prefix=prefix, prefix_is_partial=is_partial).prefix_ends_word == ends_word
 
 
 def test_constraints_without_additions_stay_the_same_object() -> None:
     assert NO_CONSTRAINTS.extend() is NO_CONSTRAINTS
     assert NO_CONSTRAINTS.extend(prefix="") == NO_CONSTRAINTS
-    base = Constraints(prefix="Ein", prefix_is_partial=True, required=("a",), banned=("b",))
-    assert base.extend(required=["c"], banned=["d"]) == Constraints(
+    base = PhraseConstraints(prefix="Ein", prefix_is_partial=True, required=("a",), banned=("b",))
+    assert base.extend(required=["c"], banned=["d"]) == PhraseConstraints(
         prefix="Ein", prefix_is_partial=True, required=("a", "c"), banned=("b", "d")
     )
-    assert base.extend(prefix="") == Constraints(required=("a",), banned=("b",))
+    assert base.extend(prefix="") == PhraseConstraints(required=("a",), banned=("b",))

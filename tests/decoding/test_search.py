@@ -13,7 +13,7 @@ from attent.decoding import beam_search, greedy_search
 from attent.decoding import search as searching
 from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.options import Hypothesis, SearchOptions
-from attent.decoding.search import FinishedHypotheses, SearchContext, stable_topk, stable_topk_indices
+from attent.decoding.search import HypothesisTensors, SearchContext, stable_topk, stable_topk_indices
 from tests.decoding.toy_models import (
     END,
     PAD,
@@ -271,10 +271,10 @@ def test_ties_keep_their_order_whatever_the_sign_of_zero() -> None:
 
 
 def test_equally_good_hypotheses_keep_the_earlier_one() -> None:
-    def make_finished(first_token: int, *scores: float) -> FinishedHypotheses:
+    def make_finished(first_token: int, *scores: float) -> HypothesisTensors:
         tokens = torch.arange(first_token, first_token + len(scores))[None, :, None]
         values = torch.tensor([scores])
-        return FinishedHypotheses(tokens, values, values, torch.ones_like(tokens[..., 0]))
+        return HypothesisTensors(tokens, values, values, torch.ones_like(tokens[..., 0]))
 
     context = SearchContext(options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START]))
     got = make_finished(0, -1.0, -2.0, NEG_INF).merge(make_finished(3, -2.0, -1.0, -2.0), context)
@@ -361,7 +361,7 @@ def test_the_end_token_may_be_0(search: SearchOptions) -> None:
     output = beam_search(
         SwappedModel(7), rows, start=END, end=START, max_length=6, options=search, suppressed_tokens=(PAD,)
     )
-    got = FinishedHypotheses(SwappedModel.ids[output.tokens], output.log_probs, output.scores, output.lengths)
+    got = HypothesisTensors(SwappedModel.ids[output.tokens], output.log_probs, output.scores, output.lengths)
     assert [to_hypotheses(got, row) for row in range(len(rows))] == expected
     if search.beam_size == 1:
         tokens = greedy_search(SwappedModel(7), rows, start=END, end=START, max_length=6, suppressed_tokens=(PAD,))

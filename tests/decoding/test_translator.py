@@ -28,8 +28,8 @@ from attent.decoding.glossary import Glossary
 from attent.decoding.loading import choose_placement, fit_rows
 from attent.decoding.options import (
     NO_CONSTRAINTS,
-    Constraints,
     InputError,
+    PhraseConstraints,
     SamplingOptions,
     SearchOptions,
     SearchRequest,
@@ -324,7 +324,7 @@ def test_segments_fit_into_the_positions() -> None:
 def test_a_prefix_is_kept(trained_translator: Translator, prefix: str, beam_size: int) -> None:
     texts = [*TEXTS, *ODD]
     got = translate_to_texts(
-        trained_translator, texts, SearchOptions(beam_size=beam_size), constraints=Constraints(prefix=prefix)
+        trained_translator, texts, SearchOptions(beam_size=beam_size), constraints=PhraseConstraints(prefix=prefix)
     )
     assert all(text.startswith(prefix.strip()) for text in got)
     assert len(set(got)) > 3
@@ -333,7 +333,7 @@ def test_a_prefix_is_kept(trained_translator: Translator, prefix: str, beam_size
         trained_translator,
         texts,
         SearchOptions(beam_size=beam_size),
-        constraints=Constraints(prefix=prefix, prefix_is_partial=True),
+        constraints=PhraseConstraints(prefix=prefix, prefix_is_partial=True),
     )
     assert all(text.startswith(prefix.strip()) for text in longer)
 
@@ -342,7 +342,7 @@ def test_a_prefix_of_the_best_translation_changes_nothing(trained_translator: Tr
     """Forcing the start of the best translation gives the same translation."""
     for best in trained_translator.translate(TEXTS[:4]):
         prefix = " ".join(best.text.split()[:3]) + " "
-        (again,) = trained_translator.translate([best.source], constraints=Constraints(prefix=prefix))
+        (again,) = trained_translator.translate([best.source], constraints=PhraseConstraints(prefix=prefix))
         assert again.text == best.text
 
 
@@ -355,7 +355,7 @@ def count_whole_words(word: str, text: str) -> int:
 )
 def test_required_phrases_occur(trained_translator: Translator, words: tuple[str, ...]) -> None:
     for one in trained_translator.translate(
-        [*TEXTS, *ODD], SearchOptions(beam_size=6), constraints=Constraints(required=words)
+        [*TEXTS, *ODD], SearchOptions(beam_size=6), constraints=PhraseConstraints(required=words)
     ):
         assert one.is_finished
         for word in words:
@@ -366,7 +366,7 @@ def test_required_phrases_occur(trained_translator: Translator, words: tuple[str
 def test_banned_phrases_never_occur(trained_translator: Translator, words: tuple[str, ...]) -> None:
     texts = [*TEXTS, *ODD]
     freely = translate_to_texts(trained_translator, texts)
-    got = translate_to_texts(trained_translator, texts, constraints=Constraints(banned=words))
+    got = translate_to_texts(trained_translator, texts, constraints=PhraseConstraints(banned=words))
     assert any(count_whole_words(word, text) for word in words for text in freely)
     assert not any(count_whole_words(word, text) for word in words for text in got)
     clean = [not any(count_whole_words(word, text) for word in words) for text in freely]
@@ -377,10 +377,10 @@ def test_banned_phrases_never_occur(trained_translator: Translator, words: tuple
 
 def test_each_text_has_its_own_constraints(trained_translator: Translator) -> None:
     controls = [
-        Constraints(),
-        Constraints(prefix="Die"),
-        Constraints(required=("Hund",)),
-        Constraints(banned=("park",)),
+        PhraseConstraints(),
+        PhraseConstraints(prefix="Die"),
+        PhraseConstraints(required=("Hund",)),
+        PhraseConstraints(banned=("park",)),
     ]
     together = translate_to_texts(trained_translator, TEXTS[:4], constraints=controls)
     assert together == [
@@ -394,31 +394,31 @@ def test_each_text_has_its_own_constraints(trained_translator: Translator) -> No
 
 @pytest.mark.parametrize("demanded", ["hund", "Der Hund"])
 def test_a_required_phrase_must_not_be_banned(trained_translator: Translator, demanded: str) -> None:
-    control = Constraints(required=(demanded,), banned=("hund",))
+    control = PhraseConstraints(required=(demanded,), banned=("hund",))
     with pytest.raises(TranslationError, match=f"`{demanded}` is required, but contains the banned `hund`"):
-        trained_translator.translate(TEXTS[:2], constraints=[Constraints(), control])
+        trained_translator.translate(TEXTS[:2], constraints=[PhraseConstraints(), control])
     with pytest.raises(TranslationError, match="banned"):
         list(trained_translator.stream(TEXTS[0], constraints=control))
-    trained_translator.translate(TEXTS[:1], constraints=Constraints(required=("Hundehaus",), banned=("hund",)))
+    trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=("Hundehaus",), banned=("hund",)))
 
 
 def test_a_required_word_with_an_unknown_letter_is_a_whole_word(trained_translator: Translator) -> None:
     for word in ("Łódź", "Москва", "7"):
-        (one,) = trained_translator.translate(TEXTS[:1], constraints=Constraints(required=(word,)))
+        (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(word,)))
         assert re.search(rf"(^|\s){word}(\W|$)", one.text)
 
 
 def test_required_phrases_may_cause_loops(trained_translator: Translator) -> None:
-    (one,) = trained_translator.translate(TEXTS[:1], constraints=Constraints(required=(" ".join(["ha"] * 12),)))
+    (one,) = trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(" ".join(["ha"] * 12),)))
     assert " ".join(["ha"] * 12) in one.text
 
 
 @pytest.mark.parametrize("search", [SearchOptions(beam_groups=2), SearchOptions(sampling=SamplingOptions())])
 def test_required_phrases_need_plain_beam_search(trained_translator: Translator, search: SearchOptions) -> None:
     with pytest.raises(TranslationError, match="need plain beam search"):
-        trained_translator.translate(TEXTS[:1], search, constraints=Constraints(required=("Hund",)))
+        trained_translator.translate(TEXTS[:1], search, constraints=PhraseConstraints(required=("Hund",)))
     with pytest.raises(TranslationError, match="must be a word, but is empty"):
-        trained_translator.translate(TEXTS[:1], constraints=Constraints(required=(" ",)))
+        trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(" ",)))
 
 
 def test_a_single_string_is_rejected(trained_translator: Translator) -> None:
@@ -443,12 +443,12 @@ def test_glossary_terms_occur_where_required(trained_translator: Translator) -> 
 
 
 def test_a_prefix_or_required_phrase_needs_a_single_sentence(trained_translator: Translator) -> None:
-    for control in (Constraints(prefix="Ein"), Constraints(required=("Hund",))):
+    for control in (PhraseConstraints(prefix="Ein"), PhraseConstraints(required=("Hund",))):
         with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but has 2"):
             trained_translator.translate([f"{TEXTS[0]} {TEXTS[1]}"], constraints=control, split_sentences=True)
     with pytest.raises(PrefixError, match="must be shorter than max_length"):
         trained_translator.translate(
-            TEXTS[:1], SearchOptions(max_length=2), constraints=Constraints(prefix="Ein hund steht")
+            TEXTS[:1], SearchOptions(max_length=2), constraints=PhraseConstraints(prefix="Ein hund steht")
         )
 
 
@@ -488,7 +488,7 @@ def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytes
     ids = [i for i in range(of.target.size) if of.target.to_pieces([i])[0].strip("▁").isalpha()][:6]
     one = Translator(looping_model(*ids), of, engine="torch")
     sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], SearchOptions(beam_size=2, max_length=30)
-    wished = [NO_CONSTRAINTS, NO_CONSTRAINTS, Constraints(prefix="ein")]
+    wished = [NO_CONSTRAINTS, NO_CONSTRAINTS, PhraseConstraints(prefix="ein")]
     wanted = one.translate([*sources, "a dog"], search, constraints=wished)
     requests: list[int] = []
     real = TorchEngine.search
@@ -762,7 +762,9 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
         assert [found.score for found in one.n_best] == pytest.approx(wanted.scores[row].tolist(), abs=1e-5)
     assert len({one.text for one in got}) > 3
     assert "".join(trained_translator.stream(TEXTS[0], search)).strip() == got[0].text
-    (kept,) = trained_translator.translate(TEXTS[:1], search, constraints=Constraints(prefix="Ein", banned=("Mann",)))
+    (kept,) = trained_translator.translate(
+        TEXTS[:1], search, constraints=PhraseConstraints(prefix="Ein", banned=("Mann",))
+    )
     assert kept.text.startswith("Ein")
 
 
@@ -770,7 +772,7 @@ def test_continuations_obey_constraints(trained_translator: Translator) -> None:
     wanted = trained_translator.suggest_continuations(TEXTS[0], "Ein ", 6)
     words = {word.strip(".,") for one in wanted for word in one.text.split()[1:2]}
     for word in words:
-        kept = trained_translator.suggest_continuations(TEXTS[0], Constraints(prefix="Ein ", banned=(word,)), 6)
+        kept = trained_translator.suggest_continuations(TEXTS[0], PhraseConstraints(prefix="Ein ", banned=(word,)), 6)
         assert all(word not in re.findall(r"\w+", one.text) for one in kept)
 
 

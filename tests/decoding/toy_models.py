@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decoding import FinishedHypotheses
+from attent.decoding import HypothesisTensors
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch
 from attent.decoding.options import Hypothesis, SearchOptions
 
@@ -129,7 +129,7 @@ def make_hypothesis(ids: Tokens, total: Tensor, options: SearchOptions) -> Hypot
     return Hypothesis(token_ids=ids[:-1] if finished else ids, log_prob=float(total), score=score, is_finished=finished)
 
 
-def to_hypotheses(output: FinishedHypotheses, row: int) -> list[Hypothesis]:
+def to_hypotheses(output: HypothesisTensors, row: int) -> list[Hypothesis]:
     names = ("tokens", "lengths", "scores", "log_probs")
     rows = zip(*(getattr(output, name)[row].tolist() for name in names), strict=True)
     return [

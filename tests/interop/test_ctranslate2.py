@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.interop import ctranslate2 as conversion
+from attent.interop import ctranslate2 as converter
 from attent.interop.ctranslate2 import (
     ConversionError,
     compute_fingerprint,
@@ -289,7 +289,7 @@ def test_a_failed_write_leaves_the_old_conversion(
     def raise_disk_full(path: object, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "write_synced", raise_disk_full)
+    monkeypatch.setattr(converter, "write_synced", raise_disk_full)
     with pytest.raises(FolderError, match="the disk is full; an older conversion in the folder is intact"):
         write_conversion(toy, None, tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -297,7 +297,7 @@ def test_a_failed_write_leaves_the_old_conversion(
 
 
 def test_stale_temporary_folders_are_removed(toy: Seq2Seq, tmp_path: Path) -> None:
-    for name, age in ((".made.a.new", 2 * conversion.STALE_SECONDS), (".made.b.new", 10)):
+    for name, age in ((".made.a.new", 2 * converter.STALE_SECONDS), (".made.b.new", 10)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     write_conversion(toy, None, tmp_path / "made")

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from attent.decoding.batching import split_batches
 from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
-from attent.interop import ctranslate2 as conversion
+from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import FolderError
@@ -90,10 +90,10 @@ class CTranslate2Engine:
         self._source_names, self._target_names = names
         self._target_ids = {name: i for i, name in enumerate(self._target_names)}
         self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
-        self._max_lengths = [conversion.get_max_length(side) for side in (model.config.encoder, model.config.decoder)]
+        self._max_lengths = [converter.get_max_length(side) for side in (model.config.encoder, model.config.decoder)]
         bias = model.output.bias
         self._can_end = bias is None or float(bias.detach()[model.config.end_id]) > IMPOSSIBLE_BIAS
-        self._translator = conversion.import_ctranslate2().Translator(
+        self._translator = converter.import_ctranslate2().Translator(
             str(folder), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
@@ -117,9 +117,9 @@ class CTranslate2Engine:
         import torch
 
         if suppressed_tokens is None:
-            suppressed_tokens = conversion.find_suppressed_tokens(model.config, tokenizer)
+            suppressed_tokens = converter.find_suppressed_tokens(model.config, tokenizer)
         suppressed = sorted(set(suppressed_tokens))
-        names = conversion.build_vocabularies(model.config, tokenizer)
+        names = converter.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()
         with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:
             return cls(path, model, names, suppressed_tokens=suppressed, compute_type=compute_type, threads=threads)
@@ -220,7 +220,7 @@ class CTranslate2Engine:
         for tokens, ct2_score in zip(result.hypotheses, result.scores, strict=True):
             ids = [self._target_ids[token] for token in tokens]
             log_prob = ct2_score * len(ids) ** get_length_penalty(options)
-            if log_prob > conversion.SUPPRESSED_LOGIT / 2:
+            if log_prob > converter.SUPPRESSED_LOGIT / 2:
                 is_finished = bool(ids) and ids[-1] == self.config.end_id
                 token_ids, score = (
                     tuple(ids[:-1] if is_finished else ids),
@@ -339,19 +339,19 @@ def open_conversion(
     """
     options: dict[str, Any] = {"quantization": quantization, "suppressed_tokens": suppressed_tokens}
     if use_cache:
-        fingerprint = conversion.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
+        fingerprint = converter.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
         cached = get_conversion_cache() / f"{fingerprint}-{quantization}"
-        if not conversion.is_intact(cached, fingerprint):
+        if not converter.is_intact(cached, fingerprint):
             with suppress(FolderError, OSError):  # a read-only or full cache, or another process was faster
-                conversion.write_conversion(model, tokenizer, cached, **options)
+                converter.write_conversion(model, tokenizer, cached, **options)
                 remove_unused_conversions(cached.parent)
-        if conversion.is_intact(cached, fingerprint):
+        if converter.is_intact(cached, fingerprint):
             with suppress(OSError):
                 os.utime(cached)
             yield cached
             return
     with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
-        conversion.write_conversion(model, tokenizer, Path(scratch) / "conversion", **options)
+        converter.write_conversion(model, tokenizer, Path(scratch) / "conversion", **options)
         yield Path(scratch) / "conversion"
 
 

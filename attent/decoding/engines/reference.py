@@ -65,7 +65,7 @@ class TorchEngine(Generic[State]):
         [SearchOptions, Sequence[SearchRequest]], tuple[tuple[Constraint, ...], RequiredPhrases | None]
     ]
     should_stop: Callable[[], bool] | None = None  # called at every step
-    use_cuda_graphs: bool = True
+    use_gpu_engine: bool = True  # the fused engine, and CUDA graphs of this one
     notify: Callable[[str], None] | None = None  # receives messages for the user
     device_lock: AbstractContextManager[Any] | None = None  # held while the device is used: threads take turns
 
@@ -100,13 +100,13 @@ class TorchEngine(Generic[State]):
 
     def search_batch(self, batch: RequestBatch, options: SearchOptions) -> HypothesisBatch | Unavailable:
         """Search a batch that was built elsewhere, without prefixes or phrases."""
-        if not self.use_cuda_graphs:
+        if not self.use_gpu_engine:
             return Unavailable.UNSUPPORTED
         request = SearchRequest(source_ids=(), forbid_loops=bool(batch.forbid_loops.any()))  # stands for all of them
         return self._search_gpu_batch(batch, self.build_context(options, [request]))
 
     def _search_on_gpu(self, requests: Sequence[SearchRequest], context: SearchContext) -> Results:
-        if not self.use_cuda_graphs or not eligibility.may_support(self.model, context):
+        if not self.use_gpu_engine or not eligibility.may_support(self.model, context):
             return
         if are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
             yield from search_in_batches(requests, context.options, lambda b: self._search_gpu_batch(b, context))
@@ -128,7 +128,7 @@ class TorchEngine(Generic[State]):
                 return Unavailable.UNSUPPORTED
 
     def _disable_gpu_search(self, error: Exception) -> None:
-        eligibility.release_model(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
+        eligibility.drop_cached_searches(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
         if self.notify is not None:
             reason = next(iter(str(error).splitlines()), "")
             self.notify(f"the GPU kernels failed ({type(error).__name__}: {reason}); using the slower torch search")
@@ -183,7 +183,7 @@ class SearchSession(Generic[State]):
         return BeamState.from_requests(requests, self.capacity, self.context), state
 
     def step(self) -> None:
-        if self.graphed_step is None and self.num_steps >= WARMUP_STEPS and self.engine.use_cuda_graphs:
+        if self.graphed_step is None and self.num_steps >= WARMUP_STEPS and self.engine.use_gpu_engine:
             self.graphed_step = self._make_graphed_step()
         if self.graphed_step is None:
             self.beams = search_step(self.engine.model, self.state, self.beams, self.context)

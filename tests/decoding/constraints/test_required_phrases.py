@@ -26,7 +26,7 @@ from attent.decoding.constraints.required_phrases import (
 )
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.glossary import Glossary
-from attent.decoding.options import Constraints, Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, PhraseConstraints, SearchOptions, SearchRequest
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -407,7 +407,7 @@ def check_met_or_refused(requests: list[SearchRequest], beam_size: int, sharp: f
 TARGET_WORDS = ["ein", "eine", "einem Park", "in", "in einem", "Hund", "Hunde", "Hundehaus", "und", "Haus", "Hausboot"]
 SOURCE_WORDS = ["dog", "dogs", "a dog", "park", "in a park"]
 CONSTRAINTS = st.builds(
-    Constraints,
+    PhraseConstraints,
     prefix=st.sampled_from(["", "", "Ein", "Ein Hund", "Ein Haus", "Hun"]),
     prefix_is_partial=st.booleans(),
     required=st.lists(st.sampled_from(TARGET_WORDS), max_size=4).map(tuple),
@@ -431,7 +431,7 @@ def contains_word(text: str, word: str, flags: int = 0) -> bool:
 @settings(deadline=None, max_examples=10)
 @given(CONSTRAINTS, TERMS, st.integers(1, 2), st.sampled_from([6, 12, 24]))
 def test_translations_have_all_required_phrases_or_are_refused(
-    constraints: Constraints, terms: dict[str, str], beam_size: int, max_length: int
+    constraints: PhraseConstraints, terms: dict[str, str], beam_size: int, max_length: int
 ) -> None:
     source, glossary = "A dog runs in a park.", Glossary.from_terms(terms)
     options = SearchOptions(beam_size=beam_size, max_length=max_length)
@@ -455,7 +455,7 @@ def test_a_phrase_that_repeats_a_forbidden_ngram_is_refused() -> None:
         build_random_translator().translate(
             ["A dog."],
             SearchOptions(beam_size=2, no_repeat_ngram_size=1),
-            constraints=Constraints(required=("Hund Hund",)),
+            constraints=PhraseConstraints(required=("Hund Hund",)),
         )
 
 

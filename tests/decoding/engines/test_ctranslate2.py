@@ -19,7 +19,7 @@ from attent.decoding.engines import ctranslate2
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.decoding.translator import Translator
-from attent.interop import ctranslate2 as conversion
+from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.manifest import hash_file, write_manifest
@@ -311,14 +311,14 @@ def test_a_source_of_more_than_a_thousand_tokens_is_not_truncated(tmp_path: Path
 
 def is_converted_again(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> bool:
     written: list[Any] = []
-    real = conversion.write_conversion
+    real = converter.write_conversion
 
     def write(*arguments: Any, **options: Any) -> None:
         written.append(arguments)
         real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "write_conversion", write)
+        patch.setattr(converter, "write_conversion", write)
         open_engine(model)
     return bool(written)
 
@@ -364,7 +364,7 @@ def test_a_damaged_conversion_is_renewed(cache: Path, monkeypatch: pytest.Monkey
 def test_a_cache_that_cannot_be_written_is_not_needed(
     how: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = conversion.write_synced
+    real = converter.write_synced
     if how == "a file":
         cache.write_text("not a folder")
     elif how == "a full disk":
@@ -374,7 +374,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
                 raise OSError(28, "No space left on device")
             real(path, content)
 
-        monkeypatch.setattr(conversion, "write_synced", write)
+        monkeypatch.setattr(converter, "write_synced", write)
     else:
 
         def make_folder(path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
                 raise PermissionError(13, "Permission denied", str(path))
             path.mkdir(parents=True, exist_ok=True)
 
-        monkeypatch.setattr(conversion, "make_folder", make_folder)
+        monkeypatch.setattr(converter, "make_folder", make_folder)
     check_search(open_engine(make_model()), make_model())
     assert not cache.is_dir() or not list(cache.rglob("model.bin"))
 
@@ -391,14 +391,14 @@ def test_a_conversion_in_the_model_folder_is_ignored_and_named(tmp_path: Path, c
     """It says that it is one of these weights, and its checksums match, but it is one of others."""
     model, of, messages = make_translator_model(1), tokenizer(), list[str]()
     poisoned = tmp_path / "ctranslate2-int8"
-    conversion.write_conversion(make_translator_model(2), of, poisoned)
-    suppressed = conversion.find_suppressed_tokens(model.config, of)
-    origin = {"fingerprint": conversion.compute_fingerprint(model, of, "int8", suppressed), "quantization": "int8"}
-    (poisoned / conversion.ORIGIN_FILE).write_text(json.dumps(origin))
-    (poisoned / conversion.CHECKSUMS_FILE).unlink()
+    converter.write_conversion(make_translator_model(2), of, poisoned)
+    suppressed = converter.find_suppressed_tokens(model.config, of)
+    origin = {"fingerprint": converter.compute_fingerprint(model, of, "int8", suppressed), "quantization": "int8"}
+    (poisoned / converter.ORIGIN_FILE).write_text(json.dumps(origin))
+    (poisoned / converter.CHECKSUMS_FILE).unlink()
     hashes = {path.name: hash_file(path) for path in sorted(poisoned.iterdir())}
-    write_manifest(poisoned / conversion.CHECKSUMS_FILE, hashes)
-    assert conversion.is_intact(poisoned, origin["fingerprint"])  # it vouches for itself
+    write_manifest(poisoned / converter.CHECKSUMS_FILE, hashes)
+    assert converter.is_intact(poisoned, origin["fingerprint"])  # it vouches for itself
 
     def translate(folder: Path | None) -> list[str]:
         translator = Translator(model, of, folder=folder, engine="ctranslate2", threads=1, notify=messages.append)

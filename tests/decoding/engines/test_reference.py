@@ -450,7 +450,7 @@ def test_a_batch_may_be_unsupported_or_too_large(monkeypatch: pytest.MonkeyPatch
     assert engine.search_batch(batch, SearchOptions()) is Unavailable.OUT_OF_MEMORY
     monkeypatch.setattr(eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6))
     assert engine.search_batch(batch, SearchOptions()) == (6, 3)  # (requests, rows)
-    assert replace(engine, use_cuda_graphs=False).search_batch(batch, SearchOptions()) is Unavailable.UNSUPPORTED
+    assert replace(engine, use_gpu_engine=False).search_batch(batch, SearchOptions()) is Unavailable.UNSUPPORTED
     assert not messages
     monkeypatch.setattr(
         eligibility, "get_gpu_search", lambda *_: LimitedSearch(room=6, error=RuntimeError("no C compiler"))

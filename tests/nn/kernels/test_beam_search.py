@@ -335,7 +335,7 @@ def make_engine(model: Seq2Seq, context: SearchContext, max_rows: int, use_graph
         device=context.suppressed_tokens.device,
         choose_batch_size=lambda source, target, beams: max_rows,
         build_constraints=lambda search, jobs: (context.constraints, None),
-        use_cuda_graphs=use_graphs,
+        use_gpu_engine=use_graphs,
         notify=pytest.fail,  # called if the GPU engine gives up
     )
 

@@ -26,7 +26,7 @@ from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, MIN_LOOP_REPE
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
-from attent.decoding.search import BeamState, FinishedHypotheses, SearchContext, collect_output
+from attent.decoding.search import BeamState, HypothesisTensors, SearchContext, collect_output
 from attent.models import Seq2Seq
 from attent.nn.kernels.cuda_graphs import capture_graph
 
@@ -150,7 +150,7 @@ class SearchBuffers:
         log_probs, lengths, K = self.log_probs[:S], self.lengths[:S].long(), self.log_probs.shape[1]
         last = lengths[:, None] * K + torch.arange(K, device=log_probs.device)
         nodes = self.finished_nodes[:S].long()
-        finished = FinishedHypotheses(
+        finished = HypothesisTensors(
             nodes[:, :, None], self.finished_log_probs[:S], self.finished_scores[:S], nodes // K + 1
         )
         return BeamState(

@@ -38,7 +38,7 @@ def may_support(model: object, context: SearchContext) -> bool:
     if not isinstance(model, Seq2Seq):
         return False
     if not kernels.can_use_kernels(context.suppressed_tokens):
-        release_model(model)  # it may have been moved from a GPU
+        drop_cached_searches(model)  # it may have been moved from a GPU
         return False
     return model not in FAILED_MODELS
 
@@ -73,7 +73,7 @@ def get_or_build_search(model: Seq2Seq, context: SearchContext, key: object) -> 
     return search
 
 
-def release_model(model: object, failed: bool = False) -> None:
+def drop_cached_searches(model: object, failed: bool = False) -> None:
     """Free the model's searches and their memory; after a failure, build no others."""
     assert isinstance(model, Seq2Seq)
     with LOCK:

@@ -335,11 +335,11 @@ class InferenceModel:
         assert isinstance(model.source_embedding, TokenEmbedding)
         self.encoder = InferenceEncoder(model.source_embedding, model.encoder)
         self.decoder = InferenceDecoder(model, suppressed_tokens)
-        self.fingerprint = compute_fingerprint(model)
+        self.graph_constants = collect_graph_constants(model)
 
     def matches_model(self, model: Seq2Seq) -> bool:
         """True if the weights are still where the CUDA graphs read them."""
-        return self.fingerprint == compute_fingerprint(model)
+        return self.graph_constants == collect_graph_constants(model)
 
     def refresh(self, model: Seq2Seq) -> None:
         """Take over the current values of the weights."""
@@ -354,7 +354,7 @@ def iter_residuals(block: Block) -> Iterator[Residual]:
     yield block.feedforward_residual
 
 
-def compute_fingerprint(model: Seq2Seq) -> list[object]:
+def collect_graph_constants(model: Seq2Seq) -> list[object]:
     """Return the address of each weight and the constants that become part of a CUDA graph."""
     modules = list(model.modules())
     return [

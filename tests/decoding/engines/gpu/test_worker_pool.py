@@ -13,7 +13,7 @@ from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
 from attent.decoding.input_lines import Line, LineBlock
-from attent.decoding.options import Constraints, SearchRequest, Segment
+from attent.decoding.options import PhraseConstraints, SearchRequest, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import (
     MAX_WORKERS,
@@ -31,11 +31,11 @@ from tests.training.toys import model
 WAIT = 60  # seconds for a process to start
 PLAIN: list[Line] = [*corpus_lines()[0][:4], "", "  a dog ", "a dog"]
 CONSTRAINED: list[Line] = [
-    Segment("a dog", Constraints(prefix="ein", required=("Hund",))),
-    Segment("a man", Constraints(banned=("Mann",))),
+    Segment("a dog", PhraseConstraints(prefix="ein", required=("Hund",))),
+    Segment("a man", PhraseConstraints(banned=("Mann",))),
 ]
 LONG: list[Line] = ["a dog sees a man. " * 60]
-WRONG: list[Line] = ["a dog", Segment("a man", Constraints(required=("",))), "a dog"]
+WRONG: list[Line] = ["a dog", Segment("a man", PhraseConstraints(required=("",))), "a dog"]
 
 
 @pytest.fixture(scope="module")
