@@ -62,7 +62,7 @@ def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> 
     return to or None
 
 
-def fit_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
+def compute_max_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
     """Return how many rows of a batch fit into memory."""
     if device.type == "cpu":
         return min(cpu_limit, CPU_MAX_BYTES // row_bytes)

@@ -39,7 +39,7 @@ from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
     choose_placement,
-    fit_rows,
+    compute_max_rows,
     load_tokenizer,
     read_run_data,
 )
@@ -78,7 +78,7 @@ INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, w
 MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
-CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `fit_rows`
+CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `compute_max_rows`
 
 ShouldStop = Callable[[], bool] | None
 
@@ -605,7 +605,7 @@ class Translator:
         width = config.decoder.width * config.decoder.layers * next(self.model.parameters()).element_size()
         width *= len(self._members)
         row_bytes = 16 * config.output_vocab + 4 * width * (source + target)  # logits and KV cache
-        return max(1, fit_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
+        return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def notify(self, message: str) -> None:
         """Pass a message on, once."""

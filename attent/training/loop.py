@@ -106,7 +106,7 @@ class Trainer:
             while not (reason := self.get_stop_reason()):
                 with closing(self.iter_steps()) as steps:
                     for batches, next_position in steps:
-                        if self.is_stop_requested():
+                        if self.should_any_rank_stop():
                             raise StopRequested
                         self.train_step(batches, next_position)
                         if self.is_diverging():
@@ -225,7 +225,7 @@ class Trainer:
                     yield batches, LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, index + 1)
                     batches = []
 
-    def is_stop_requested(self) -> bool:
+    def should_any_rank_stop(self) -> bool:
         return self.distributed.any_rank(self.should_stop())
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -437,10 +437,10 @@ class Trainer:
         assert self.config.valid_every
         steps, share = self.config.steps - self.state.step, self.config.valid_share
         training = steps * self.get_step_seconds()
-        pauses = math.ceil(steps / self.config.valid_every) * self.pauses.mean_seconds
+        pauses = math.ceil(steps / self.config.valid_every) * self.pauses.seconds_per_validation
         if share and self.valid_batches is not None:  # before the first validation: the most that they may take
             limit = training * share / (1 - share)
-            pauses = min(pauses, limit) if self.pauses.count else limit
+            pauses = min(pauses, limit) if self.pauses.num_validations else limit
         return training + pauses
 
     def schedule_next_validation(self, seconds: float) -> None:

@@ -20,13 +20,13 @@ from attent.nn.argument_checks import check_rate
 from attent.training.loss import linear_cross_entropy, rdrop_loss
 
 
-def compile_states(states: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compile_forward(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compile for static shapes.
 
     Independent small kernels are combined: a step casts some 200 matrices to bfloat16 and back, and launching such a
     kernel takes longer than running it.
     """
-    compiled = torch.compile(states, dynamic=False, options={"combo_kernels": True})
+    compiled = torch.compile(forward, dynamic=False, options={"combo_kernels": True})
 
     def run(ids: Tensor, *inputs: Any) -> Tensor:
         kernels.can_use_kernels(ids)  # runs a kernel once, which must not be traced
@@ -48,8 +48,8 @@ class Objective(nn.Module):
         if not 0 <= rdrop < float("inf"):
             raise ValueError(f"`rdrop` must be 0 or more (5 in its paper), but is {rdrop}")
         self.model, self.smoothing, self.rdrop = model, smoothing, rdrop
-        self._run_states: Callable[..., Tensor] = (
-            compile_states(self.compute_states) if compile else self.compute_states
+        self._forward_states: Callable[..., Tensor] = (
+            compile_forward(self.compute_states) if compile else self.compute_states
         )
 
     def compute_states(self, *inputs: Any) -> Tensor:
@@ -82,7 +82,7 @@ class Seq2SeqObjective(Objective):
         prepare_positions(self.model.decoder, target)
         decoder_input = shift_right(target.ids, self.model.config.start_id, target.packing)
         inputs = (source.ids, decoder_input, source.lengths, target.lengths, batch.packing)
-        return self._run_states(*(duplicate_rows(inputs) if doubled else inputs))
+        return self._forward_states(*(duplicate_rows(inputs) if doubled else inputs))
 
     def compute_states(
         self,
@@ -130,7 +130,7 @@ class SingleStackObjective(Objective):
         """Return sums over the labels: the loss, and the plain cross-entropy in nats, without a gradient."""
         text = batch.inputs
         prepare_positions(getattr(self.model, "decoder", None) or self.model.encoder, text)
-        return self.compute_loss(self._run_states(text.ids, text.lengths, text.packing), batch)
+        return self.compute_loss(self._forward_states(text.ids, text.lengths, text.packing), batch)
 
     def compute_states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
         """(B, T) -> (B, T, E)"""

@@ -37,7 +37,7 @@ from attent.training.events import Ended, Event, EventHandler, Note
 from attent.training.loop import StopReason, Trainer
 from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS
 from attent.training.stop_signals import StopRequested, StopSignals
-from attent.training.task_heads import describe_new_heads, find_new_heads
+from attent.training.task_heads import describe_new_heads, find_new_head_parameters
 from attent.training.tasks import TASKS, TaskName, get_task_class
 from attent.training.tasks.base import FinalScores, RunContext, Task
 
@@ -123,7 +123,7 @@ def train(
             distributed=distributed,
             listeners=list(listeners) if distributed.is_main else [],
             signals=signals,
-            is_stop_wanted=should_stop,
+            should_stop=lambda: signals.should_stop() or should_stop(),
         )
         return stack.enter_context(closing(session)).run()
 
@@ -151,7 +151,7 @@ class TrainSession:
     distributed: DistributedContext
     listeners: list[EventHandler]
     signals: StopSignals
-    is_stop_wanted: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool]
     early_events: list[Event] | None = field(default_factory=list)  # until the log is open
     new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
     unresolved: TrainConfig = field(default_factory=TrainConfig)  # as requested, with None where it is chosen
@@ -172,15 +172,12 @@ class TrainSession:
         if self.early_events is not None:
             self.early_events.append(event)
 
-    def should_stop(self) -> bool:
-        return self.signals.is_stop_requested() or self.is_stop_wanted()
-
     def run(self) -> TrainResult:
         run, task, model = self.set_up()
         trainer = self.build_trainer(run, task, model)
         if not checkpoint.list_steps(self.state_dir):
             try:
-                run = self.fit_to_machine(run, task, trainer)
+                run = self.choose_threads_and_steps(run, task, trainer)
             except StopRequested:
                 return self.build_result(trainer, "stopped")
         self.resume(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
@@ -244,7 +241,7 @@ class TrainSession:
         self.write_json(self.requested, path)
         return run, task, model
 
-    def fit_to_machine(self, run: Run, task: Task, trainer: Trainer) -> Run:
+    def choose_threads_and_steps(self, run: Run, task: Task, trainer: Trainer) -> Run:
         """Choose the number of CPU threads and, with `--minutes`, the number of steps by measuring real steps."""
         train, distributed = run.train, self.distributed
         if distributed.device.type == "cpu" and distributed.world_size == 1:
@@ -294,7 +291,7 @@ class TrainSession:
         """Report the new heads, and store their names for resuming, when the pretrained model may be gone."""
         if pretrained is None:
             return
-        self.new_parameters = list(find_new_heads(model, pretrained))
+        self.new_parameters = list(find_new_head_parameters(model, pretrained))
         if description := describe_new_heads(model, self.new_parameters, run.init_from or ""):
             self.emit(Note(text=description))
         if self.new_parameters:

@@ -43,16 +43,17 @@ class Pauses:
 
     seconds: float = 0.0
     validation_seconds: float = 0.0
-    count: int = 0  # of validations
+    num_validations: int = 0
 
     def add(self, seconds: float, *, is_validation: bool = False) -> None:
         self.seconds += seconds
         self.validation_seconds += seconds * is_validation
-        self.count += is_validation
+        self.num_validations += is_validation
 
     @property
-    def mean_seconds(self) -> float:
-        return self.seconds / max(1, self.count)
+    def seconds_per_validation(self) -> float:
+        """All pauses, those for checkpoints included, over the number of validations."""
+        return self.seconds / max(1, self.num_validations)
 
 
 @dataclass

@@ -42,7 +42,7 @@ class StopSignals:
     def exit_code(self) -> int:
         return EXIT_TERMINATED if self.received == signal.SIGTERM else EXIT_INTERRUPTED
 
-    def is_stop_requested(self) -> bool:
+    def should_stop(self) -> bool:
         return bool(self.received)
 
     def _handle(self, number: int, _: FrameType | None) -> None:

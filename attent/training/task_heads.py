@@ -10,7 +10,7 @@ from attent.models import Model
 HEAD_NAMES = ("classifier", "pooler", "masked_lm")
 
 
-def find_new_heads(model: Model, pretrained: Any) -> tuple[str, ...]:
+def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
     """Return the head parameters that `pretrained` lacks. A classifier for other labels is always new."""
     known = pretrained.state_dict()
     labels_differ = getattr(pretrained.config, "labels", ()) != getattr(model.config, "labels", ())

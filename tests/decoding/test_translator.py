@@ -25,7 +25,7 @@ from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
-from attent.decoding.loading import choose_placement, fit_rows
+from attent.decoding.loading import choose_placement, compute_max_rows
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     InputError,
@@ -674,11 +674,11 @@ def test_an_unknown_dtype_is_rejected() -> None:
 
 def test_rows_of_a_batch_fit_into_memory() -> None:
     cpu = torch.device("cpu")
-    assert fit_rows(2**20, cpu, 128, 4096) == 128
-    assert fit_rows(2**23, cpu, 128, 4096) == 128
-    assert fit_rows(2**24, cpu, 128, 4096) == 64
-    assert fit_rows(2**20, torch.device("mps"), 128, 4096) == 2048
-    assert fit_rows(2**10, torch.device("mps"), 128, 4096) == 4096
+    assert compute_max_rows(2**20, cpu, 128, 4096) == 128
+    assert compute_max_rows(2**23, cpu, 128, 4096) == 128
+    assert compute_max_rows(2**24, cpu, 128, 4096) == 64
+    assert compute_max_rows(2**20, torch.device("mps"), 128, 4096) == 2048
+    assert compute_max_rows(2**10, torch.device("mps"), 128, 4096) == 4096
 
 
 def test_continuations_are_never_suppressed_tokens(trained_translator: Translator) -> None:

@@ -35,7 +35,7 @@ from attent.decoding.generation.loop import (
     StepOptions,
     compute_cache_columns,
 )
-from attent.decoding.loading import choose_placement, fit_rows, load_tokenizer
+from attent.decoding.loading import choose_placement, compute_max_rows, load_tokenizer
 from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
@@ -45,7 +45,7 @@ from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 
-CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `fit_rows`
+CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
 
 ShouldStop = Callable[[], bool] | None
 
@@ -369,7 +369,7 @@ class Generator:
     def _compute_batch_size(self, columns: int) -> int:
         if self.batch_size is not None:
             return max(1, self.batch_size)
-        return max(1, fit_rows(self._compute_sequence_bytes(columns), self.device, CPU_MAX_ROWS, MAX_ROWS))
+        return max(1, compute_max_rows(self._compute_sequence_bytes(columns), self.device, CPU_MAX_ROWS, MAX_ROWS))
 
     def _compute_sequence_bytes(self, columns: int) -> int:
         """Return the memory of one sequence: logits, KV cache, tokens."""

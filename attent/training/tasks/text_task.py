@@ -391,7 +391,7 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
     """Build a model with the weights of another; heads that the other lacks are new."""
     model = build(config)
-    new_heads, known = set(task_heads.find_new_heads(model, pretrained)), pretrained.state_dict()
+    new_heads, known = set(task_heads.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
     weights = {name: known[name] for name in shapes if name in known}
     folder.check_tensors(shapes, weights, "--from")
