@@ -21,7 +21,7 @@ from attent.data.estimate import CorpusEstimate, TextPairs, TokenRows, TrainingE
 from attent.models import Seq2Seq, Seq2SeqConfig, build, presets, shift_right
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
-from attent.training.config import M, Run, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.hardware import activate_device, pick_precision
 from attent.training.schedule import compute_paper_lr
 
@@ -76,7 +76,7 @@ def choose_size_and_epochs(num_pairs: int, device_type: str) -> tuple[Size, int]
 
 
 def choose_model(
-    run: Run, requested: UserSettings, data_size: DataSize, tokenizer: Tokenizer, device_type: str
+    run: RunConfig, requested: UserSettings, data_size: DataSize, tokenizer: Tokenizer, device_type: str
 ) -> tuple[Size, Seq2SeqConfig, str]:
     """Return (size, config, reason) of a translation model."""
     num_pairs = data_size.num_examples
@@ -183,7 +183,7 @@ def fill_defaults(
     )
 
 
-def describe_choices(run: Run, size_reason: str, data_size: DataSize) -> Iterator[str]:
+def describe_choices(run: RunConfig, size_reason: str, data_size: DataSize) -> Iterator[str]:
     """Sentences about the model and the schedule of a translation run."""
     model = run.model
     assert isinstance(model, Seq2SeqConfig)

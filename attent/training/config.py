@@ -20,14 +20,15 @@ from attent.training.run_options import DataConfig, DecodeConfig, Precision, Siz
 from attent.training.tasks import TASKS, TaskName, get_task_class
 
 __all__ = [
-    "DataConfig", "DecodeConfig", "Precision", "Run", "Size", "TaskName", "TrainConfig", "TrainError", "UserSettings",
+    "DataConfig", "DecodeConfig", "Precision", "RunConfig", "Size", "TaskName", "TrainConfig", "TrainError",
+    "UserSettings",
 ]  # fmt: skip
 
 M = TypeVar("M", bound=ModelConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunConfig:
     """The configuration of a run. Run files are read as the subclass for the class of the model."""
 
     task: TaskName = "translate"
@@ -40,18 +41,18 @@ class Run:
 
 
 # By the class of the model.
-RUN_CLASSES: dict[type[Any], type[Run]] = {
+RUN_CLASSES: dict[type[Any], type[RunConfig]] = {
     config: make_dataclass(
-        config.__name__.replace("Config", "Run"),
+        config.__name__.replace("Config", "RunConfig"),
         [("model", config | None, None)],
-        bases=(Run,),
+        bases=(RunConfig,),
         frozen=True,
         kw_only=True,
     )
     for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
 }
 
-# Settings, or tables of them, that not every task reads (see `Task.settings`); one that has no effect is refused.
+# Settings, or tables of them, that not every task reads (see `Task.used_settings`); one that has no effect is refused.
 TASK_SETTINGS = frozenset(
     {
         "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
@@ -90,7 +91,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
         set_path(requested, path.split("."), value)
     for override in overrides:
         if override.partition("=")[0].strip() == "task":
-            settings.apply_override(Run, requested, override)
+            settings.apply_override(RunConfig, requested, override)
     run_class = get_run_class(requested)
     _expand_stack_settings(requested, where, run_class)
     for override in overrides:
@@ -107,7 +108,7 @@ def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any])
     Default values are accepted, since `run.toml` states them, and so is the layout of a run file.
     """
     task = requested.get("task", "translate")
-    defaults, used = dict(flatten_settings(settings.to_dict(Run()))), get_task_class(task).settings
+    defaults, used = dict(flatten_settings(settings.to_dict(RunConfig()))), get_task_class(task).used_settings
     for path, value in flatten_settings(requested):
         tables = accumulate(path.split("."), "{}.{}".format)  # a.b.c -> a, a.b, a.b.c
         table = next((name for name in reversed(list(tables)) if name in TASK_SETTINGS), None)
@@ -117,19 +118,19 @@ def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any])
             raise TrainError(f"`{path}` has no effect with --task {task}; leave it out")
 
 
-def get_run_class(requested: UserSettings) -> type[Run]:
+def get_run_class(requested: UserSettings) -> type[RunConfig]:
     """Return the class for the task; an invalid task is reported by `validate_settings`."""
     task = requested.get("task", "translate")
     return RUN_CLASSES[get_task_class(task if task in list(TASKS) else "translate").config_class]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunConfig:
     """Read a resolved run, of any task."""
     tables = settings.read_toml_dict(path)
     return settings.from_dict(get_run_class(tables), tables, where=str(path))
 
 
-def validate_settings(requested: UserSettings, where: str) -> Run:
+def validate_settings(requested: UserSettings, where: str) -> RunConfig:
     """Return the requested run, with the task's defaults; the model is validated with a placeholder vocabulary."""
     kind = get_run_class(requested)
     tables = {name: table for name, table in requested.items() if name != "model"}
@@ -167,7 +168,7 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
     tables[path[-1]] = list(value) if isinstance(value, tuple) else value
 
 
-def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[Run]) -> None:
+def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[RunConfig]) -> None:
     """Expand `model.dropout` to all stacks; a setting of one stack takes precedence."""
     model = requested.get("model")
     if isinstance(model, dict):
@@ -178,7 +179,7 @@ def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[
                     table.setdefault(name, value)
 
 
-def get_stack_names(run_class: type[Run]) -> tuple[str, ...]:
+def get_stack_names(run_class: type[RunConfig]) -> tuple[str, ...]:
     """Names of the stacks in the model's table."""
     return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
 
@@ -202,7 +203,7 @@ def _is_stack_field(name: str, where: str) -> bool:
     return name in STACK_FIELDS
 
 
-def _expand_override(override: str, run_class: type[Run]) -> list[str]:
+def _expand_override(override: str, run_class: type[RunConfig]) -> list[str]:
     path, equals, value = override.partition("=")
     parts = path.strip().split(".")
     if equals and len(parts) > 1 and parts[0] == "model" and _is_stack_field(parts[1], "--set"):

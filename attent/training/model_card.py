@@ -18,7 +18,7 @@ from attent import __version__, formatting
 from attent.formatting import escape_markdown, format_count, markdown_table
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
-from attent.training.config import Run, UserSettings, flatten_settings, get_run_class, get_stack_names, get_stacks
+from attent.training.config import RunConfig, UserSettings, flatten_settings, get_run_class, get_stack_names, get_stacks
 from attent.training.events import Ended, ValidationSample
 from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
@@ -55,7 +55,7 @@ class ModelCard:
 
 
 def build_card(
-    task: Task, run: Run, requested: UserSettings, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended
+    task: Task, run: RunConfig, requested: UserSettings, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended
 ) -> ModelCard:
     return ModelCard(
         description=task.describe_model(trainer.out),
@@ -76,7 +76,7 @@ def count_parameters(parameters: Mapping[str, Tensor]) -> int:
     return sum(parameter.numel() for parameter in parameters.values())
 
 
-def _list_model_facts(task: Task, run: Run, trainer: Trainer) -> Iterator[tuple[str, str]]:
+def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[tuple[str, str]]:
     config, tokenizer = trainer.model.config, task.tokenizer
     stacks = dict(zip(("encoder", "decoder"), get_stacks(config), strict=True))
     stack = stacks["encoder"] or stacks["decoder"]
@@ -90,20 +90,20 @@ def _list_model_facts(task: Task, run: Run, trainer: Trainer) -> Iterator[tuple[
     if tokenizer is not None:
         kind = "of the base model" if run.init_from else run.data.tokenizer.kind
         sides = ", one for both languages" if tokenizer.joint else ", one for each language"
-        yield "Tokenizer", kind + (sides if "data.tokenizer.joint" in task.settings else "")
+        yield "Tokenizer", kind + (sides if "data.tokenizer.joint" in task.used_settings else "")
         yield "Tokenizer SHA-256", tokenizer.fingerprint
     yield "Fine-tuned from", run.init_from or ""
     pruned = sum(stack.num_removed_heads for stack in stacks.values() if stack)
     yield "Pruned heads", f"{pruned:,}" if pruned else ""
 
 
-def _list_settings(task: Task, run: Run, requested: UserSettings) -> Iterator[tuple[str, str, str]]:
+def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Iterator[tuple[str, str, str]]:
     assert run.model is not None
     values: dict[str, object] = {} if run.size is None else {"size": run.size}
     values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
     stack = next(stack for stack in get_stacks(run.model) if stack)
     values |= {"model.dropout": stack.dropout, "model.norm_order": stack.norm_order}
-    if "data.subword_sampling" in task.settings:
+    if "data.subword_sampling" in task.used_settings:
         values["data.subword_sampling"] = run.data.subword_sampling
     reasons = _explain_settings(task, run, requested)
     for name, value in values.items():
@@ -111,7 +111,7 @@ def _list_settings(task: Task, run: Run, requested: UserSettings) -> Iterator[tu
         yield name, _format_setting(value), reason
 
 
-def _explain_settings(task: Task, run: Run, requested: UserSettings) -> dict[str, str]:
+def _explain_settings(task: Task, run: RunConfig, requested: UserSettings) -> dict[str, str]:
     """Reasons for the settings that were chosen automatically."""
     reasons = {"train.precision": "the faster one on this device, measured when the run began"}
     if run.init_from:
@@ -136,7 +136,7 @@ def _format_setting(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
-def _list_training_facts(task: Task, run: Run, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
+def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
     state, distributed = trainer.state, trainer.distributed
     assert run.train.precision
     epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch))

@@ -29,7 +29,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig, checkpoint, hardware, rng, run_folder
 from attent.training import config as run_config
 from attent.training.averaging import average_checkpoints
-from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
 from attent.training.event_log import LOG_FILE, EventLog
@@ -206,7 +206,7 @@ class TrainSession:
             result, exit_code=self.signals.exit_code, resume_command=command if self.distributed.is_main else ""
         )
 
-    def set_up(self) -> tuple[Run, Task, Model]:
+    def set_up(self) -> tuple[RunConfig, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
         is_new = not checkpoint.list_steps(self.state_dir)  # without a checkpoint there is nothing to resume
         path = self.state_dir / run_folder.REQUESTED_FILE
@@ -241,7 +241,7 @@ class TrainSession:
         self.write_json(self.requested, path)
         return run, task, model
 
-    def choose_threads_and_steps(self, run: Run, task: Task, trainer: Trainer) -> Run:
+    def choose_threads_and_steps(self, run: RunConfig, task: Task, trainer: Trainer) -> RunConfig:
         """Choose the number of CPU threads and, with `--minutes`, the number of steps by measuring real steps."""
         train, distributed = run.train, self.distributed
         if distributed.device.type == "cpu" and distributed.world_size == 1:
@@ -277,7 +277,7 @@ class TrainSession:
                 self.emit(Note(text=sentence))
         return run
 
-    def write_run(self, run: Run) -> None:
+    def write_run(self, run: RunConfig) -> None:
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
                 write_side_file(self.out, run_folder.RUN_FILE, settings.to_toml(run).encode())
@@ -287,7 +287,7 @@ class TrainSession:
             with explain_save_errors(self.out, "run"):
                 settings.write_json(data, path)
 
-    def record_new_heads(self, model: Model, pretrained: Model | None, run: Run) -> None:
+    def record_new_heads(self, model: Model, pretrained: Model | None, run: RunConfig) -> None:
         """Report the new heads, and store their names for resuming, when the pretrained model may be gone."""
         if pretrained is None:
             return
@@ -297,7 +297,7 @@ class TrainSession:
         if self.new_parameters:
             self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
 
-    def prepare_task(self, run: Run, is_new: bool) -> Task:
+    def prepare_task(self, run: RunConfig, is_new: bool) -> Task:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
         if not self.distributed.is_main:
             self.distributed.barrier()
@@ -315,17 +315,17 @@ class TrainSession:
             self.distributed.barrier()
         return task
 
-    def load_tokenizer(self, run: Run, is_new: bool) -> Tokenizer | None:
+    def load_tokenizer(self, run: RunConfig, is_new: bool) -> Tokenizer | None:
         """The tokenizer of this run or of the pretrained model; None: it will be trained, or the task needs none."""
-        if "data.tokenizer" not in get_task_class(run.task).settings:
+        if "data.tokenizer" not in get_task_class(run.task).used_settings:
             return None
         if not is_new or not self.distributed.is_main:
             return Tokenizer.load(self.out)
         return load_tokenizer(Path(run.init_from).expanduser()) if run.init_from else None
 
-    def resolve_settings(self, run: Run, task: Task, pretrained: Model | None) -> tuple[Run, Model]:
+    def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""
-        if "data.layout" in task.settings:
+        if "data.layout" in task.used_settings:
             layout = run.data.layout or ("bucketed" if self.distributed.device.type == "cpu" else "packed")
             run = replace(run, data=replace(run.data, layout=layout))
         config: ModelConfig
@@ -346,7 +346,7 @@ class TrainSession:
         rng.seed_torch(run.train.seed, 0)
         return run, task.build_model(config, pretrained)
 
-    def build_trainer(self, run: Run, task: Task, model: Model) -> Trainer:
+    def build_trainer(self, run: RunConfig, task: Task, model: Model) -> Trainer:
         if run.train.lora and not run.init_from:
             raise TrainError("`train.lora` needs a pretrained model, but there is none; name one with --from")
         try:
@@ -418,7 +418,7 @@ class TrainSession:
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == trainer.state.step else {}
 
-    def rescore(self, run: Run, task: Task, trainer: Trainer) -> TrainResult:
+    def rescore(self, run: RunConfig, task: Task, trainer: Trainer) -> TrainResult:
         """Score a complete run again if its test sets or search options have changed."""
         finished = self.read_finished(trainer)
         if finished.get("scoring") != get_scoring_settings(run):
@@ -454,7 +454,7 @@ def describe_missing_cores(threads: int) -> str:
     )
 
 
-def apply_changes(run: Run, previous: UserSettings, requested: UserSettings) -> Run:
+def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSettings) -> RunConfig:
     """The resolved run with the settings that may differ when it is resumed."""
     tables = settings.to_dict(run)
     for path, (_, value) in run_config.diff_settings(previous, requested).items():
@@ -465,7 +465,7 @@ def apply_changes(run: Run, previous: UserSettings, requested: UserSettings) -> 
     return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
 
 
-def get_scoring_settings(run: Run) -> dict[str, Any]:
+def get_scoring_settings(run: RunConfig) -> dict[str, Any]:
     """The settings that influence the final scores, besides the model."""
     return {"decode": settings.to_dict(run.decode), "test": list(run.data.test)}
 
@@ -483,7 +483,7 @@ class Finalizer:
     """Chooses the final weights, scores them and writes the model card."""
 
     session: TrainSession
-    run: Run
+    run: RunConfig
     task: Task
     trainer: Trainer
     ended: Ended

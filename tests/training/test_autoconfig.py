@@ -10,7 +10,7 @@ import torch
 from attent.models import presets
 from attent.training import autoconfig
 from attent.training.autoconfig import DataSize, choose_model, describe_choices, fill_train_config
-from attent.training.config import Run, read_user_settings
+from attent.training.config import RunConfig, read_user_settings
 from attent.training.run_options import TrainConfig
 from attent.training.schedule import compute_paper_lr
 from tests.text.corpus import tokenizer
@@ -41,7 +41,7 @@ def amount(pairs: int) -> DataSize:
     ],
 )
 def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str, size: str, dropout: float) -> None:
-    chosen, model, reason = choose_model(Run(), {}, amount(pairs), tokenizer(), kind)
+    chosen, model, reason = choose_model(RunConfig(), {}, amount(pairs), tokenizer(), kind)
     assert chosen == size
     assert model.encoder.dropout == model.decoder.dropout == dropout
     assert model.encoder.width == getattr(presets, size)(9).encoder.width
@@ -53,14 +53,14 @@ def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str
     ("pairs", "reason"), [(600_000, "a larger model would overfit"), (3_000_000, "base would take weeks on a CPU")]
 )
 def test_one_reason_is_given_for_a_small_model_on_a_cpu(pairs: int, reason: str) -> None:
-    size, _, given = choose_model(Run(), {}, amount(pairs), tokenizer(), "cpu")
+    size, _, given = choose_model(RunConfig(), {}, amount(pairs), tokenizer(), "cpu")
     assert size == "small"
     assert given.startswith(f"for {pairs:,} pairs: {reason}; dropout")
 
 
 def test_requested_settings_are_kept() -> None:
     requested = read_user_settings(None, {"model.dropout": 0.05}, [])
-    size, model, reason = choose_model(Run(size="base"), requested, amount(1000), tokenizer(), "cpu")
+    size, model, reason = choose_model(RunConfig(size="base"), requested, amount(1000), tokenizer(), "cpu")
     assert size == "base"
     assert model.encoder.dropout == 0.05
     assert reason == "as requested"
@@ -69,7 +69,7 @@ def test_requested_settings_are_kept() -> None:
 def test_the_model_fits_the_tokenizer() -> None:
     for joint in (True, False):
         fitted = tokenizer(joint=joint)
-        _, model, _ = choose_model(Run(), {}, amount(1000), fitted, "cpu")
+        _, model, _ = choose_model(RunConfig(), {}, amount(1000), fitted, "cpu")
         assert (model.vocab, model.output_vocab) == (fitted.source.size, fitted.target.size)
         assert (model.start_id, model.end_id) == (fitted.target.start, fitted.target.end)
         assert model.share_embeddings == joint
@@ -120,7 +120,7 @@ def test_there_is_a_minimum_of_steps() -> None:
 
 
 def test_choices_are_described() -> None:
-    run = Run()
+    run = RunConfig()
     size, model, reason = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
     train = fill_train_config(replace(run.train, accumulate=2), size, model, amount(29_000), CPU)
     text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), reason, amount(29_000)))

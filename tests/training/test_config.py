@@ -16,7 +16,7 @@ from attent.models.config import Seq2SeqConfig
 from attent.training.autoconfig import DataSize, fill_train_config
 from attent.training.config import (
     RUN_CLASSES,
-    Run,
+    RunConfig,
     UserSettings,
     build_model_config,
     diff_settings,
@@ -180,7 +180,7 @@ def test_settings_that_a_task_ignores_are_refused(tmp_path: Path, task: str, set
     assert read_overrides(file=file)["task"] == task  # the file lists all settings, at their defaults
 
 
-def read_like(task: str) -> Run:
+def read_like(task: str) -> RunConfig:
     run = validate_settings({"task": task}, "--set")
     return replace(run, data=replace(run.data, layout="packed"), train=replace(run.train, rdrop=0.0))
 

@@ -25,7 +25,7 @@ from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
 from attent.text.tokenizer import Tokenizer
-from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class Task(ABC):
     objective_class: ClassVar[ObjectiveFactory]
     unit: ClassVar[str]  # of what it is trained on: "pair", "text"
     metrics: ClassVar[tuple[str, ...]]  # that can select the best model; the first is the default
-    settings: ClassVar[frozenset[str]]  # which of `attent.training.config.TASK_SETTINGS` it reads
+    used_settings: ClassVar[frozenset[str]]  # which of `attent.training.config.TASK_SETTINGS` it reads
     default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from the paper's recipe
     look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
@@ -217,7 +217,7 @@ class Task(ABC):
     extra_files: Mapping[str, bytes] = {}  # saved there too
 
     @abstractmethod
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: RunContext) -> None:
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: RunContext) -> None:
         """Prepare the data of a run; `tokenizer` is that of the model to start from, or of the run to resume."""
 
     @property
@@ -238,12 +238,12 @@ class Task(ABC):
         """Any config of the right class, to validate the requested `model` table before the data are read."""
 
     @classmethod
-    def adapt_run(cls, run: Run, requested: UserSettings, config: ModelConfig, report: EventHandler) -> Run:
+    def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
         """Adapt a run to the model that it starts from, before the data are read."""
         return run
 
     @abstractmethod
-    def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
+    def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
         """Return (size, config with the requested settings applied, reason) for a model from scratch."""
 
     @abstractmethod
@@ -255,29 +255,29 @@ class Task(ABC):
         """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
 
     @abstractmethod
-    def fill_train_config(self, run: Run, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
+    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
         """`run.train` with every None replaced, from the amount of data and the device."""
 
     @abstractmethod
-    def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
+    def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         """Sentences about the model and the schedule."""
 
     # ---- batches and scores
 
     @abstractmethod
-    def build_train_batches(self, run: Run) -> BatchLoader: ...
+    def build_train_batches(self, run: RunConfig) -> BatchLoader: ...
 
     @abstractmethod
-    def build_valid_batches(self, run: Run) -> BatchLoader | None: ...
+    def build_valid_batches(self, run: RunConfig) -> BatchLoader | None: ...
 
-    def build_evaluator(self, run: Run) -> Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> Evaluator | None:
         return None
 
     @abstractmethod
-    def score_model(self, model: Any, run: Run) -> Iterator[FinalScores]:
+    def score_model(self, model: Any, run: RunConfig) -> Iterator[FinalScores]:
         """Score the selected weights on the validation set and each test set."""
 
-    def estimate_scoring_seconds(self, model: Any, run: Run) -> float:
+    def estimate_scoring_seconds(self, model: Any, run: RunConfig) -> float:
         """Time of `score_model`, measured with a sample and an untrained model."""
         return 0.0
 

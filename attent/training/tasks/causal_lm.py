@@ -22,7 +22,7 @@ from attent.decoding.generation.loop import generate_greedy
 from attent.models import CausalConfig, CausalLM, presets
 from attent.nn import RotaryConfig
 from attent.nn.eval_mode import eval_mode
-from attent.training.config import Run, Size
+from attent.training.config import RunConfig, Size
 from attent.training.events import ValidationSample
 from attent.training.objective import CausalLMObjective
 from attent.training.tasks import base, text_task
@@ -44,7 +44,7 @@ class CausalLMTask(text_task.TextTask):
         warmup_ratio=0.05,
     )
     default_settings: ClassVar[dict[str, Any]] = {"train": base.MODERN_RECIPE | {"betas": [0.9, 0.95]}}
-    settings = frozenset({"data.tokenizer", "data.max_tokens"})
+    used_settings = frozenset({"data.tokenizer", "data.max_tokens"})
     model_class = CausalLM
     config_class = CausalConfig
     objective_class = CausalLMObjective
@@ -63,7 +63,7 @@ class CausalLMTask(text_task.TextTask):
         start = vocabulary.start if vocabulary.prefix_ids else None
         return replace(causal_lm_config(size, vocabulary.size), start_id=start, end_ids=(vocabulary.end,))
 
-    def build_train_batches(self, run: Run) -> base.BatchLoader:
+    def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         assert run.train.batch_tokens
         return WindowLoader(
             self.encoded_texts,
@@ -82,7 +82,7 @@ class CausalLMTask(text_task.TextTask):
             fixed=True,
         )
 
-    def build_evaluator(self, run: Run) -> base.Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
         """No metric besides the loss, but a sample."""
         valid = self.splits.valid
         if valid is None:

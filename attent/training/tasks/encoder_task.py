@@ -15,7 +15,7 @@ from attent.data.token_store import EncodedTexts
 from attent.models import EncoderConfig, TextEncoder, presets
 from attent.nn import LearnedConfig
 from attent.text.bulk_encoder import EncodedSentences
-from attent.training.config import Run, Size, TrainError
+from attent.training.config import RunConfig, Size, TrainError
 from attent.training.tasks.base import VALID_BATCH_TOKENS, BatchLoader
 from attent.training.tasks.text_task import STACK_BY_SIZE, TextTask
 
@@ -46,7 +46,7 @@ class EncoderTask(TextTask):
         sentences = self.fit_length(texts, self.encode_texts(texts), room)
         return EncodedTexts.from_sentences(add_special_tokens(sentences, prefix, suffix), self.data_key)
 
-    def build_train_batches(self, run: Run) -> BatchLoader:
+    def build_train_batches(self, run: RunConfig) -> BatchLoader:
         assert run.train.batch_tokens
         assert run.data.layout
         config = BatchConfig(

@@ -22,7 +22,15 @@ from attent.nn import LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import describe_schedule, fill_defaults, look_up
-from attent.training.config import DataConfig, Run, Size, TrainConfig, TrainError, UserSettings, build_model_config
+from attent.training.config import (
+    DataConfig,
+    RunConfig,
+    Size,
+    TrainConfig,
+    TrainError,
+    UserSettings,
+    build_model_config,
+)
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
@@ -54,7 +62,7 @@ class ImageClassificationTask(base.Task):
     objective_class = ImageObjective
     unit = "image"
     metrics = ("accuracy", "loss")
-    settings = frozenset({"data.images"})
+    used_settings = frozenset({"data.images"})
     default_settings: ClassVar[dict[str, Any]] = {
         # The last steps, at a learning rate near zero, improve accuracy most, after a plateau: early stopping would
         # cost more than it saves.
@@ -65,7 +73,7 @@ class ImageClassificationTask(base.Task):
     look_example_input = "picture.png"
     tokenizer = None
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         """Read the images at the size of the model to resume or to start from, if there is one."""
         data, self.config = run.data, run.data.images or ImageDataConfig()
         splits = find_all_splits(data)
@@ -119,7 +127,7 @@ class ImageClassificationTask(base.Task):
         size = patch if isinstance(patch, int) and patch > 0 else 32  # a size that the patch divides
         return VisionConfig(image_size=size, patch_size=1, stack=replace(presets.VIT, **STACK_BY_SIZE["tiny"]))
 
-    def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
+    def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
         count, on_cpu = len(self.train), self.context.device.type == "cpu"
         size = run.size or ("tiny" if on_cpu else look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
         reason = "as requested" if run.size else f"for {count:,} images" + " on a CPU" * on_cpu
@@ -151,7 +159,9 @@ class ImageClassificationTask(base.Task):
             model.load_state_dict(weights, strict=False)
         return model
 
-    def fill_train_config(self, run: Run, size: Size | None, config: VisionConfig, *, finetune: bool) -> TrainConfig:
+    def fill_train_config(
+        self, run: RunConfig, size: Size | None, config: VisionConfig, *, finetune: bool
+    ) -> TrainConfig:
         train, device = run.train, self.context.device
         tokens = count_positions(config)
         batch = train.batch_tokens or tokens * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
@@ -165,7 +175,7 @@ class ImageClassificationTask(base.Task):
         filled = fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
         return replace(filled, micro_batch_tokens=train.micro_batch_tokens)  # images need no micro-batches on a CPU
 
-    def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
+    def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         train, model = run.train, run.model
         assert isinstance(model, VisionConfig)
         batches = self.build_train_batches(run)
@@ -179,26 +189,26 @@ class ImageClassificationTask(base.Task):
 
     # ---- batches and scores
 
-    def build_train_batches(self, run: Run) -> ImageLoader:
+    def build_train_batches(self, run: RunConfig) -> ImageLoader:
         assert isinstance(run.model, VisionConfig)
         assert run.train.batch_tokens
         length = count_positions(run.model)
         batch_size = max(1, run.train.batch_tokens // length)
         return ImageLoader(self.train, self.config, batch_size=batch_size, row_length=length, seed=run.train.seed)
 
-    def build_valid_batches(self, run: Run) -> ImageLoader | None:
+    def build_valid_batches(self, run: RunConfig) -> ImageLoader | None:
         if self.validation is None:
             return None
         assert isinstance(run.model, VisionConfig)
         return ImageLoader(self.validation, None, batch_size=VALID_BATCH_IMAGES, row_length=count_positions(run.model))
 
-    def build_evaluator(self, run: Run) -> base.Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
         valid, should_stop = self.validation, self.context.should_stop
         if valid is None:
             return None
         return lambda model: base.EvalResult(metrics={"accuracy": measure_accuracy(model, valid, should_stop)})
 
-    def score_model(self, model: VisionTransformer, run: Run) -> Iterator[base.FinalScores]:
+    def score_model(self, model: VisionTransformer, run: RunConfig) -> Iterator[base.FinalScores]:
         if self.validation is not None:
             name = "held-out part" if self.held_out else self.validation.name
             yield score_images(model, self.validation, name, "validation")

@@ -19,7 +19,7 @@ from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.vocabulary import Vocabulary
-from attent.training.config import Run, Size, TrainError
+from attent.training.config import RunConfig, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import MaskedLMObjective, gather_masked
 from attent.training.tasks import base, text_task
@@ -43,7 +43,7 @@ class MaskedLMTask(EncoderTask):
     objective_class = MaskedLMObjective
     needs_mask = True
 
-    def check_tokenizer(self, run: Run) -> None:
+    def check_tokenizer(self, run: RunConfig) -> None:
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
 
     def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
@@ -58,7 +58,7 @@ class MaskedLMTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=True, pooler=False, labels=())
 
-    def build_evaluator(self, run: Run) -> base.Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
         valid = self.splits.valid
         if valid is None:
             return None

@@ -20,7 +20,7 @@ from attent.data.token_store import EncodedTexts
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
 from attent.models.config import mirror_encoder
 from attent.training.autoconfig import fit_to_tokenizer
-from attent.training.config import Run, Size, TrainError
+from attent.training.config import RunConfig, Size, TrainError
 from attent.training.objective import Seq2SeqObjective
 from attent.training.tasks import base, text_task
 from attent.training.tasks.translation_data import build_valid_batches
@@ -52,11 +52,11 @@ class SpanCorruptionTask(text_task.TextTask):
     config_class = Seq2SeqConfig
     objective_class = Seq2SeqObjective
 
-    def count_sentinels(self, run: Run) -> int:
+    def count_sentinels(self, run: RunConfig) -> int:
         vocab = run.data.tokenizer.vocab
         return NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
 
-    def check_tokenizer(self, run: Run) -> None:
+    def check_tokenizer(self, run: RunConfig) -> None:
         if not self.vocabulary.sentinels:
             raise TrainError(
                 f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; "
@@ -85,7 +85,7 @@ class SpanCorruptionTask(text_task.TextTask):
     def describe_layers(self, config: Any) -> str:
         return f"{config.encoder.layers}+{config.decoder.layers}"
 
-    def build_train_batches(self, run: Run) -> base.BatchLoader:
+    def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         assert run.train.batch_tokens
         assert run.data.layout
         config = BatchConfig(

@@ -20,7 +20,7 @@ from attent.data.text_corpus import TextCorpus
 from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
-from attent.training.config import Run, Size, TrainError
+from attent.training.config import RunConfig, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import TextClassificationObjective
 from attent.training.tasks import base, text_task
@@ -45,7 +45,7 @@ class TextClassificationTask(EncoderTask):
     objective_class = TextClassificationObjective
     has_labels = True
 
-    def check_splits(self, run: Run) -> None:
+    def check_splits(self, run: RunConfig) -> None:
         splits = self.splits
         self.labels = sort_labels(splits.train.labels)
         check_labels(self.labels, splits, run)
@@ -57,7 +57,7 @@ class TextClassificationTask(EncoderTask):
                 tests.append(texts)
         self.splits = replace(splits, tests=tuple(tests))
 
-    def check_tokenizer(self, run: Run) -> None:
+    def check_tokenizer(self, run: RunConfig) -> None:
         counts = Counter(self.splits.train.labels)
         listed = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
         self.context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
@@ -81,7 +81,7 @@ class TextClassificationTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=False, pooler=True, labels=self.labels)
 
-    def build_evaluator(self, run: Run) -> base.Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
         valid = self.splits.valid
         if valid is None:
             return None
@@ -135,7 +135,7 @@ class TextClassificationTask(EncoderTask):
         )
 
 
-def check_labels(labels: tuple[str, ...], splits: text_task.TextSplits, run: Run) -> None:
+def check_labels(labels: tuple[str, ...], splits: text_task.TextSplits, run: RunConfig) -> None:
     if len(labels) < 2:
         raise TrainError(f"{splits.train.name}: must have at least 2 labels, but all are {labels[0]!r}")
     if isinstance(run.model, EncoderConfig) and run.model.labels != labels:

@@ -29,7 +29,7 @@ from attent.text.vocabulary import Vocabulary
 from attent.training import autoconfig, task_heads
 from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
-from attent.training.config import Run, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.events import EventHandler, Note
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
@@ -72,7 +72,9 @@ class TextSplits:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def load_splits(run: Run, context: base.RunContext, layout: TextLayout, *, with_labels: bool = False) -> TextSplits:
+def load_splits(
+    run: RunConfig, context: base.RunContext, layout: TextLayout, *, with_labels: bool = False
+) -> TextSplits:
     """Read the named files and those in the same folder, and hold out a validation set if there is none."""
     suffixes = labeled_text.SUFFIXES if with_labels else text_corpus.SUFFIXES
 
@@ -137,12 +139,12 @@ class TextTask(base.Task):
     defaults: ClassVar[TaskDefaults]
     unit = "text"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
-    settings = frozenset({"data.tokenizer", "data.max_tokens", "data.layout"})
+    used_settings = frozenset({"data.tokenizer", "data.max_tokens", "data.layout"})
 
     tokenizer: Tokenizer
     data_size: DataSize
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.context, self.max_tokens, self.data_key = context, run.data.max_tokens, ""
         self._eval_batches: dict[int, base.BatchLoader] = {}
         self.splits = load_splits(run, context, self.text_layout, with_labels=self.has_labels)
@@ -153,13 +155,13 @@ class TextTask(base.Task):
         num_examples = len(self.splits.train.texts)
         self.data_size = DataSize(num_examples=num_examples, num_tokens=len(self.encoded_texts.ids))
 
-    def check_splits(self, run: Run) -> None:
+    def check_splits(self, run: RunConfig) -> None:
         """Raise if the texts do not fit the task."""
 
-    def check_tokenizer(self, run: Run) -> None:
+    def check_tokenizer(self, run: RunConfig) -> None:
         """Raise if the tokenizer lacks what the task needs."""
 
-    def train_tokenizer(self, run: Run) -> Tokenizer:
+    def train_tokenizer(self, run: RunConfig) -> Tokenizer:
         self.context.note("training the tokenizer ...")
         config, texts = run.data.tokenizer, self.splits.train.texts
         sentinels = self.count_sentinels(run)
@@ -170,7 +172,7 @@ class TextTask(base.Task):
         self.context.note(f"tokenizer: {config.kind}, {tokenizer.source.size:,} {pieces}")
         return tokenizer
 
-    def count_sentinels(self, run: Run) -> int:
+    def count_sentinels(self, run: RunConfig) -> int:
         """Sentinels of a new tokenizer."""
         return 0
 
@@ -215,7 +217,7 @@ class TextTask(base.Task):
     def build_config(self, size: Size) -> ModelConfig:
         """The config of a new model."""
 
-    def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
+    def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
         on_cpu, tokens = self.context.device.type == "cpu", self.data_size.num_tokens
         sizes = CPU_SIZE_BY_TOKENS if on_cpu else self.defaults.size_by_tokens
         size = look_up(sizes, tokens) if run.size is None else run.size
@@ -233,7 +235,7 @@ class TextTask(base.Task):
         return config
 
     @classmethod
-    def adapt_run(cls, run: Run, requested: UserSettings, config: ModelConfig, report: EventHandler) -> Run:
+    def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
         """Limit texts to the positions of the model, unless a length was requested."""
         positions = max_positions(config)
         if positions is None or positions >= run.data.max_tokens or "max_tokens" in requested.get("data", {}):
@@ -255,7 +257,7 @@ class TextTask(base.Task):
     def build_model(self, config: Any, pretrained: Any) -> Model:
         return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
-    def fill_train_config(self, run: Run, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
+    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
         train, defaults, device = run.train, self.defaults, self.context.device
         key = look_up(SIZE_BY_WIDTH, get_stack(config).width) if size is None else size
         default_batch = autoconfig.CPU_BATCH_TOKENS if device.type == "cpu" else defaults.batch_tokens_by_size[key]
@@ -268,7 +270,7 @@ class TextTask(base.Task):
         lr = train.lr or (defaults.finetune_lr_by_size if finetune else defaults.lr_by_size)[key]
         return autoconfig.fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
-    def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
+    def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         assert run.model is not None
         stack = get_stack(run.model)
         yield (
@@ -292,19 +294,19 @@ class TextTask(base.Task):
             self._eval_batches[id(texts)] = self.build_eval_batches(texts)
         return self._eval_batches[id(texts)]
 
-    def build_valid_batches(self, run: Run) -> base.BatchLoader | None:
+    def build_valid_batches(self, run: RunConfig) -> base.BatchLoader | None:
         return None if self.splits.valid is None else self.get_eval_batches(self.splits.valid)
 
     @abstractmethod
     def score_texts(self, model: Any, texts: TextCorpus, split: base.Split) -> base.FinalScores: ...
 
-    def score_model(self, model: Any, run: Run) -> Iterator[base.FinalScores]:
+    def score_model(self, model: Any, run: RunConfig) -> Iterator[base.FinalScores]:
         if self.splits.valid is not None:
             yield self.score_texts(model, self.splits.valid, "validation")
         for texts in self.splits.tests:
             yield self.score_texts(model, texts, "test")
 
-    def estimate_scoring_seconds(self, model: Any, run: Run) -> float:
+    def estimate_scoring_seconds(self, model: Any, run: RunConfig) -> float:
         loaders = [self.get_eval_batches(texts) for texts in (self.splits.valid, *self.splits.tests) if texts]
         if not loaders:
             return 0.0

@@ -27,7 +27,7 @@ from attent.scoring.metrics import DEFAULT_METRIC, VALIDATION_METRICS, format_me
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
-from attent.training.config import Run, Size, TrainConfig, UserSettings
+from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
 from attent.training.events import ValidationSample
 from attent.training.objective import Seq2SeqObjective
 from attent.training.stop_signals import StopRequested
@@ -45,7 +45,7 @@ class TranslationTask(base.Task):
     objective_class = Seq2SeqObjective
     unit = "pair"
     metrics = (DEFAULT_METRIC, *(name for name in VALIDATION_METRICS if name != DEFAULT_METRIC), "loss")
-    settings = frozenset(
+    used_settings = frozenset(
         {
             "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
             "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
@@ -53,7 +53,7 @@ class TranslationTask(base.Task):
         }
     )  # fmt: skip
 
-    def __init__(self, run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context = context
@@ -79,7 +79,7 @@ class TranslationTask(base.Task):
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
         return presets.tiny(vocab)
 
-    def choose_model(self, run: Run, requested: UserSettings) -> tuple[Size, Seq2SeqConfig, str]:
+    def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, Seq2SeqConfig, str]:
         device = self.context.device.type
         return autoconfig.choose_model(run, requested, self.prepared.data_size, self.tokenizer, device)
 
@@ -92,23 +92,25 @@ class TranslationTask(base.Task):
             return build(config)
         return assign_weights(build_empty(config), pretrained.state_dict(), "--from").train()
 
-    def fill_train_config(self, run: Run, size: Size | None, config: Seq2SeqConfig, *, finetune: bool) -> TrainConfig:
+    def fill_train_config(
+        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
+    ) -> TrainConfig:
         data_size, device = self.prepared.data_size, self.context.device
         return autoconfig.fill_train_config(run.train, size, config, data_size, device, finetune=finetune)
 
-    def describe_choices(self, run: Run, size_reason: str) -> Iterator[str]:
+    def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         return autoconfig.describe_choices(run, size_reason, self.prepared.data_size)
 
     # ---- batches and scores
 
-    def build_train_batches(self, run: Run) -> base.BatchLoader:
+    def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         return translation_data.build_train_batches(self.prepared, run.data, run.train)
 
-    def build_valid_batches(self, run: Run) -> base.BatchLoader | None:
+    def build_valid_batches(self, run: RunConfig) -> base.BatchLoader | None:
         store = self.prepared.valid_store
         return None if store is None else translation_data.build_valid_batches(store, run.data.max_tokens)
 
-    def build_evaluator(self, run: Run) -> base.Evaluator | None:
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
         """Translate a part of the validation set greedily."""
         splits = self.prepared.splits
         if self.prepared.valid_store is None or not run.train.valid_sentences:
@@ -152,14 +154,14 @@ class TranslationTask(base.Task):
                 report(num_done)
         return outputs
 
-    def score_model(self, model: Seq2Seq, run: Run) -> Iterator[base.FinalScores]:
+    def score_model(self, model: Seq2Seq, run: RunConfig) -> Iterator[base.FinalScores]:
         splits = self.prepared.splits
         if splits.valid:
             yield self.score_texts(model, self.valid_texts, "validation", run)
         for corpus in splits.tests:
             yield self.score_texts(model, read_eval_texts([corpus], splits.use_tags), "test", run)
 
-    def estimate_scoring_seconds(self, model: Seq2Seq, run: Run) -> float:
+    def estimate_scoring_seconds(self, model: Seq2Seq, run: RunConfig) -> float:
         splits, store = self.prepared.splits, self.prepared.store
         corpora = [*splits.valid, *splits.tests]
         num_sentences = len(read_eval_texts(corpora, splits.use_tags).sources)
@@ -174,7 +176,7 @@ class TranslationTask(base.Task):
         source, target = (store.meta.token_counts[side] / len(store) for side in ("source", "target"))
         return seconds * min(1.0, target / (source + MAX_EXTRA_TOKENS))
 
-    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: base.Split, run: Run) -> base.FinalScores:
+    def score_texts(self, model: Seq2Seq, texts: EvalTexts, split: base.Split, run: RunConfig) -> base.FinalScores:
         beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
         action = f"scoring {split} {texts.name}"
         outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty, action=action)

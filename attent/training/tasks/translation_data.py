@@ -24,7 +24,7 @@ from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.formatting import format_precise_percent
 from attent.text.tokenizer import SubwordSampling, Tokenizer
 from attent.training.autoconfig import DataSize
-from attent.training.config import DataConfig, Run, TrainConfig, TrainError
+from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.tasks import base
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
@@ -80,7 +80,7 @@ class PreparedData:
         return DataSize(num_examples=len(self.store), num_tokens=num_tokens)
 
 
-def prepare_data(run: Run, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
+def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     splits = load_corpora(run.data, run.train.seed, context)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 

@@ -15,7 +15,7 @@ from attent.cli import main
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
 from attent.models import VisionConfig, VisionTransformer, build
 from attent.nn import LearnedConfig, StackConfig
-from attent.training.config import DataConfig, Run, TrainError
+from attent.training.config import DataConfig, RunConfig, TrainError
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective, erase_random, flip_random, shift_random
 from attent.training.tasks.image_classification import (
@@ -246,7 +246,7 @@ def test_the_images_have_the_size_of_the_model_that_a_run_resumes_or_starts_from
     context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
     stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8)
     vision = VisionConfig(image_size=4, patch_size=2, channels=1, stack=stack, labels=("a", "b", "c"))
-    run = Run(task="images", model=vision, data=DataConfig(train=(data,)))
+    run = RunConfig(task="images", model=vision, data=DataConfig(train=(data,)))
     task = ImageClassificationTask(run, None, context)
     assert (task.shape.size, task.shape.channels) == (4, 1)
     assert task.train.pixels.shape[1:] == (1, 4, 4)
@@ -262,15 +262,15 @@ def test_the_images_have_the_size_of_the_model_that_a_run_resumes_or_starts_from
 def test_requested_settings_of_the_model_are_applied_to_the_preset(tmp_path: Path) -> None:
     data = str(write_idx(tmp_path / "set", test=False))
     context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
-    task = ImageClassificationTask(Run(task="images", data=DataConfig(train=(data,))), None, context)
+    task = ImageClassificationTask(RunConfig(task="images", data=DataConfig(train=(data,))), None, context)
     requested = {"task": "images", "model": {"patch_size": 2, "class_token": True, "stack": {"layers": 3}}}
-    size, vision, reason = task.choose_model(Run(task="images", size="small"), requested)
+    size, vision, reason = task.choose_model(RunConfig(task="images", size="small"), requested)
     assert (size, reason, vision.stack.width) == ("small", "as requested", 256)
     assert (vision.patch_size, vision.class_token, vision.stack.layers, vision.image_size) == (2, True, 3, 8)
     assert vision.stack.positions == LearnedConfig(max_length=17)
-    size, vision, reason = task.choose_model(Run(task="images"), {"task": "images"})
+    size, vision, reason = task.choose_model(RunConfig(task="images"), {"task": "images"})
     assert (size, reason) == ("tiny", f"for {len(task.train):,} images on a CPU")
     assert (vision.patch_size, vision.class_token, vision.pooling) == (4, False, "mean")
     for name, value in (("image_size", 16), ("channels", 3)):
         with pytest.raises(TrainError, match="follow the data"):
-            task.choose_model(Run(task="images"), {"task": "images", "model": {name: value}})
+            task.choose_model(RunConfig(task="images"), {"task": "images", "model": {name: value}})

@@ -17,7 +17,7 @@ from attent.storage.errors import FolderError
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training import task_heads
 from attent.training.autoconfig import DataSize, look_up
-from attent.training.config import DataConfig, Run, TrainConfig
+from attent.training.config import DataConfig, RunConfig, TrainConfig
 from attent.training.events import Note
 from attent.training.tasks import get_task_class
 from attent.training.tasks.base import RunContext
@@ -36,7 +36,7 @@ def load(tmp_path: Path, *names: str, layout: Any = "lines", **data: Any) -> tup
     notes: list[Any] = []
     context = RunContext(data_dir=tmp_path / "state", device=torch.device("cpu"), report=notes.append)
     config = DataConfig(train=tuple(str(tmp_path / name) for name in names), **data)
-    return load_splits(Run(task="mlm", data=config), context, layout), notes
+    return load_splits(RunConfig(task="mlm", data=config), context, layout), notes
 
 
 def write(tmp_path: Path, **files: str) -> None:
@@ -127,7 +127,7 @@ def prepare_task(tmp_path: Path, task: Any = "mlm", events: list[Any] | None = N
     context = RunContext(data_dir=tmp_path / "state", device=torch.device("cpu"), report=report)
     tokenizer = TokenizerConfig(kind="char") if task == "lm" else TokenizerConfig(vocab=300)
     config = DataConfig(train=(str(tmp_path / "text.txt"),), tokenizer=tokenizer, max_tokens=16, **data)
-    run = Run(task=task, data=config, train=TrainConfig(batch_tokens=64))
+    run = RunConfig(task=task, data=config, train=TrainConfig(batch_tokens=64))
     return get_task_class(task)(run, None, context), run
 
 

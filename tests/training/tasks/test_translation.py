@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attent.decoding.engines.reference import SearchCancelled
-from attent.training.config import DataConfig, DecodeConfig, Run, TrainConfig
+from attent.training.config import DataConfig, DecodeConfig, RunConfig, TrainConfig
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import translation
 from attent.training.tasks.base import RunContext
@@ -21,7 +21,7 @@ from tests.training.runs import write_corpus
 def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     folder = tmp_path_factory.mktemp("translation")
     data = DataConfig(train=(str(write_corpus(folder / "c.tsv", 60)),), src="en", tgt="xx", hold_out=7)
-    run = Run(data=data, train=TrainConfig())
+    run = RunConfig(data=data, train=TrainConfig())
     context = RunContext(data_dir=folder / "data", device=torch.device("cpu"), report=lambda event: None)
     return TranslationTask(run, toys.tokenizer(), context)
 
@@ -38,7 +38,7 @@ def test_scoring_in_blocks_gives_the_same_translations_and_reports_them(
         "track_progress",
         lambda self, action, unit, total: lambda done: reported.append((action, unit, total, done)),
     )
-    (scores,) = task.score_model(model, Run(decode=DecodeConfig(beam_size=2)))
+    (scores,) = task.score_model(model, RunConfig(decode=DecodeConfig(beam_size=2)))
     assert [sample.output for sample in scores.samples] == [at_once[7 * i // 5] for i in range(5)]
     assert scores.num_examples == len(at_once) == 7
     assert reported == [(f"scoring validation {texts.name}", "sentences", 7, done) for done in (3, 6, 7)]
@@ -58,7 +58,7 @@ def test_the_time_of_the_scores_is_estimated_from_a_sample(
         return texts.sources
 
     monkeypatch.setattr(task, "translate", translate)
-    seconds = task.estimate_scoring_seconds(toys.model().train(), Run(decode=DecodeConfig(beam_size=3)))
+    seconds = task.estimate_scoring_seconds(toys.model().train(), RunConfig(decode=DecodeConfig(beam_size=3)))
     assert calls == [(2, False, {"beam_size": 3, "length_penalty": 0.6})]
     store = task.prepared.store
     source, target = (store.meta.token_counts[side] / len(store) for side in ("source", "target"))
