@@ -1139,7 +1139,7 @@ FAULTS = """
 
 # causal adapter: short prompts read with padding
 @ decoding/causal_adapter.py::prefill_cache: decoding/generation/test_generator.py -k company
-- None if min(lengths) == width else torch.tensor(lengths, device=device)
+- None if min(lengths) == max_length else torch.tensor(lengths, device=device)
 + None
 
 # causal adapter: end probability of the likeliest end only

@@ -24,10 +24,10 @@ def prefill_cache(model: CausalLM, cache: Cache, prompts: Sequence[Sequence[int]
     """Fill an empty cache of one beam with all but the last token of each prompt; return those last tokens, (B,)."""
     device = get_device(model)
     lengths = [len(prompt) - 1 for prompt in prompts]
-    width = max(lengths)
-    if width:
-        rows = [[*prompt[:-1], *[0] * (width - length)] for prompt, length in zip(prompts, lengths, strict=True)]
-        row_lengths = None if min(lengths) == width else torch.tensor(lengths, device=device)
+    max_length = max(lengths)
+    if max_length:
+        rows = [[*prompt[:-1], *[0] * (max_length - length)] for prompt, length in zip(prompts, lengths, strict=True)]
+        row_lengths = None if min(lengths) == max_length else torch.tensor(lengths, device=device)
         model.decoder(model.embedding(torch.tensor(rows, device=device)), row_lengths, cache=cache)
     return torch.tensor([prompt[-1] for prompt in prompts], device=device)
 
@@ -82,16 +82,16 @@ class CausalStepModel:
         prompt_lengths = [source.shape[1]] * len(source) if lengths is None else lengths.tolist()
         prompts = [row[:length] for row, length in zip(source.tolist(), prompt_lengths, strict=True)]
         cached_lengths = [length - 1 for length in prompt_lengths]
-        width = max(cached_lengths)
-        single = self.model.begin(rows=len(prompts), capacity=max(1, width))
+        max_cached_length = max(cached_lengths)
+        single = self.model.begin(rows=len(prompts), capacity=max(1, max_cached_length))
         last_tokens = prefill_cache(self.model, single, prompts)
-        cache = self.model.begin(rows=len(prompts), capacity=width + capacity, beams=beams)
+        cache = self.model.begin(rows=len(prompts), capacity=max_cached_length + capacity, beams=beams)
         for layer, prefilled in zip(cache.layers, single.layers, strict=True):
             new, old = layer.self_attn, prefilled.self_attn
-            new.keys[:, :, : width * beams : beams] = old.keys[:, :, :width]
-            new.values[:, :, : width * beams : beams] = old.values[:, :, :width]
+            new.keys[:, :, : max_cached_length * beams : beams] = old.keys[:, :, :max_cached_length]
+            new.values[:, :, : max_cached_length * beams : beams] = old.values[:, :, :max_cached_length]
         if cache.ancestors is not None:
-            cache.ancestors[:, :, :width] = 0
+            cache.ancestors[:, :, :max_cached_length] = 0
         state = PromptCache(
             cache.layers,
             beams=beams,

@@ -602,9 +602,11 @@ class Translator:
         if self.batch_tokens is not None:
             return max(1, self.batch_tokens // (source * beams))
         config = self.model.config
-        width = config.decoder.width * config.decoder.layers * next(self.model.parameters()).element_size()
-        width *= len(self._members)
-        row_bytes = 16 * config.output_vocab + 4 * width * (source + target)  # logits and KV cache
+        key_bytes_per_token = (
+            config.decoder.width * config.decoder.layers * next(self.model.parameters()).element_size()
+        )
+        key_bytes_per_token *= len(self._members)
+        row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
         return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def notify(self, message: str) -> None:

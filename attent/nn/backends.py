@@ -57,7 +57,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("fused", fast.attend_fused, lambda inputs: None),
-        Backend("packed", fast.attend_packed, fast.find_packed_limitation),
+        Backend("packed", fast.attend_varlen, fast.find_packed_limitation),
         Backend("tiles", fast.attend_tiles, fast.find_tiles_limitation),
         Backend("flex", fast.attend_flex, fast.find_flex_limitation),
         Backend("explicit", lambda *inputs: attend_explicit(*inputs)[0], lambda inputs: None),

@@ -36,7 +36,7 @@ class BlockContext:
 
     self_mask: Mask
     angles: Angles | None
-    bias: Tensor | None
+    position_bias: Tensor | None
     memory: Memory | None
     memory_mask: Mask
     cache_start: int | Tensor = 0  # first column that this pass writes
@@ -88,7 +88,7 @@ class Block(nn.Module):
         kv = self.self_attn.project_keys_values(x, context.angles)
         if cache is not None:
             kv = cache.self_attn.append(kv, context.cache_start, context.cache_used)
-        return self.self_attn(x, kv, context.self_mask, context.angles, context.bias)
+        return self.self_attn(x, kv, context.self_mask, context.angles, context.position_bias)
 
     def attend_memory(self, x: Tensor, context: BlockContext, cache: LayerCache | None) -> Tensor:
         """Attend to the output of the other stack, whose keys and values a cache holds already."""

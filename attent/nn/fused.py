@@ -36,12 +36,12 @@ class FusedBlock(Block):
     def forward(self, x: Tensor, context: BlockContext, cache: LayerCache | None = None) -> Tensor:
         if cache is not None or not can_fuse(self, x):
             return super().forward(x, context, cache)
-        heads = attend_fused_projections(self.self_attn, x, None, context)
-        x, residual = apply_add_norm(self.self_attn_residual, x, heads, self.self_attn.output)
+        attended = attend_fused_projections(self.self_attn, x, None, context)
+        x, residual = apply_add_norm(self.self_attn_residual, x, attended, self.self_attn.output)
         if self.cross_attn is not None and self.cross_attn_residual is not None:
             assert context.memory is not None
-            heads = attend_fused_projections(self.cross_attn, x, context.memory.states, context)
-            x, residual = apply_add_norm(self.cross_attn_residual, residual, heads, self.cross_attn.output)
+            attended = attend_fused_projections(self.cross_attn, x, context.memory.states, context)
+            x, residual = apply_add_norm(self.cross_attn_residual, residual, attended, self.cross_attn.output)
         hidden, output_layer = self.feedforward.compute_hidden(x), self.feedforward.contract
         x, _ = apply_add_norm(self.feedforward_residual, residual, hidden, output_layer, duplicate=False)
         return x
@@ -156,11 +156,11 @@ def attend_fused_projections(attention: Attention, x: Tensor, memory: Tensor | N
     to itself."""
     is_self = memory is None
     mask = context.self_mask if is_self else context.memory_mask
-    angles, bias = (context.angles, context.bias) if is_self else (None, None)
+    angles, position_bias = (context.angles, context.position_bias) if is_self else (None, None)
     grouped = attention.heads != attention.kv_heads
-    if grouped or not attention.heads or attention.observers or angles is not None or bias is not None:
+    if grouped or not attention.heads or attention.observers or angles is not None or position_bias is not None:
         kv = attention.project_keys_values(x if memory is None else memory, angles)
-        return attention.attend(attention.project_queries(x, angles), kv, mask, bias)
+        return attention.attend(attention.project_queries(x, angles), kv, mask, position_bias)
     if memory is None:
         qkv, qkv_bias = project(attention, x, attention.query, attention.key, attention.value)
         fused_qkv = FusedQKV(qkv, None, qkv_bias)
@@ -185,7 +185,7 @@ def attend_qkv(fused_qkv: FusedQKV, mask: Mask, scale: float, dropout: float = 0
     check_inputs(inputs)
     chosen = choose_backend(backend, inputs)
     if chosen.name == "tiles":
-        from attent.nn.kernels.packed_attention import attend_packed
+        from attent.nn.kernels.packed_attention import attend_packed_qkv
 
-        return attend_packed(*fused_qkv, mask, scale, dropout)
+        return attend_packed_qkv(*fused_qkv, mask, scale, dropout)
     return chosen.run(*fused_qkv.with_bias_gradients().unpack(), mask, None, scale, dropout)

@@ -37,28 +37,30 @@ class Packing:
     def from_lengths(
         cls,
         sentence_lengths: Sequence[Sequence[int]],
-        width: int | None = None,
+        row_length: int | None = None,
         max_sentences: int | None = None,
         device: torch.device | str | None = None,
     ) -> Packing:
-        """Build the packing of rows that hold sentences of these lengths, padded to `width` (None: the fullest row).
+        """Build the packing of rows with sentences of these lengths, padded to `row_length` (None: the fullest row).
 
-        Fixing `width` and `max_sentences` (S) gives every batch the same shapes, and so one compiled graph.
+        Fixing `row_length` and `max_sentences` (S) gives every batch the same shapes, and so one compiled graph.
         """
         for b, row in enumerate(sentence_lengths):
             if not all(map(is_count, row)):
                 raise ValueError(f"sentence lengths must be integers of 0 or more, but row {b} has {list(row)}")
         fullest = max((sum(row) for row in sentence_lengths), default=0)
-        width = fullest if width is None else width
-        if fullest > width:
-            raise ValueError(f"the sentences of a row must fit `width`={width} tokens, but one row has {fullest}")
+        row_length = fullest if row_length is None else row_length
+        if fullest > row_length:
+            raise ValueError(
+                f"the sentences of a row must fit `row_length`={row_length} tokens, but one row has {fullest}"
+            )
         most = max((len(row) for row in sentence_lengths), default=0)
         if max_sentences is not None and most > max_sentences:
             raise ValueError(f"a row must hold at most `max_sentences`={max_sentences}, but one row has {most}")
         S = most if max_sentences is None else max_sentences
         lengths = torch.tensor([[*row, *[0] * (S - len(row))] for row in sentence_lengths], dtype=torch.long)
         ends = lengths.view(len(sentence_lengths), S).cumsum(1)
-        columns = torch.arange(width).expand(len(sentence_lengths), width).contiguous()
+        columns = torch.arange(row_length).expand(len(sentence_lengths), row_length).contiguous()
         sentence = torch.searchsorted(ends, columns, right=True)  # the number of sentences that end before here
         is_padding = sentence == S
         positions = (columns - pad(ends, (1, 0)).gather(1, sentence)).masked_fill(is_padding, 0)

@@ -75,8 +75,8 @@ class Stack(nn.Module):
             return BlockContext(self_mask, angles, self.positions.bias(positions, positions), memory, memory_mask)
         end = cache.used_columns + positions.shape[-1]
         key_positions = torch.arange(end, device=positions.device) // cache.beams
-        bias = self.positions.bias(positions, key_positions)
-        return BlockContext(self_mask, angles, bias, None, memory_mask, cache.next_column, cache.used_columns)
+        position_bias = self.positions.bias(positions, key_positions)
+        return BlockContext(self_mask, angles, position_bias, None, memory_mask, cache.next_column, cache.used_columns)
 
     def build_self_mask(self, lengths: Tensor | None, packing: Packing | None, cache: Cache | None) -> Mask:
         # Padding is on the right, so a causal mask hides it from every real token, and fast kernels need no mask

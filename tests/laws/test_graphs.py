@@ -67,7 +67,7 @@ def test_packed_batches_of_fixed_shape_share_one_graph(positions: object) -> Non
     compiled = torch.compile(model, fullgraph=True, backend=graphs, dynamic=False)
     layouts = ([[3, 4], [5, 1, 2]], [[8], [2, 2, 2]], [[1], [7, 1]], [[2, 6], [4]])
     for layout in layouts:
-        packing = Packing.from_lengths(layout, width=12, max_sentences=4)
+        packing = Packing.from_lengths(layout, row_length=12, max_sentences=4)
         batch = (ids(2, 12), shift_right(ids(2, 12), 1, packing))
         with torch.no_grad():
             assert_close(compiled(*batch, packing=(packing, packing)), model(*batch, packing=(packing, packing)))

@@ -59,7 +59,7 @@ def test_shifting_an_empty_target_gives_an_empty_one() -> None:
 
 
 def test_each_packed_sentence_has_its_own_start() -> None:
-    packing = Packing.from_lengths([[3, 2], [4]], width=6)
+    packing = Packing.from_lengths([[3, 2], [4]], row_length=6)
     shifted = shift_right(torch.tensor([[5, 6, 2, 7, 2, 0], [8, 9, 4, 2, 0, 0]]), 1, packing)
     assert shifted[0].tolist() == [1, 5, 6, 1, 7, 1]
     assert shifted[1, :4].tolist() == [1, 8, 9, 4]

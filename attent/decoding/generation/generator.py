@@ -374,9 +374,9 @@ class Generator:
     def _compute_sequence_bytes(self, columns: int) -> int:
         """Return the memory of one sequence: logits, KV cache, tokens."""
         config, self_attn = self.model.config, self.model.decoder.blocks[0].self_attn
-        width = self_attn.kv_heads * self_attn.head_width * config.stack.layers
-        width *= next(self.model.parameters()).element_size()
-        return 16 * config.vocab + (2 * width + 12) * columns
+        key_bytes_per_token = self_attn.kv_heads * self_attn.head_width * config.stack.layers
+        key_bytes_per_token *= next(self.model.parameters()).element_size()
+        return 16 * config.vocab + (2 * key_bytes_per_token + 12) * columns
 
     # --- beam search ---------------------------------------------------------------------------------------------
 

@@ -105,12 +105,12 @@ class SequenceBatch:
 
     @classmethod
     def from_prompts(
-        cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], width: int, context: GenerationContext
+        cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], max_new_tokens: int, context: GenerationContext
     ) -> SequenceBatch:
         B, device = len(prompts), input_tokens.device
         max_lengths = torch.tensor([prompt.max_new_tokens for prompt in prompts], device=device)
         rng_keys = torch.tensor([prompt.rng_key for prompt in prompts], device=device)
-        tokens = torch.zeros(B, width + 1, dtype=torch.int64, device=device)
+        tokens = torch.zeros(B, max_new_tokens + 1, dtype=torch.int64, device=device)
         requests = [SearchRequest(source_ids=())] * B
         states = tuple(item.build_initial_state(requests).to(device) for item in context.constraints)
         zeros = torch.zeros_like(max_lengths)
@@ -202,8 +202,8 @@ class DynamicState:
         self.model, self.context = model, context
         self.cache = model.begin(rows=len(prompts), capacity=compute_cache_columns(prompts))
         last = prefill_cache(model, self.cache, [prompt.token_ids for prompt in prompts])
-        width = max(prompt.max_new_tokens for prompt in prompts)
-        self.sequences = SequenceBatch.from_prompts(last, prompts, width, context)
+        max_new_tokens = max(prompt.max_new_tokens for prompt in prompts)
+        self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens, context)
 
     def advance(self, cached_columns: int) -> None:
         self.cache.used_columns = cached_columns

@@ -67,7 +67,7 @@ def attend_flex(
     return run(q, k, v, score_mod=add_bias, block_mask=block_mask, scale=scale, enable_gqa=k.shape[1] != H)
 
 
-def attend_packed(
+def attend_varlen(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
     """Equation 1 for each packed sentence, in one flash attention call."""
@@ -102,9 +102,9 @@ def compute_offsets(mask: Mask) -> tuple[Tensor, Tensor]:
 
 
 def concat_offsets(packing: Packing, first_padding: Tensor, second_padding: Tensor) -> Tensor:
-    rows, width = packing.shape
+    rows, row_length = packing.shape
     ends = torch.cat([packing.ends, first_padding, second_padding], 1)  # (B, S + 2)
-    ends = ends + width * torch.arange(rows, device=ends.device)[:, None]
+    ends = ends + row_length * torch.arange(rows, device=ends.device)[:, None]
     return F.pad(ends.flatten(), (1, 0)).to(torch.int32)
 
 
@@ -115,7 +115,7 @@ def attend_tiles(
     from attent.nn.kernels import packed_attention
 
     q, k, v = (repeat_kv_heads(x, q.shape[1]).transpose(1, 2) for x in (q, k, v))
-    return packed_attention.attend_packed(q[:, :, None], torch.stack([k, v], 2), None, None, mask, scale, dropout)
+    return packed_attention.attend_packed_qkv(q[:, :, None], torch.stack([k, v], 2), None, None, mask, scale, dropout)
 
 
 def mask_bias(bias: Tensor, visible: Tensor | None) -> Tensor:

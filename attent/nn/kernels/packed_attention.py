@@ -28,7 +28,7 @@ LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)  # kernels compute powers of 2
 
 
-def attend_packed(
+def attend_packed_qkv(
     qkv: Tensor,
     kv: Tensor | None,
     qkv_bias: Tensor | None,
