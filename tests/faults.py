@@ -138,7 +138,7 @@ FAULTS = """
 
 # ragged rows share one cache column
 @ nn/cache.py::Cache.next_column: laws/test_steps.py -k ragged
-- return self.used_columns if self.lengths is None else self.lengths
+- return self.used_columns if self.row_columns is None else self.row_columns
 + return self.used_columns
 
 # self-attention cache not reordered
@@ -153,18 +153,18 @@ FAULTS = """
 
 # memory lengths not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams
-- self.lengths, self.memory_lengths, self.ancestors = (
-+ self.lengths, _, self.ancestors = (
+- self.row_columns, self.memory_lengths, self.ancestors = (
++ self.row_columns, _, self.ancestors = (
 
 # row lengths not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams
-- self.lengths, self.memory_lengths, self.ancestors = (
+- self.row_columns, self.memory_lengths, self.ancestors = (
 + _, self.memory_lengths, self.ancestors = (
 
 # ancestors not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams_of_one
-- self.lengths, self.memory_lengths, self.ancestors = (
-+ self.lengths, self.memory_lengths, _ = (
+- self.row_columns, self.memory_lengths, self.ancestors = (
++ self.row_columns, self.memory_lengths, _ = (
 
 # beam ancestors not updated
 @ nn/cache.py::Cache.reorder_beams: laws/test_steps.py -k beams_of_one

@@ -63,7 +63,7 @@ class PromptCache(Cache):
         device = self.last_prompt_tokens.device
         self.used_columns = max(positions) * self.beams
         is_even = min(positions) == max(positions)
-        self.lengths = None if is_even else torch.tensor(positions, device=device) * self.beams
+        self.row_columns = None if is_even else torch.tensor(positions, device=device) * self.beams
 
 
 class CausalStepModel:

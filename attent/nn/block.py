@@ -99,9 +99,9 @@ class Block(nn.Module):
             kv = self.cross_attn.project_keys_values(context.memory.states)
         return self.cross_attn(x, kv, context.memory_mask)
 
-    def new_cache(self, rows: int, capacity: int, memory: Memory | None) -> LayerCache:
+    def new_cache(self, rows: int, max_columns: int, memory: Memory | None) -> LayerCache:
         attention, weight = self.self_attn, self.self_attn.key.weight
-        shape = (2, rows, attention.kv_heads, capacity, attention.head_width)
+        shape = (2, rows, attention.kv_heads, max_columns, attention.head_width)
         buffer = weight.new_zeros(shape, dtype=kernels.get_compute_dtype(weight))
         cross, states = self.cross_attn, None if memory is None else memory.states
         cross_kv = None if cross is None or states is None else cross.project_keys_values(states)

@@ -67,7 +67,7 @@ class Cache:
     """The cache of one stack.
 
     used_columns    columns written, counted on the host; no row holds more
-    lengths         (B,) columns that each row holds, where rows differ; None: every row holds `used_columns`
+    row_columns     (B,) columns that each row holds, where rows differ; None: every row holds `used_columns`
     memory_lengths  (B,) lengths of the memory's rows; None: no padding
     beams           beams per row; each position has a column for each
     ancestors       (B, K, positions) the beam whose column beam k attends to at each position; -1: not written yet
@@ -75,21 +75,21 @@ class Cache:
 
     layers: list[LayerCache]
     used_columns: int = 0
-    lengths: Tensor | None = None
+    row_columns: Tensor | None = None
     memory_lengths: Tensor | None = None
     beams: int = 1
     ancestors: Tensor | None = None
 
     @property
     def next_column(self) -> int | Tensor:
-        return self.used_columns if self.lengths is None else self.lengths
+        return self.used_columns if self.row_columns is None else self.row_columns
 
     @property
     def next_position(self) -> int | Tensor:
         return self.next_column // self.beams
 
     @property
-    def capacity(self) -> int:
+    def max_columns(self) -> int:
         return self.layers[0].self_attn.keys.shape[2]
 
     @property
@@ -99,11 +99,11 @@ class Cache:
     def check_capacity(self, B: int, T: int) -> None:
         if self.beams > 1 and self.beams != T:
             raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
-        needed = self.used_columns + T
-        if needed > self.capacity:
+        if self.used_columns + T > self.max_columns:
+            capacity, used, new = (columns // self.beams for columns in (self.max_columns, self.used_columns, T))
             raise ValueError(
-                f"the cache must have room for {needed} tokens, but its capacity is {self.capacity} "
-                f"({self.used_columns} used, {T} to add); create it with `capacity={needed}` or more"
+                f"the cache must have room for {used + new} tokens, but its capacity is {capacity} "
+                f"({used} used, {new} to add); create it with `capacity={used + new}` or more"
             )
         if self.rows != B:
             raise ValueError(f"the batch must have the cache's {self.rows} rows, but has {B}; `reorder` changes them")
@@ -113,10 +113,10 @@ class Cache:
         if new_lengths is not None:
             if self.beams > 1:
                 raise ValueError("`lengths` must be None in a cache of beams: each of them is given one token")
-            lengths = torch.full_like(new_lengths, self.used_columns) if self.lengths is None else self.lengths
-            self.lengths = lengths + new_lengths
-        elif self.lengths is not None:
-            self.lengths = self.lengths + T
+            old = torch.full_like(new_lengths, self.used_columns) if self.row_columns is None else self.row_columns
+            self.row_columns = old + new_lengths
+        elif self.row_columns is not None:
+            self.row_columns = self.row_columns + T
         self.used_columns += T
 
     def reorder(self, rows: Tensor) -> None:
@@ -129,8 +129,9 @@ class Cache:
             layer.self_attn.reorder(rows)
             if layer.cross_attn is not None:
                 layer.cross_attn.reorder(rows)
-        self.lengths, self.memory_lengths, self.ancestors = (
-            None if x is None else x.index_select(0, rows) for x in (self.lengths, self.memory_lengths, self.ancestors)
+        old = (self.row_columns, self.memory_lengths, self.ancestors)
+        self.row_columns, self.memory_lengths, self.ancestors = (
+            None if x is None else x.index_select(0, rows) for x in old
         )
 
     def reorder_beams(self, parents: Tensor) -> None:
@@ -165,7 +166,7 @@ class Cache:
         device = self.layers[0].self_attn.keys.device
         self.used_columns = max(lengths) * self.beams
         ragged = min(lengths) != max(lengths)
-        self.lengths = torch.tensor(lengths, device=device) * self.beams if ragged else None
+        self.row_columns = torch.tensor(lengths, device=device) * self.beams if ragged else None
         if self.ancestors is not None:
             restarted = torch.tensor([length == 0 for length in lengths], device=device)
             self.ancestors = self.ancestors.masked_fill(restarted[:, None, None], -1)

@@ -50,9 +50,9 @@ def look(**changes: object) -> Callable[[], object]:
     return lambda: attend(**({"q": heads(), "k": heads(), "v": heads()} | changes))
 
 
-def cached(config: StackConfig, *pieces: int, rows: int = 2, capacity: int = 4) -> None:
+def cached(config: StackConfig, *pieces: int, rows: int = 2, capacity: int = 4, beams: int = 1) -> None:
     stack = Stack(config)
-    cache = stack.new_cache(capacity, rows=2)
+    cache = stack.new_cache(capacity, rows=2, beams=beams)
     for piece in pieces:
         stack(x(rows, piece, 8), cache=cache)
 
@@ -327,6 +327,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         (
             "the cache must have room for 5 tokens, but its capacity is 4 (3 used, 2 to add); "
             "create it with `capacity=5` or more"
+        ),
+    ),
+    "cache of beams past its capacity": (
+        lambda: cached(DECODER, 3, 3, 3, capacity=2, beams=3),
+        (
+            "the cache must have room for 3 tokens, but its capacity is 2 (2 used, 1 to add); "
+            "create it with `capacity=3` or more"
         ),
     ),
     "cache for nothing": (

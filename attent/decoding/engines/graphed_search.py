@@ -34,7 +34,7 @@ class GraphedSearchStep:
     def __init__(self, model: StepModel[Any], cache: Cache, beams: BeamState, context: SearchContext) -> None:
         self.model, self.cache, self.context = model, cache, context
         self.beams = map_tensors(torch.clone, beams)  # parts of a new state may share one tensor
-        self.lengths = torch.zeros_like(beams.lengths)
+        self.row_columns = torch.zeros_like(beams.lengths)
         self.ancestors = None if cache.ancestors is None else cache.ancestors.clone()
         self.memory_lengths = cache.memory_lengths
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -45,9 +45,9 @@ class GraphedSearchStep:
     def load_state(self, beams: BeamState) -> None:
         """Copy a state that was changed outside of the graphs: rows were replaced."""
         map_tensors(update_tensor, self.beams, beams)
-        lengths = self.cache.used_columns if self.cache.lengths is None else self.cache.lengths
-        self.lengths.copy_(lengths) if isinstance(lengths, Tensor) else self.lengths.fill_(lengths)
-        self.cache.lengths = self.lengths
+        columns = self.cache.next_column
+        self.row_columns.copy_(columns) if isinstance(columns, Tensor) else self.row_columns.fill_(columns)
+        self.cache.row_columns = self.row_columns
         for name in ("ancestors", "memory_lengths"):
             static, current = getattr(self, name), getattr(self.cache, name)
             if static is not None:
@@ -56,7 +56,7 @@ class GraphedSearchStep:
     def step(self, position: int) -> BeamState:
         """Extend every beam by one token; `position` is that of the longest row."""
         columns = -(-(position + 1) // GRAPH_STRIDE) * GRAPH_STRIDE
-        num_positions = min(columns, self.cache.capacity // self.cache.beams)
+        num_positions = min(columns, self.cache.max_columns // self.cache.beams)
         if num_positions not in self.graphs:
             self.graphs[num_positions] = self._capture(num_positions)
         self.graphs[num_positions].replay()
@@ -65,13 +65,13 @@ class GraphedSearchStep:
     def _capture(self, num_positions: int) -> torch.cuda.CUDAGraph:
         self.cache.used_columns = (num_positions - 1) * self.cache.beams
         graph = capture_graph(self._run_step, pool=self.graph_pool, stream=self.capture_stream)
-        self.cache.lengths, self.cache.ancestors = self.lengths, self.ancestors
+        self.cache.row_columns, self.cache.ancestors = self.row_columns, self.ancestors
         return graph
 
     def _run_step(self) -> None:
         map_tensors(update_tensor, self.beams, search_step(self.model, self.cache, self.beams, self.context))
-        assert self.cache.lengths is not None
-        self.lengths.copy_(self.cache.lengths)
+        assert self.cache.row_columns is not None
+        self.row_columns.copy_(self.cache.row_columns)
         if self.ancestors is not None and self.cache.ancestors is not None:
             self.ancestors.copy_(self.cache.ancestors)
 

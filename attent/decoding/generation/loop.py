@@ -132,12 +132,12 @@ def advance_sequences(
     model: CausalLM, cache: Cache, sequences: SequenceBatch, context: GenerationContext
 ) -> SequenceBatch:
     """Generate one token in every unfinished sequence."""
-    lengths = cache.lengths
+    row_columns = cache.row_columns
     logits = model.step(sequences.input_tokens[:, None], cache)[:, 0]
     token, log_prob = select_tokens(logits, sequences, context)
     advanced = append_tokens(sequences, token, log_prob, context)
-    if lengths is not None:  # finished rows keep stepping: their cache position stays, so that they never overflow
-        cache.lengths = torch.where(advanced.is_done, lengths, lengths + 1)
+    if row_columns is not None:  # finished rows keep stepping: their cache position stays, so that they never overflow
+        cache.row_columns = torch.where(advanced.is_done, row_columns, row_columns + 1)
     return advanced
 
 
@@ -236,11 +236,11 @@ class StaticState:
 
     def load_prompts(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Start another batch; what earlier ones left in the cache is masked."""
-        self.cache.used_columns, self.cache.lengths = 0, None
+        self.cache.used_columns, self.cache.row_columns = 0, None
         last = prefill_cache(self.model, self.cache, [prompt.token_ids for prompt in prompts])
         self._copy_from(SequenceBatch.from_prompts(last, prompts, self.capacity, self.context))
         self.cache_lengths.copy_(torch.tensor([len(prompt.token_ids) - 1 for prompt in prompts]))
-        self.cache.lengths = self.cache_lengths
+        self.cache.row_columns = self.cache_lengths
 
     def advance(self, cached_columns: int) -> None:
         columns = min(-(-(cached_columns + 1) // GRAPH_COLUMNS) * GRAPH_COLUMNS, self.capacity)
@@ -260,9 +260,9 @@ class StaticState:
     def _run_step(self, columns: int) -> None:
         self.cache.used_columns = columns - 1
         self._copy_from(advance_sequences(self.model, self.cache, self.sequences, self.context))
-        assert self.cache.lengths is not None
-        self.cache_lengths.copy_(self.cache.lengths)
-        self.cache.lengths = self.cache_lengths
+        assert self.cache.row_columns is not None
+        self.cache_lengths.copy_(self.cache.row_columns)
+        self.cache.row_columns = self.cache_lengths
 
     def _copy_from(self, new: SequenceBatch) -> None:
         for ours, theirs in zip(self.sequences.iterate_tensors(), new.iterate_tensors(), strict=True):
