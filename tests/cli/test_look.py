@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from attent.inspection import Trace
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, TextEncoder, VisionTransformer
+from attent.models.weights import save_model
 from attent.training.loop import write_model
 from tests.inspection import models
 from tests.inspection.toy_translator import TEXT, model
@@ -32,6 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.mkdir()
     write_model(path, model(), tokenizer())
     return path
+
+
+@pytest.fixture
+def folder_copy(folder: Path, tmp_path: Path) -> Path:
+    """A folder that a test may change."""
+    return shutil.copytree(folder, tmp_path / "toy")
 
 
 @pytest.fixture(autouse=True)
@@ -120,40 +128,34 @@ def test_positions_need_no_sentence(folder: Path) -> None:
     assert Path("p.png").exists()
 
 
-def test_head_statistics_are_measured_and_stored(folder: Path) -> None:
+def test_head_statistics_are_measured_and_stored(folder_copy: Path) -> None:
     pairs = zip(*lines(40), strict=True)
     Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    arguments = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]
-    try:
-        assert cli.main([*arguments, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
-        first = json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]
-        assert first["sentences"] == 40
-        assert cli.main(arguments) == 0
-        assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"] == first
-    finally:
-        (folder / HEAD_STATS_FILE).unlink()
+    arguments = ["look", str(folder_copy), TEXT, "--to", "de", "--json", "t.json"]
+    assert cli.main([*arguments, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
+    first = json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]
+    assert first["sentences"] == 40
+    assert cli.main(arguments) == 0
+    assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"] == first
 
 
-def test_statistics_on_more_pairs_are_kept(folder: Path) -> None:
+def test_statistics_on_more_pairs_are_kept(folder_copy: Path) -> None:
     pairs = [f"{source}\t{target}\n" for source, target in zip(*lines(40), strict=True)]
     Path("valid.tsv").write_text("".join(pairs), encoding="utf-8")
-    arguments = ["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
-    try:
-        for limit, stored in ((20, 20), (5, 20), (30, 30)):
-            assert cli.main([*arguments, "--tgt", "de", "--limit", str(limit)]) == 0
-            assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]["sentences"] == limit
-            assert json.loads((folder / HEAD_STATS_FILE).read_text())["sentences"] == stored
-    finally:
-        (folder / HEAD_STATS_FILE).unlink()
+    arguments = ["look", str(folder_copy), TEXT, "--to", "de", "--json", "t.json", "--data", "valid.tsv", "--src", "en"]
+    for limit, stored in ((20, 20), (5, 20), (30, 30)):
+        assert cli.main([*arguments, "--tgt", "de", "--limit", str(limit)]) == 0
+        assert json.loads(Path("t.json").read_text(encoding="utf-8"))["head_stats"]["sentences"] == limit
+        assert json.loads((folder_copy / HEAD_STATS_FILE).read_text())["sentences"] == stored
 
 
-def test_damaged_statistics_give_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / HEAD_STATS_FILE).write_text("{bad")
-    try:
-        assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json"]) == 0
-    finally:
-        (folder / HEAD_STATS_FILE).unlink()
-    assert "warning: " in capsys.readouterr().err
+def test_damaged_statistics_are_refused(folder_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("valid.tsv").write_text("a man\tein Mann\n", encoding="utf-8")
+    arguments = ["look", str(folder_copy), TEXT, "--to", "de", "--json", "t.json"]
+    assert cli.main([*arguments, "--data", "valid.tsv", "--src", "en", "--tgt", "de"]) == 0
+    (folder_copy / HEAD_STATS_FILE).write_text("{bad")
+    assert cli.main(arguments) == 1
+    assert f"{HEAD_STATS_FILE}: is damaged" in capsys.readouterr().err
 
 
 def test_head_aligned_on_input_is_labeled_by_input() -> None:
@@ -261,9 +263,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "vit": models.vision(),
     }
     for name, item in created.items():
-        item.save(root / name)
-        if not isinstance(item, VisionTransformer):
-            (root / name / "tokenizer.model").write_bytes(models.tokenizer().files["tokenizer.model"])
+        save_model(item, root / name, None if isinstance(item, VisionTransformer) else models.tokenizer().files)
     return {name: root / name for name in created} | {"ring": models.write_ring(root)}
 
 
