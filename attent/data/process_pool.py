@@ -17,8 +17,18 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process, resource_tracker
 from typing import Any, TypeVar
 
+from attent.storage.machine import count_usable_cores, measure_memory
+
 Result = TypeVar("Result")
 QUEUED_PER_WORKER = 2  # tasks submitted ahead of the one that is awaited
+WORKER_BYTES = 2**28  # of memory, ample for a process that encodes
+
+
+def count_free_workers() -> int:
+    """Return the processes that the cores, less two for the caller, and half of the free memory allow, at least 1.
+    The processes that torchrun started on this machine share them."""
+    allowed = min(count_usable_cores() - 2, measure_memory()[1] // 2 // WORKER_BYTES)
+    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def map_in_order(function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Result]:

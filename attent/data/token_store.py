@@ -31,7 +31,7 @@ from attent.data.encode import BLOCK_PAIRS, EncodedBlock, EncodingConfig, FileTa
 from attent.data.file_hashes import hash_file
 from attent.data.filters import KeySet
 from attent.data.pairs import CorpusError, ReasonTally
-from attent.data.process_pool import start_pool, submit_task
+from attent.data.process_pool import count_free_workers, start_pool, submit_task
 from attent.storage.cache import build_folder, remove_abandoned
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.vocabulary import Vocabulary
@@ -297,7 +297,7 @@ class ResampledStores:
         workers: int | None = None,
     ) -> None:
         self.sampler = EpochSampler(corpora, config, Path(folder), seed)
-        self.workers = min(MAX_WORKERS, max(1, (os.cpu_count() or 1) - 1)) if workers is None else workers
+        self.workers = count_free_workers() if workers is None else workers
         self._pool: ProcessPoolExecutor | None = None
         self._cancelled: Event | None = None
         self._pending: dict[int, Future[None]] = {}

@@ -244,16 +244,6 @@ def test_doctor_report_has_every_fact() -> None:
     ]
 
 
-def test_cores_are_bounded_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_info, "_list_cgroups", lambda controller: iter([tmp_path]))
-    usable = {}
-    for quota in ("max 100000", "100000 100000", "199999 100000", "50000 100000", "900000000 100000"):
-        (tmp_path / "cpu.max").write_text(quota)
-        usable[quota] = system_info.count_usable_cores()
-    assert usable["100000 100000"] == usable["199999 100000"] == usable["50000 100000"] == 1
-    assert usable["max 100000"] == usable["900000000 100000"] >= 1
-
-
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
@@ -287,15 +277,3 @@ def test_requirements_are_read_with_their_extra() -> None:
     package = system_info.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
     assert package is not None
     assert (package.name, package.extra, package.required) == ("huggingface-hub", "hf", "<3,>=2")
-
-
-def test_a_container_limit_counts_and_its_droppable_cache_does_not(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("4000\n")
-    (tmp_path / "memory.current").write_text("3000\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 1200\n")
-    assert system_info.read_cgroup_memory(tmp_path) == (4000, 1800)
-
-
-def test_a_container_without_a_limit_has_none(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    assert system_info.read_cgroup_memory(tmp_path)[0] is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from attent.data import process_pool
 from attent.data.process_pool import map_in_order
 
 
@@ -78,3 +79,19 @@ def is_alive(pid: int) -> bool:
         return False
     status = Path(f"/proc/{pid}/stat")
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "ranks", "expected"),
+    [(16, 64, None, 14), (16, 2, None, 4), (64, 64, "8", 7), (2, 64, None, 1), (16, 0, "4", 1)],
+    ids=["cores", "memory", "torchrun", "two cores", "nothing is free"],
+)
+def test_workers_are_bounded_by_cores_and_memory(
+    cores: int, gigabytes: int, ranks: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_pool, "count_usable_cores", lambda: cores)
+    monkeypatch.setattr(process_pool, "measure_memory", lambda: (2**40, gigabytes * 2**30))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert process_pool.count_free_workers() == expected
