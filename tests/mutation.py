@@ -177,13 +177,17 @@ def run_mutant(mutant: Mutant, folder: Path, options: argparse.Namespace, broken
     for stage in choose_tests(mutant.file, options.wide):
         while True:
             path.write_bytes(mutant.apply(source))
-            tests = [*stage, *(f"--deselect={test}" for test in sorted(broken))]
-            failed = find_failing_test(folder, options, tests)
+            deselected = [f"--deselect={test}" for test in sorted(broken)]
+            failed = find_failing_test(folder, options, [*stage, *deselected])
             path.write_bytes(source)
-            # An id that holds a value of the mutant does not exist without it, which is no failure.
-            if "::" not in (failed or "") or "::" not in (find_failing_test(folder, options, [failed or ""]) or ""):
+            file = (failed or "").partition("::")[0]
+            if file not in stage:
                 break
-            broken.add(failed or "")
+            # The same files without the mutant, not the test alone: it may fail only after others.
+            unrelated = find_failing_test(folder, options, [*stage[: stage.index(file) + 1], *deselected])
+            if unrelated is None or "::" not in unrelated:
+                break
+            broken.add(unrelated)
         if failed == "timeout" and find_failing_test(folder, options, stage) == "timeout":
             continue
         if failed is not None:
