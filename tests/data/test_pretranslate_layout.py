@@ -133,6 +133,15 @@ def test_model_sees_sentences() -> None:
     assert not any("code(" in text or "raw" in text or "comment" in text for text in requested)
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [("```", "```"), ("~~~ sh", "~~~~"), ("````", "````"), ("$$", "$$"), ("<!--", "-->")]
+)
+def test_blocks_of_code_and_formulas_stay_until_they_end(start: str, end: str) -> None:
+    block = f"{start}\nfirst words\n\n``\nmore words ``` here\n{end}\n"
+    after = pretranslate(f"Before it.\n\n{block}\nAfter it.\n", "a.md").content.decode()
+    assert after == f"(Before it.)\n\n{block}\n(After it.)\n"
+
+
 @pytest.mark.parametrize(("before", "after"), [("a [b](c) d\n", "x [y](c) z\n"), ("a **b** d\n", "a **b** d\n")])
 def test_paragraph_with_lost_markup_is_skipped(before: str, after: str) -> None:
     result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])

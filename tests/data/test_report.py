@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from attent.data.diagnostics import describe_limits, diagnose, format_names, lis
 from attent.data.estimate import MIN_PAIRS, estimate_tokens
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, HeldOutSet, summarize_lengths
+from attent.data.report_text import render_report
 from attent.training.autoconfig import estimate_corpus
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
@@ -114,6 +116,21 @@ def test_counts_are_exact(tmp_path: Path) -> None:
     assert set(report.target.rare_characters) == set("einsäyz€")
     assert (report.source.lengths.max_length, report.source.lengths.median) == (3, 2)
     assert report.source.lengths.counts == (0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("start", "shown"), [(0, 0), (40, 0), (41, 21), (500, 480)])
+def test_excerpt_begins_before_the_damage(start: int, shown: int) -> None:
+    text = f"{'a' * start}\x07{'b' * 300}"
+    excerpt = reports._make_excerpt(text)
+    assert excerpt == f"{'…' if shown else ''}{text[shown : shown + 200]}…"
+    assert reports._make_excerpt("c" * 200) == "c" * 200
+
+
+def test_sides_are_columns_with_a_gap(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.tsv", ["one two\teins", "a  b c\tä", "x\ty z €"])
+    shown = render_report(survey_file(path).build_report())
+    assert re.search(r"^words +6    +5$", shown, re.MULTILINE)
+    assert re.search(r"^ +source \(en\)   target \(de\)$", shown, re.MULTILINE)
 
 
 def test_summarize_lengths() -> None:

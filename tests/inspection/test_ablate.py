@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file
 from attent.nn import StackConfig
+from attent.scoring import pipeline
 from attent.scoring.pipeline import read_test_set
 from attent.storage.errors import FolderError
 from attent.training.autoconfig import fit_to_tokenizer
@@ -552,3 +554,15 @@ def test_invalid_input_is_rejected_before_measuring(folder: Path, monkeypatch: p
         run(folder, tgt="fr")
     with pytest.raises(ValueError, match="no-such-model"):
         run(folder.parent / "no-such-model")
+
+
+@pytest.mark.parametrize("languages", [["de", "pt-BR"], ["de", "pt-BR", "de", "en"]])
+def test_test_set_in_several_languages_needs_one(languages: list[str], translator: Translator, tmp_path: Path) -> None:
+    texts = [str(number) for number in range(len(languages))]
+    test_set = pipeline.TestSet(
+        name="mixed", sources=texts, references=texts, languages=list(languages), num_skipped=0, files=[]
+    )
+    make = partial(AblationData.from_test_set, test_set, translator, tmp_path, limit=None)
+    with pytest.raises(AblationError, match="mixed: must have one target language; name it with --tgt"):
+        make(to=None)
+    assert make(to="pt-BR").to == "pt-BR"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attent.models import build_empty, presets
-from attent.nn import SinusoidalConfig
+from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
 
 # Table 3: N, d_model, d_ff, h, d_k, d_v, P_drop, parameters in millions
 TABLE_3 = {"base": (6, 512, 2048, 8, 64, 64, 0.1, 65), "big": (6, 1024, 4096, 16, 64, 64, 0.3, 213)}
@@ -54,6 +54,9 @@ def count_by_formula(preset: str, vocab: int) -> int:
 
 
 def test_small_and_tiny_have_the_documented_sizes() -> None:
+    small, tiny = presets.small(8_000).encoder, presets.tiny(8_000).encoder
+    assert small == StackConfig(layers=3, width=256, ffn_width=1024)
+    assert tiny == StackConfig(layers=4, width=128, ffn_width=256, heads=4, dropout=0.3)
     assert 2.2e6 < count_parameters("tiny", 8_000) < 2.6e6
     assert count_parameters("tiny", 8_000) < count_parameters("small", 8_000) < count_parameters("base", 8_000) / 3
 
@@ -87,3 +90,24 @@ def test_bert_has_the_published_parts() -> None:
 def test_vit_has_86_million_parameters() -> None:
     model = build_empty(presets.vit_b_16(tuple(map(str, range(1000)))))
     assert sum(parameter.numel() for parameter in model.parameters()) == 86_567_656
+
+
+# What the number of parameters does not show: activation, gated, norm order, epsilon, dropout, on attention, positions.
+PUBLISHED_DETAILS = {
+    "gpt2": ("gelu_tanh", False, "pre", 1e-5, 0.1, 0.1, LearnedConfig(max_length=1024)),
+    "llama_2_7b": ("silu", True, "pre", 1e-5, 0.0, 0.0, RotaryConfig(base=10_000.0)),
+    "llama_3_8b": ("silu", True, "pre", 1e-5, 0.0, 0.0, RotaryConfig(base=500_000.0)),
+    "bert_base": ("gelu", False, "post", 1e-12, 0.1, 0.1, LearnedConfig(max_length=512)),
+    "vit_b_16": ("gelu", False, "pre", 1e-12, 0.0, 0.0, LearnedConfig(max_length=197)),
+    "t5_small": ("relu", False, "pre", 1e-6, 0.1, 0.1, RelativeConfig()),
+    "t5_v1_1_small": ("gelu_tanh", True, "pre", 1e-6, 0.1, 0.1, RelativeConfig()),
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED_DETAILS)
+def test_descendants_compute_as_published(preset: str) -> None:
+    config = getattr(presets, preset)()
+    for stack in (config.encoder, config.decoder) if hasattr(config, "encoder") else (config.stack,):
+        shape = (stack.activation, stack.gated, stack.norm_order, stack.norm_eps)
+        assert (*shape, stack.dropout, stack.attention_dropout, stack.positions) == PUBLISHED_DETAILS[preset]
+        assert stack.scale == (1.0 if preset.startswith("t5") else None)

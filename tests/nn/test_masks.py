@@ -227,3 +227,8 @@ def test_packing_moves_to_a_device() -> None:
     packing = Packing.from_lengths([[2, 1]], 4).to("meta")
     assert {packing.segments.device.type, packing.positions.device.type, packing.ends.device.type} == {"meta"}
     assert packing.max_length == 2
+
+
+def test_packing_of_no_rows_is_empty() -> None:
+    packing = Packing.from_lengths([])
+    assert (packing.shape, packing.ends.shape, packing.max_length) == ((0, 0), (0, 0), 0)

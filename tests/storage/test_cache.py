@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,16 +150,34 @@ def test_lock_excludes_other_processes_until_it_is_released(tmp_path: Path) -> N
 
 
 def test_waiting_for_a_lock_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, acquired = tmp_path / "lock", threading.Event()
+    path, acquired, cpu_seconds = tmp_path / "lock", threading.Event(), []
 
     def wait_for_lock() -> None:
         with hold_lock(path):
+            cpu_seconds.append(time.thread_time())
             acquired.set()
 
     with hold_lock(path):
         thread = threading.Thread(target=wait_for_lock)
         thread.start()
-        assert not acquired.wait(0.1)
+        assert not acquired.wait(0.2)
     thread.join(5)
     assert acquired.is_set()
+    assert cpu_seconds[0] < 0.1, "it sleeps meanwhile"
     assert f"waiting for another attent process, which holds {path}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("hold", [hold_lock, try_hold_lock])
+def test_lock_is_released_while_a_forked_process_has_its_file_open(hold: Callable[..., Any], tmp_path: Path) -> None:
+    with hold(tmp_path / "lock"):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with try_hold_lock(tmp_path / "lock") as is_held:
+            assert is_held
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -86,3 +86,11 @@ def test_sides_of_a_corpus_are_compared_by_cldr(
 
 def test_unknown_languages_are_not_compared() -> None:
     assert find_wrong_sides(DE, EN, "en", "qaa") == (False, False)
+
+
+def test_at_most_two_million_characters_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LanguageIdentifier.learn({"en": EN[:100]}, {})
+    length = sum(map(len, EN[:100]))
+    for limit in (length - len(EN[99]) + 1, length):  # the text that reaches the limit is the last
+        monkeypatch.setattr("attent.text.language_id.MAX_LEARNED_CHARS", limit)
+        assert np.array_equal(LanguageIdentifier.learn({"en": EN}, {}).log_probs["en"], whole.log_probs["en"])

@@ -201,6 +201,17 @@ def test_corpus_in_another_encoding_is_refused_with_the_reason(tmp_path: Path) -
         )
 
 
+def test_test_set_without_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "test.tsv"))
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), test=(str(path),))
+    spoil(path, 100)
+    with pytest.raises(TrainError, match=r"this test set contains no sentence pairs: 100 not UTF-8 \(the first: "):
+        prepare(tmp_path, config, with_tokenizer=tokenizer())
+    path.write_text("")
+    with pytest.raises(TrainError, match=r"this test set contains no sentence pairs(?!:)"):
+        prepare(tmp_path, config, with_tokenizer=tokenizer())
+
+
 def test_encoded_data_is_reused(tmp_path: Path) -> None:
     config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0)
     first = prepare(tmp_path, config, with_tokenizer=tokenizer())
