@@ -24,7 +24,20 @@ HEADS = {  # beginnings of files, and what they are called
     '{\n  "a": {\n': "JSON",
     '[\n  {"a": 1}': "JSON",
     '["a", "b"]': "JSON",
-    "id,text,lang\n1,Hello,en\n": "CSV",
+    '{"a": "b"}\n{"a": "c"}\n': "JSON",
+    '{"a": "cut he': "JSON",
+    "id,text,lang\n1,Hello,en\n2,Bye,en\n": "CSV",
+    'id,text\n1,Hello\n2,"Bye, you"\n': "CSV",
+    "id;text\n1;Hello, you\n2;Bye\n": "CSV",
+    "<body>\n<p>x</p>": "an HTML page",
+    '<div class="a"><p>Hello</p></div>\n': "an HTML page",
+    "<p>Hello</p>\n": "an HTML page",
+    '<resources><string name="a">b</string></resources>': "an XML file",
+    '<svg xmlns="x"/>': "an XML file",
+    "<rss><channel>": "an XML file",
+    "00:00:01,000 --> 00:00:02,000\nHi\n": "an SRT subtitle file",
+    "00:01.000 --> 00:02.000\nHi\n": "an SRT subtitle file",
+    "WEBVTT - A title\n\n00:01.000 --> 00:02.000\nHello": "a WebVTT subtitle file",
     "%PDF-1.7\n": "a PDF file",
     "{\\rtf1\\ansi": "an RTF file",
     "PK\x03\x04\x14": "an office document or another ZIP archive",
@@ -51,6 +64,13 @@ TEXTS = [
     "# A heading",
     "msgid is a keyword of gettext",
     "key = value",
+    "WEBVTT is a format.\n",
+    '["Quoted"] text in brackets\n',
+    "[12:30:45] text\n",
+    '{"a": 1} is JSON\n',
+    "One,two,three\nfour,five,six\n",
+    "<p> is a tag\n",
+    "Well, yes\nNo, sir\nOh, well\n",
     "",
 ]
 
@@ -85,7 +105,15 @@ def test_format_is_known_by_its_name(name: str, title: str) -> None:
     assert spec.title == title
 
 
-@pytest.mark.parametrize(("head", "title"), [(b"\xd0\xcf\x11\xe0\xa1", "office"), (b"\xde\x12\x04\x95\0", "compiled")])
+@pytest.mark.parametrize(
+    ("head", "title"),
+    [
+        (b"\xd0\xcf\x11\xe0\xa1", "office"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "office"),
+        (b"\xde\x12\x04\x95\0", "compiled"),
+        (b"\x95\x04\x12\xde\0", "compiled"),
+    ],
+)
 def test_binary_format_is_known_by_its_beginning(head: bytes, title: str) -> None:
     spec = detect_unsupported("a", head)
     assert spec is not None

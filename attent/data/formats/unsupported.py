@@ -5,7 +5,10 @@ The patterns match the beginning of such files and hardly any text: prose may be
 
 from __future__ import annotations
 
+import csv
+import json
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from attent.data.formats.streams import decode_head, strip_compression_suffix
@@ -15,6 +18,7 @@ _TO_PO = "convert it to PO, for example with the Translate Toolkit"
 _TO_XLIFF = "convert it to XLIFF, for example with Okapi"
 _TO_TEXT = "save its text as a .txt file"
 _XML_PROLOG = r"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
+_COLUMN_NAME = re.compile(r"[^\W\d]\w{0,29}")
 _JSON_STRING = r'"(?:[^"\\\n]|\\.)*"'
 
 
@@ -23,11 +27,43 @@ class UnsupportedFormat(NamedTuple):
     suffixes: tuple[str, ...]
     head: str  # pattern of its beginning; "" if only the name tells
     advice: str
+    is_valid: Callable[[str], bool] | None = None  # decides about a text whose beginning matches
+
+
+def _is_json(text: str) -> bool:
+    """True for JSON, JSON lines and the beginning of either."""
+    text = text.strip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:  # at the end if the text is cut
+        return error.pos >= len(text) - len("false") or error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return True
+    return re.match(r"[ \t\r]*(?:\n|\Z)", text[end:]) is not None
+
+
+def _is_csv(text: str) -> bool:
+    """True for a row of names and two or more rows with as many cells; the last one may be cut."""
+    lines = text.strip().splitlines()[:20]
+    for delimiter in ",;":
+        try:
+            names, *rows = csv.reader(lines, delimiter=delimiter)
+        except csv.Error:  # a cell is too long
+            return False
+        complete = rows if len(rows) <= 2 else rows[:-1]
+        has_names = 2 <= len(set(names)) == len(names) and all(_COLUMN_NAME.fullmatch(name) for name in names)
+        is_even = all(len(row) == len(names) and not any(cell.startswith(" ") for cell in row) for row in complete)
+        if has_names and len(rows) >= 2 and is_even:
+            return True
+    return False
 
 
 _FORMATS = (
     UnsupportedFormat(
-        "an HTML page", (".html", ".htm", ".xhtml"), _XML_PROLOG + r"(?:<!doctype html|<html[\s>])", _TO_MARKDOWN
+        "an HTML page",
+        (".html", ".htm", ".xhtml"),
+        _XML_PROLOG + r"(?:<!doctype html|<html[\s>]|<(?:body|div|p)(?:\s[^<>]*)?>.*?</)",
+        _TO_MARKDOWN,
     ),
     UnsupportedFormat(
         "a Qt translation file",
@@ -36,16 +72,24 @@ _FORMATS = (
         "convert it to XLIFF, for example with lconvert",
     ),
     UnsupportedFormat(
-        "an XML file", (".xml", ".resx", ".svg", ".ttml", ".dita", ".xhtml"), r"<\?xml\s|<!DOCTYPE\s", _TO_XLIFF
+        "an XML file",
+        (".xml", ".resx", ".svg", ".ttml", ".dita", ".xhtml"),
+        r"<\?xml\s|<!DOCTYPE\s|<(?:resources|svg|rss)(?:\s[^<>]*)?>",
+        _TO_XLIFF,
     ),
     UnsupportedFormat(
-        "an SRT subtitle file", (".srt",), r"\d+[ \t]*\r?\n\d{1,2}:\d\d:\d\d[,.]\d{1,3}[ \t]*-->", _TO_PO
+        "an SRT subtitle file", (".srt",), r"(?:\d+[ \t]*\r?\n)?(?:\d{1,2}:)?\d\d:\d\d[,.]\d{1,3}[ \t]*-->", _TO_PO
     ),
-    UnsupportedFormat("a WebVTT subtitle file", (".vtt",), r"WEBVTT(?:[ \t\r\n]|\Z)", _TO_PO),
+    UnsupportedFormat(
+        "a WebVTT subtitle file",
+        (".vtt",),
+        r"WEBVTT(?:[ \t]*(?:\r?\n|\Z)|[ \t][^\n]*\n.*?\d\d:\d\d\.\d{3}[ \t]*-->)",
+        _TO_PO,
+    ),
     UnsupportedFormat(
         "a subtitle file",
         (".ass", ".ssa", ".sub", ".sbv", ".lrc"),
-        r"\[Script Info\]|\{\d+\}\{\d+\}|\[\d\d:\d\d[.:]\d\d\]|\d:\d\d:\d\d\.\d{3},\d:\d\d:\d\d\.\d{3}\s",
+        r"\[Script Info\]|\{\d+\}\{\d+\}|\[\d\d:\d\d\.\d\d\]|\d:\d\d:\d\d\.\d{3},\d:\d\d:\d\d\.\d{3}\s",
         _TO_PO,
     ),
     UnsupportedFormat(
@@ -53,12 +97,14 @@ _FORMATS = (
         (".json", ".jsonl", ".ndjson", ".arb", ".xcstrings", ".ipynb"),
         rf'\{{\s*{_JSON_STRING}\s*:\s*(?:["\[{{\d-]|true|false|null)|\[\s*(?:\{{\s*"|\[\s*["\[{{\d]|{_JSON_STRING}\s*[,\]])',
         "extract its texts, or add --input-type json if each line is an object with a text",
+        _is_json,
     ),
     UnsupportedFormat(
         "CSV",
         (".csv",),
-        r'(?:"?\w{1,30}"?,){2,20}"?\w{1,30}"?\r?\n[^\n]*,[^\n]*,',
+        r'"?[^\W\d]\w{0,29}"?[,;]',
         "extract the column to translate, one sentence per line",
+        _is_csv,
     ),
     UnsupportedFormat(
         "a table of columns", (".tsv", ".tab"), "", "extract the column to translate, for example with cut -f1"
@@ -71,8 +117,10 @@ _FORMATS = (
         "PK\x03\x04",
         _TO_MARKDOWN,
     ),
-    UnsupportedFormat("an office document", (".doc", ".ppt", ".xls"), "\ufffd{2}\x11\ufffd", _TO_TEXT),
-    UnsupportedFormat("a compiled gettext catalog", (".gmo",), "\ufffd\x12\x04\ufffd", "use msgunfmt first"),
+    UnsupportedFormat("an office document", (".doc", ".ppt", ".xls"), "\ufffd{2}\x11(?:\ufffd|\u0871)", _TO_TEXT),
+    UnsupportedFormat(
+        "a compiled gettext catalog", (".gmo",), "\ufffd(?:\x12\x04|\x04\x12)\ufffd", "use msgunfmt first"
+    ),
     UnsupportedFormat(
         "an Apple strings file", (".strings",), rf"(?:/\*.*?\*/\s*)?{_JSON_STRING}\s*=\s*{_JSON_STRING};", _TO_PO
     ),
@@ -87,6 +135,7 @@ def detect_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
     """Return the format of a file that attent does not read, by its first bytes or its name; None for text."""
     text, plain_name = decode_head(head), strip_compression_suffix(name).lower()
     for spec in _FORMATS:
-        if spec.head and re.match(spec.head, text, re.IGNORECASE | re.DOTALL):
+        matches = spec.head and re.match(spec.head, text, re.IGNORECASE | re.DOTALL)
+        if matches and (spec.is_valid is None or spec.is_valid(text)):
             return spec
     return next((spec for spec in _FORMATS if plain_name.endswith(spec.suffixes)), None)
