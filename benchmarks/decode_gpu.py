@@ -239,8 +239,8 @@ def run_search(model: Any, requests: Sequence[SearchRequest], beams: int, device
     rows = CPU_MAX_ROWS if device.type == "cpu" else MAX_ROWS  # as in `attent translate`, if memory allows
     engine = TorchEngine(
         model=model,
-        start=START,
-        end=END,
+        start_id=START,
+        end_id=END,
         suppressed_tokens=(),
         pad=PAD,
         device=device,

@@ -348,8 +348,8 @@ FAULTS = """
 
 # search trace counts discarded end tokens
 @ decoding/search_trace.py::trace_step: decoding/test_search_trace.py
-- is_finished = token == context.end and rank < context.num_beams
-+ is_finished = token == context.end
+- is_finished = token == context.end_id and rank < context.num_beams
++ is_finished = token == context.end_id
 
 # search trace modifies the logits of the search
 @ decoding/search_trace.py::trace_step: inspection/test_translation_inspector.py
@@ -413,7 +413,7 @@ FAULTS = """
 
 # greedy search continues after the end token
 @ decoding/search.py::greedy_search: laws/test_seq2seq.py -k greedy
-- .masked_fill(finished, end)
+- .masked_fill(finished, end_id)
 
 # sinusoids in float32
 @ nn/positions.py::make_sinusoids: nn/test_positions.py

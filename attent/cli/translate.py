@@ -197,7 +197,7 @@ def build_pipeline(
         constraints=PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
         mbr_candidates=flags.mbr_candidates,
         split_sentences=flags.split_sentences,
-        forbid_loops=flags.forbid_loops,
+        prevent_repetition=flags.forbid_loops,
         output_format=OutputFormat(
             type=flags.output_type,
             n_best=flags.n_best,

@@ -61,7 +61,7 @@ class TranslationPipeline:
     constraints: PhraseConstraints = NO_CONSTRAINTS  # of every line
     mbr_candidates: int = 0
     split_sentences: bool = False
-    forbid_loops: bool = True
+    prevent_repetition: bool = True
     output_format: OutputFormat = OutputFormat()  # noqa: RUF009 - frozen
 
     @cached_property
@@ -96,7 +96,7 @@ class TranslationPipeline:
             mbr_candidates=self.mbr_candidates,
             split_sentences=self.split_sentences,
             source_lang=self.source_lang,
-            forbid_loops=self.forbid_loops,
+            prevent_repetition=self.prevent_repetition,
             first_index=first_index,
             should_stop=should_stop,
         )

@@ -63,8 +63,8 @@ class SearchContext:
     """Everything that is constant during a search."""
 
     options: SearchOptions
-    start: int
-    end: int
+    start_id: int
+    end_id: int
     suppressed_tokens: Tensor  # never generated: the start, padding
     constraints: tuple[Constraint, ...] = ()
     required_phrases: RequiredPhrases | None = None
@@ -170,7 +170,7 @@ class BeamState:
     def from_requests(cls, requests: Sequence[SearchRequest], capacity: int, context: SearchContext) -> BeamState:
         """Return empty beams. Only one of each group is live: equal beams would stay equal."""
         B, K, device = len(requests), context.num_beams, context.device
-        tokens = torch.full((B, K, capacity), context.end, device=device)
+        tokens = torch.full((B, K, capacity), context.end_id, device=device)
         is_first = torch.arange(K, device=device) % (K // context.beam_groups) == 0
         is_live = is_first | (context.options.sampling is not None)
         max_lengths = torch.tensor([request.max_length for request in requests], device=device)
@@ -196,10 +196,10 @@ class BeamState:
         """Replace `rows` by those of `new`, which has the same capacity."""
         return map_tensors(lambda x, y: x.index_copy(0, rows, y), self, new)
 
-    def get_next_inputs(self, start: int) -> Tensor:
+    def get_next_inputs(self, start_id: int) -> Tensor:
         """Return the last token of each beam, (B, K)."""
         last = (self.lengths - 1).clamp(min=0)[:, None, None].expand(-1, self.tokens.shape[1], 1)
-        return self.tokens.gather(2, last)[:, :, 0].where(self.lengths[:, None] > 0, start)
+        return self.tokens.gather(2, last)[:, :, 0].where(self.lengths[:, None] > 0, start_id)
 
     def flatten_beams(self) -> GeneratedTokens:
         K = self.tokens.shape[1]
@@ -213,7 +213,7 @@ class BeamState:
 @torch.no_grad()
 def search_step(model: StepModel[State], state: State, beams: BeamState, context: SearchContext) -> BeamState:
     """Extend every beam by one token."""
-    logits = model.step(beams.get_next_inputs(context.start), state)
+    logits = model.step(beams.get_next_inputs(context.start_id), state)
     beams, parents = advance_beams(beams, logits, context)
     if parents is not None:
         state.reorder_beams(parents)
@@ -246,7 +246,7 @@ def mask_logits(logits: Tensor, beams: BeamState, context: SearchContext) -> tup
     if context.all_constraints:
         states = [state.flatten(0, 1) for state in beams.constraint_states]
         rows = logits.flatten(0, 1)
-        rows = apply_constraints(context.all_constraints, rows, states, beams.flatten_beams(), context.end)
+        rows = apply_constraints(context.all_constraints, rows, states, beams.flatten_beams(), context.end_id)
         logits = rows.view_as(logits)
     return logits, log_norm
 
@@ -269,7 +269,7 @@ def select_by_score(beams: BeamState, logits: Tensor, log_norm: Tensor, context:
     K = context.num_beams
     tokens, log_probs = expand_beams(logits, log_norm, beams.log_probs, 1 if K == 1 else 2 * K)
     parents, tokens, log_probs = rank_continuations(tokens, log_probs, K)
-    return split_finished(parents, tokens, log_probs, K, context.end)
+    return split_finished(parents, tokens, log_probs, K, context.end_id)
 
 
 def expand_beams(logits: Tensor, log_norm: Tensor, log_probs: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -284,9 +284,9 @@ def rank_continuations(tokens: Tensor, log_probs: Tensor, K: int) -> tuple[Tenso
     return best // (log_probs.shape[1] // K), tokens.gather(1, best), log_probs.gather(1, best)
 
 
-def split_finished(parents: Tensor, tokens: Tensor, log_probs: Tensor, K: int, end: int) -> StepSelection:
+def split_finished(parents: Tensor, tokens: Tensor, log_probs: Tensor, K: int, end_id: int) -> StepSelection:
     """Finish the ranked continuations among the first K that end, and keep the first K that do not."""
-    is_end = tokens == end
+    is_end = tokens == end_id
     finished = parents[:, :K], log_probs[:, :K].masked_fill(~is_end[:, :K], NEG_INF)
     live = log_probs.masked_fill(is_end, NEG_INF)
     if live.shape[1] > K:
@@ -307,8 +307,8 @@ def select_diverse(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
         penalized = logits[:, group] - penalty[:, None]
         tokens, ranks = expand_beams(penalized, log_norm[:, group], beams.log_probs[:, group], 2 * size)
         parents, tokens, ranks = rank_continuations(tokens, ranks, size)
-        selection = split_finished(parents + first, tokens, ranks, size, context.end)
-        finished = selection.finished[0], selection.finished[1] + penalty[:, context.end, None]
+        selection = split_finished(parents + first, tokens, ranks, size, context.end_id)
+        finished = selection.finished[0], selection.finished[1] + penalty[:, context.end_id, None]
         paid = penalty.gather(1, selection.tokens)
         selections.append(StepSelection(finished, selection.parents, selection.tokens, selection.log_probs + paid))
         token_counts = token_counts.scatter_add(1, selection.tokens, torch.ones_like(paid))
@@ -331,7 +331,7 @@ def select_with_required(beams: BeamState, logits: Tensor, log_norm: Tensor, con
     states = phrases.advance_state(states[:, :, None].expand(-1, -1, n, -1).flatten(0, 2), tokens.flatten())
     banks, satisfied = phrases.compute_banks(states).view(B, -1), phrases.is_satisfied(states).view(B, -1)
     tokens, log_probs = tokens.flatten(1), log_probs.flatten(1)
-    is_end = tokens == context.end
+    is_end = tokens == context.end_id
     best = stable_topk_indices(log_probs.masked_fill(~satisfied, NEG_INF), K)
     finished = best // n, log_probs.gather(1, best).masked_fill(~(is_end & satisfied).gather(1, best), NEG_INF)
     live = log_probs.masked_fill(is_end, NEG_INF)
@@ -346,7 +346,7 @@ def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
     beam = torch.arange(K, device=logits.device).expand_as(beams.log_probs)
     tokens = sample_tokens(logits, context.options.sampling, beams.rng_keys[:, None] * K + beam, beams.lengths)
     log_probs = beams.log_probs + (logits.gather(2, tokens[:, :, None]) - log_norm)[:, :, 0].float()
-    is_end = tokens == context.end
+    is_end = tokens == context.end_id
     finished = beam, log_probs.masked_fill(~is_end, NEG_INF)
     return StepSelection(finished, beam, tokens, log_probs.masked_fill(is_end, NEG_INF))
 
@@ -360,7 +360,7 @@ def append_selection(beams: BeamState, selection: StepSelection, context: Search
     finished = beams.finished.merge(collect_finished(beams, selection.finished, context), context)
     tokens = gather_beams(beams.tokens, selection.parents) if context.can_reorder_beams else beams.tokens
     position = beams.lengths[:, None, None].clamp(max=tokens.shape[2] - 1).expand(-1, tokens.shape[1], 1)
-    new_tokens = selection.tokens.masked_fill(selection.log_probs == NEG_INF, context.end)[:, :, None]
+    new_tokens = selection.tokens.masked_fill(selection.log_probs == NEG_INF, context.end_id)[:, :, None]
     log_probs = update_active(active, selection.log_probs, beams.log_probs)
     lengths = beams.lengths + active[:, 0]
     counts = beams.finished_counts + ((selection.finished[1] > NEG_INF) & active).sum(1)
@@ -477,19 +477,19 @@ def beam_search(
     source: Tensor,
     lengths: Tensor | None = None,
     *,
-    start: int,
-    end: int,
+    start_id: int,
+    end_id: int,
     max_length: int,
     options: SearchOptions | None = None,
     suppressed_tokens: Sequence[int] = (),
 ) -> HypothesisTensors:
-    """Search the best targets of a batch of sources (B, Ts). `start` and `suppressed_tokens` are never generated."""
-    check_search_arguments(end, max_length)
+    """Search the best targets of a batch of sources (B, Ts). `start_id` and `suppressed_tokens` are never generated."""
+    check_search_arguments(end_id, max_length)
     context = SearchContext(
         options=SearchOptions() if options is None else options,
-        start=start,
-        end=end,
-        suppressed_tokens=make_suppressed_tensor(start, end, suppressed_tokens, source.device),
+        start_id=start_id,
+        end_id=end_id,
+        suppressed_tokens=make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device),
     )
     requests = [SearchRequest(source_ids=(), rng_key=i, max_length=max_length) for i in range(len(source))]
     beams = BeamState.from_requests(requests, max_length, context)
@@ -507,46 +507,48 @@ def greedy_search(
     source: Tensor,
     lengths: Tensor | None = None,
     *,
-    start: int,
-    end: int,
+    start_id: int,
+    end_id: int,
     max_length: int,
     suppressed_tokens: Sequence[int] = (),
 ) -> Tensor:
-    """Take the most probable token at each step: (B, Ts) -> (B, max_length), padded with `end`.
+    """Take the most probable token at each step: (B, Ts) -> (B, max_length), padded with `end_id`.
 
     `beam_search` with a beam of one gives the same; this is the readable form.
     """
-    check_search_arguments(end, max_length)
+    check_search_arguments(end_id, max_length)
     state = model.begin(source, lengths, capacity=max_length)
-    token = source.new_full((source.shape[0], 1), start)
-    suppressed = make_suppressed_tensor(start, end, suppressed_tokens, source.device)
+    token = source.new_full((source.shape[0], 1), start_id)
+    suppressed = make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device)
     finished = torch.zeros_like(token, dtype=torch.bool)
     tokens = []
     for step in range(max_length):
         logits = model.step(token, state)[:, -1:].index_fill_(-1, suppressed, NEG_INF)
-        token = logits.argmax(-1).masked_fill(finished, end)
-        finished = finished | (token == end)
+        token = logits.argmax(-1).masked_fill(finished, end_id)
+        finished = finished | (token == end_id)
         tokens.append(token)
         if can_poll_device(step, source.device) and bool(finished.all()):
             break
-    return F.pad(torch.cat(tokens, 1), (0, max_length - len(tokens)), value=end)
+    return F.pad(torch.cat(tokens, 1), (0, max_length - len(tokens)), value=end_id)
 
 
-def check_search_arguments(end: int, max_length: int) -> None:
+def check_search_arguments(end_id: int, max_length: int) -> None:
     if max_length < 1:
         raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
-    if end < 0:
-        raise ValueError(f"`end` must be the id of a token, 0 or more, but is {end}")
+    if end_id < 0:
+        raise ValueError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
 
 
-def make_suppressed_tensor(start: int, end: int, suppressed_tokens: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(list_suppressed_tokens(start, end, suppressed_tokens), dtype=torch.int64, device=device)
+def make_suppressed_tensor(
+    start_id: int, end_id: int, suppressed_tokens: Sequence[int], device: torch.device
+) -> Tensor:
+    return torch.tensor(list_suppressed_tokens(start_id, end_id, suppressed_tokens), dtype=torch.int64, device=device)
 
 
-def list_suppressed_tokens(start: int, end: int, suppressed_tokens: Sequence[int]) -> tuple[int, ...]:
+def list_suppressed_tokens(start_id: int, end_id: int, suppressed_tokens: Sequence[int]) -> tuple[int, ...]:
     """Include the start: no target has it, yet published Marian models would often generate it. Ids below 0 stand for
     a prompt and are left out."""
-    tokens = {token for token in (start, *suppressed_tokens) if token >= 0} - {end}
+    tokens = {token for token in (start_id, *suppressed_tokens) if token >= 0} - {end_id}
     return tuple(sorted(tokens))
 
 

@@ -77,7 +77,7 @@ def trace_step(
 ) -> list[int | None]:
     """Run one step, append its candidates to `nodes`, and return the nodes of the beams after it."""
     beams, step = session.beams, int(session.beams.lengths)
-    logits = session.engine.model.step(beams.get_next_inputs(context.start), session.state)
+    logits = session.engine.model.step(beams.get_next_inputs(context.start_id), session.state)
     candidates = list_candidates(beams, logits.clone(), context)  # constraints change logits in place
     session.beams, parents = advance_beams(beams, logits, context)
     session.row_steps = [steps + 1 for steps in session.row_steps]
@@ -86,8 +86,8 @@ def trace_step(
     beam_of = find_live_beams(session.beams, parents, step)
     live_after: list[int | None] = [None] * context.num_beams
     for rank, (parent, token, log_prob, total) in enumerate(candidates):
-        is_finished = token == context.end and rank < context.num_beams
-        beam = None if token == context.end else beam_of.get((parent, token))
+        is_finished = token == context.end_id and rank < context.num_beams
+        beam = None if token == context.end_id else beam_of.get((parent, token))
         if beam is not None:
             live_after[beam] = len(nodes)
         nodes.append(

@@ -197,22 +197,22 @@ class Translator:
         mbr_candidates: int = 0,
         split_sentences: bool = False,
         source_lang: str | None = None,
-        forbid_loops: bool = True,
+        prevent_repetition: bool = True,
         first_index: int = 0,
         should_stop: ShouldStop = None,
     ) -> list[Translation]:
         """Return the best translation of each text; an empty text gives an empty translation.
 
-        options          search options; `beam_size` and `n_best` override theirs
-        to               target language, for a multilingual model
-        constraints      prefix, required and banned phrases, for all texts or for each
-        glossary         terms whose translation is required wherever they occur
-        alignment        also align the words
-        mbr_candidates   number of candidates (n-best or samples) to choose from by minimum Bayes risk
-        split_sentences  split every text into sentences, not only long ones; `source_lang` is the source's language
-        forbid_loops     search again without loops where a translation repeats itself and its source does not
-        first_index      index of the first text in the whole input, on which sampling depends
-        should_stop      polled during the search; True raises `SearchCancelled`
+        options             search options; `beam_size` and `n_best` override theirs
+        to                  target language, for a multilingual model
+        constraints         prefix, required and banned phrases, for all texts or for each
+        glossary            terms whose translation is required wherever they occur
+        alignment           also align the words
+        mbr_candidates      number of candidates (n-best or samples) to choose from by minimum Bayes risk
+        split_sentences     split every text into sentences, not only long ones; `source_lang` is the source's language
+        prevent_repetition  search again without loops where a translation repeats itself and its source does not
+        first_index         index of the first text in the whole input, on which sampling depends
+        should_stop         polled during the search; True raises `SearchCancelled`
         """
         check_list_of_strings(texts)
         overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
@@ -228,7 +228,7 @@ class Translator:
         rows = add_end_and_tag([[*encoded[segment.text]] for segment in segments], self.tokenizer.source, to)
         with self._locks.eval_mode:
             results = iter(
-                self._search_segments(segments, rows, options, mbr_candidates, forbid_loops, should_stop, to)
+                self._search_segments(segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to)
             )
             hypotheses = [[next(results) for _ in group] for group in groups]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
@@ -326,7 +326,7 @@ class Translator:
         return get_device(self.model)
 
     @property
-    def end(self) -> int:
+    def end_id(self) -> int:
         return self.model.config.end_id
 
     @property
@@ -460,25 +460,27 @@ class Translator:
         rows: Sequence[Sequence[int]],
         options: SearchOptions,
         mbr_candidates: int,
-        forbid_loops: bool,
+        prevent_repetition: bool,
         should_stop: ShouldStop,
         to: str | None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
         widened = widen_for_mbr(options, mbr_candidates)
-        forbid_loops = forbid_loops and not widened.forbid_loops
+        prevent_repetition = prevent_repetition and not widened.forbid_loops
         keys: Sequence[object] = segments
         if options.sampling:
             keys = range(len(segments))
         elif all(segment.constraints is segments[0].constraints for segment in segments):
             keys = [segment.text for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid = forbid_loops and widened.sampling is None and self.forbids_loops_in_first_search
-        requests = {key: self._build_request(segments[i], rows[i], widened, to, forbid) for key, i in first.items()}
+        forbid_loops = prevent_repetition and widened.sampling is None and self.forbids_loops_in_first_search
+        requests = {
+            key: self._build_request(segments[i], rows[i], widened, to, forbid_loops) for key, i in first.items()
+        }
         results = dict(zip(requests, self._run_engines(list(requests.values()), widened, should_stop), strict=True))
         for key, hypotheses in results.items():
             check_hypotheses(hypotheses, segments[first[key]], requests[key], options)
-        if forbid_loops:
+        if prevent_repetition:
             results |= self._search_without_loops(requests, results, widened, should_stop)
         if mbr_candidates:
             results = {key: self._rank_by_mbr(hypotheses, options) for key, hypotheses in results.items()}
@@ -561,8 +563,8 @@ class Translator:
         config = self.model.config
         return TorchEngine[Any](
             model=self.model,
-            start=config.start_id,
-            end=config.end_id,
+            start_id=config.start_id,
+            end_id=config.end_id,
             suppressed_tokens=tuple(find_suppressed_tokens(config, self.tokenizer)),
             pad=self.tokenizer.source.pad,
             device=self.device,
@@ -576,7 +578,7 @@ class Translator:
 
     @cached_property
     def _target_vocabulary(self) -> TargetVocabulary:
-        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, [self.end], self.device)
+        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, [self.end_id], self.device)
 
     @cached_property
     def _ctranslate2_engine(self) -> CTranslate2Engine | None:
@@ -651,7 +653,7 @@ class Translator:
         selection = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
         best = [n_best[0].token_ids for group in groups for n_best in group]
         pairs = [
-            EncodedPair(source=list(row), target=[*token_ids, self.end], truncated=False)
+            EncodedPair(source=list(row), target=[*token_ids, self.end_id], truncated=False)
             for row, token_ids in zip(rows, best, strict=True)
         ]
         targets = [self.tokenizer.target.decode(token_ids) for token_ids in best]
@@ -673,10 +675,10 @@ class Translator:
         engine = self.build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
         state = engine.model.begin(source, lengths, capacity=len(request.prefix_ids) + 1)
-        prefix = torch.tensor([[engine.start, *request.prefix_ids]], device=self.device)
+        prefix = torch.tensor([[engine.start_id, *request.prefix_ids]], device=self.device)
         logits = engine.model.step(prefix, state)[0, -1].float()
-        logits[make_suppressed_tensor(engine.start, engine.end, engine.suppressed_tokens, self.device)] = NEG_INF
-        logits[self.end] = NEG_INF
+        logits[make_suppressed_tensor(engine.start_id, engine.end_id, engine.suppressed_tokens, self.device)] = NEG_INF
+        logits[self.end_id] = NEG_INF
         if request.prefix_ends_word:
             logits = logits.masked_fill(self._target_vocabulary.word_continuations, NEG_INF)
         top = logits.topk(min(count, len(logits)))

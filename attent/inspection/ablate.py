@@ -294,7 +294,7 @@ class AblationMeter:
     def translate_sources(self) -> list[str]:
         """Translate with the current weights; a CTranslate2 conversion of them is temporary."""
         translator = copy_translator(self.translator, self.model, engine=self.engine)
-        translations = translator.translate(self.data.sources, self.search, to=self.data.to, forbid_loops=False)
+        translations = translator.translate(self.data.sources, self.search, to=self.data.to, prevent_repetition=False)
         return [" ".join(translation.text.splitlines()) for translation in translations]
 
     def describe_engine(self) -> str:

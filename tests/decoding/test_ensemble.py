@@ -110,8 +110,8 @@ def test_the_maximum_lengths_are_the_smallest_of_the_models() -> None:
 def find_best(model: StepModel[State]) -> dict[int, tuple[int, ...]]:
     engine = TorchEngine(
         model=model,
-        start=CONFIG.start_id,
-        end=CONFIG.end_id,
+        start_id=CONFIG.start_id,
+        end_id=CONFIG.end_id,
         suppressed_tokens=(),
         pad=2,
         device=torch.device("cpu"),

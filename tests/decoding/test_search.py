@@ -27,7 +27,7 @@ from tests.decoding.toy_models import (
     to_ids,
 )
 
-IDS: dict[str, Any] = {"start": START, "end": END}
+IDS: dict[str, Any] = {"start_id": START, "end_id": END}
 
 
 def run_search(
@@ -276,7 +276,9 @@ def test_equally_good_hypotheses_keep_the_earlier_one() -> None:
         values = torch.tensor([scores])
         return HypothesisTensors(tokens, values, values, torch.ones_like(tokens[..., 0]))
 
-    context = SearchContext(options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START]))
+    context = SearchContext(
+        options=SearchOptions(), start_id=START, end_id=END, suppressed_tokens=torch.tensor([START])
+    )
     got = make_finished(0, -1.0, -2.0, NEG_INF).merge(make_finished(3, -2.0, -1.0, -2.0), context)
     assert got.tokens.flatten().tolist() == [0, 4, 1]
     assert got.scores.flatten().tolist() == [-1.0, -1.0, -2.0]
@@ -285,7 +287,7 @@ def test_equally_good_hypotheses_keep_the_earlier_one() -> None:
 @pytest.mark.parametrize("kind", ["avg", "wu", "none"])
 def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> None:
     search = SearchOptions(length_penalty=0.6, length_penalty_type=kind)
-    context = SearchContext(options=search, start=START, end=END, suppressed_tokens=torch.tensor([START]))
+    context = SearchContext(options=search, start_id=START, end_id=END, suppressed_tokens=torch.tensor([START]))
     lengths = torch.arange(1, 300)
     expected = torch.tensor([search.compute_length_penalty(length) for length in lengths.tolist()])
     assert torch.equal(context.compute_length_penalty(lengths), expected)
@@ -299,7 +301,7 @@ def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> N
     ("changes", "words"),
     [
         ({"max_length": 0}, "`max_length` must be 1 or more tokens, but is 0"),
-        ({"end": -1}, "`end` must be the id of a token, 0 or more, but is -1"),
+        ({"end_id": -1}, "`end_id` must be the id of a token, 0 or more, but is -1"),
     ],
 )
 def test_invalid_arguments_raise_an_error(changes: dict[str, int], words: str) -> None:
@@ -359,12 +361,14 @@ def test_the_end_token_may_be_0(search: SearchOptions) -> None:
     rows = make_sources(*range(6))
     expected = run_search(ToyModel(7), rows, 6, search, (PAD,))
     output = beam_search(
-        SwappedModel(7), rows, start=END, end=START, max_length=6, options=search, suppressed_tokens=(PAD,)
+        SwappedModel(7), rows, start_id=END, end_id=START, max_length=6, options=search, suppressed_tokens=(PAD,)
     )
     got = HypothesisTensors(SwappedModel.ids[output.tokens], output.log_probs, output.scores, output.lengths)
     assert [to_hypotheses(got, row) for row in range(len(rows))] == expected
     if search.beam_size == 1:
-        tokens = greedy_search(SwappedModel(7), rows, start=END, end=START, max_length=6, suppressed_tokens=(PAD,))
+        tokens = greedy_search(
+            SwappedModel(7), rows, start_id=END, end_id=START, max_length=6, suppressed_tokens=(PAD,)
+        )
         assert torch.equal(
             tokens,
             greedy_search(ToyModel(7), rows, **IDS, max_length=6, suppressed_tokens=(PAD,)).apply_(
@@ -375,11 +379,11 @@ def test_the_end_token_may_be_0(search: SearchOptions) -> None:
 
 def test_the_smallest_arguments_are_accepted() -> None:
     rows = make_sources(1, 2)
-    assert beam_search(SwappedModel(7), rows, start=END, end=0, max_length=1).tokens.shape == (2, 1, 1)
-    for max_length, end, word in ((0, 0, "max_length"), (1, -1, "end")):
+    assert beam_search(SwappedModel(7), rows, start_id=END, end_id=0, max_length=1).tokens.shape == (2, 1, 1)
+    for max_length, end, word in ((0, 0, "max_length"), (1, -1, "end_id")):
         for search in (beam_search, greedy_search):
             with pytest.raises(ValueError, match=f"`{word}` must be"):
-                search(SwappedModel(7), rows, start=END, end=end, max_length=max_length)
+                search(SwappedModel(7), rows, start_id=END, end_id=end, max_length=max_length)
 
 
 def test_the_start_is_suppressed_and_the_end_never() -> None:

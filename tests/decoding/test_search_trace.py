@@ -18,8 +18,8 @@ from tests.inspection.toy_translator import TEXT, translator
 def trace_toy_search(search: SearchOptions, source: int = 5) -> SearchTrace:
     engine = TorchEngine(
         model=ToyModel(12),
-        start=START,
-        end=END,
+        start_id=START,
+        end_id=END,
         suppressed_tokens=(PAD,),
         pad=PAD,
         device=torch.device("cpu"),
@@ -37,8 +37,8 @@ def test_it_finds_what_the_search_finds(beam_size: int, source: int) -> None:
     output = beam_search(
         ToyModel(12),
         torch.tensor([[source]]),
-        start=START,
-        end=END,
+        start_id=START,
+        end_id=END,
         max_length=9,
         options=search,
         suppressed_tokens=[PAD],
@@ -96,7 +96,7 @@ def test_a_trace_equals_the_translation() -> None:
     trace = trace_search(
         toy_translator.build_torch_engine(), SearchRequest(source_ids=row, max_length=len(row) + 49), SearchOptions()
     )
-    (expected,) = toy_translator.translate([TEXT], n_best=4, forbid_loops=False)
+    (expected,) = toy_translator.translate([TEXT], n_best=4, prevent_repetition=False)
     assert [toy_translator.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in trace.hypotheses] == [
         candidate.text for candidate in expected.n_best
     ]

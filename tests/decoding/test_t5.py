@@ -33,7 +33,7 @@ def test_t5_is_searched_as_transformers_does(folder: tuple[Path, Any]) -> None:
     path, theirs = folder
     ours = Translator.load(path, device="cpu", engine="torch")
     assert (ours.model.config.start_id, ours.model.config.end_id) == (0, 1)
-    found = ours.translate(TEXTS, beam_size=1, forbid_loops=False)
+    found = ours.translate(TEXTS, beam_size=1, prevent_repetition=False)
     engine = ours.build_torch_engine()
     for text, one in zip(TEXTS, found, strict=True):
         row = ours.tokenizer.encode_source([text])[0]
@@ -42,7 +42,7 @@ def test_t5_is_searched_as_transformers_does(folder: tuple[Path, Any]) -> None:
             do_sample=False,
             max_new_tokens=len(row) - 1 + 50,
             decoder_start_token_id=0,
-            suppress_tokens=sorted({engine.start, *engine.suppressed_tokens}),
+            suppress_tokens=sorted({engine.start_id, *engine.suppressed_tokens}),
         )[0].tolist()[1:]
         assert list(one.tokens) == ours.tokenizer.target.to_pieces([token for token in written if token != 1])
 

@@ -179,7 +179,7 @@ def test_a_stream_joins_to_the_translation(trained_translator: Translator, beam_
     search, several = SearchOptions(beam_size=beam_size), 0
     for text in [*TEXTS[:3], *ODD, " two women "]:
         pieces = list(trained_translator.stream(text, search))
-        assert "".join(pieces).strip() == trained_translator.translate([text], search, forbid_loops=False)[0].text
+        assert "".join(pieces).strip() == trained_translator.translate([text], search, prevent_repetition=False)[0].text
         assert all(pieces)
         several += len(pieces) > (3 if beam_size == 1 else 1)
     assert several > 3
@@ -195,7 +195,7 @@ def test_a_stream_may_end_in_an_incomplete_character(trained_translator: Transla
     made = looping_model(half, of.encode(["a"])[0][-1])
     one = Translator(made, trained_translator.tokenizer)
     search = SearchOptions(max_length=4, beam_size=1)
-    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, forbid_loops=False)[0].text
+    assert "".join(one.stream("a dog", search)) == one.translate(["a dog"], search, prevent_repetition=False)[0].text
     assert one.translate(["a dog"], search)[0].text.endswith("\ufffd")
 
 
@@ -473,12 +473,12 @@ def test_a_translation_with_a_loop_is_searched_again() -> None:
     ids = [i for i in range(of.target.size) if of.target.to_pieces([i])[0].strip("▁").isalpha()][:6]
     one = Translator(looping_model(*ids), of)
     sources, search = ["a dog", "a a a a a a a a a a a a a a a a"], SearchOptions(beam_size=2, max_length=30)
-    circling = one.translate(sources, search, forbid_loops=False)
+    circling = one.translate(sources, search, prevent_repetition=False)
     guarded = one.translate(sources, search)
     assert all(has_loop([piece_id(piece) for piece in found.tokens]) for found in circling)
     assert not has_loop([piece_id(piece) for piece in guarded[0].tokens])
     assert guarded[1].tokens == circling[1].tokens  # as its source does
-    (asked,) = one.translate(sources[:1], replace(search, forbid_loops=True), forbid_loops=False)
+    (asked,) = one.translate(sources[:1], replace(search, forbid_loops=True), prevent_repetition=False)
     assert asked.tokens == guarded[0].tokens
 
 
@@ -738,7 +738,7 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
     trained_translator = Translator.load(marian, device="cpu", engine="torch")
     trained_translator.model.double()
     of, search = trained_translator.tokenizer, SearchOptions(n_best=2, max_length=12)
-    got = trained_translator.translate(TEXTS, search, forbid_loops=False)
+    got = trained_translator.translate(TEXTS, search, prevent_repetition=False)
     source, lengths = pad_rows(of.encode_source(TEXTS), of.source.pad)
     config = trained_translator.model.config
     never = find_suppressed_tokens(config, of)
@@ -746,8 +746,8 @@ def test_a_marian_folder_is_loaded(marian: Path) -> None:
         trained_translator.model,
         source,
         lengths,
-        start=config.start_id,
-        end=config.end_id,
+        start_id=config.start_id,
+        end_id=config.end_id,
         max_length=12,
         options=search,
         suppressed_tokens=never,

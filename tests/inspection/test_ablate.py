@@ -92,7 +92,9 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
     ablation = measure_ablation(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
         with mask_parts(model, [] if part is None else [part]):
-            outputs = [item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", forbid_loops=False)]
+            outputs = [
+                item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_repetition=False)
+            ]
             scored = score_targets(model, tokenizer(), SAMPLE.sources, SAMPLE.references, to="de")
         tokens = sum(item.length for item in scored)
         figures = ablation if effect is None else effect

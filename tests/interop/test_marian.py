@@ -141,7 +141,7 @@ def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
         batch.source, attention_mask=batch.source_mask.long(), num_beams=1, do_sample=False, max_length=13
     )[:, 1:]
     start, end = ours.config.start_id, ours.config.end_id
-    got = greedy_search(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
+    got = greedy_search(ours, batch.source, batch.source_lengths, start_id=start, end_id=end, max_length=12)
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 
 

@@ -129,7 +129,7 @@ def test_beam_search_matches_generate(name: str, ours: Seq2Seq) -> None:
     rows = make_sources(SENTENCES, seed=1000)
     reference = run_generate(name, rows)
     ids, lengths = pad_rows(rows)
-    got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=SearchOptions())
+    got = beam_search(ours, ids, lengths, start_id=PAD, end_id=END, max_length=LIMIT, options=SearchOptions())
     cut, different = 0, set()
     for row in range(SENTENCES):
         expected, score = strip_special_tokens(reference.sequences[row]), float(reference.sequences_scores[row])
@@ -152,7 +152,7 @@ def test_greedy_search_matches_generate(name: str, ours: Seq2Seq) -> None:
     rows = make_sources(SENTENCES, seed=1000)
     ids, lengths = pad_rows(rows)
     reference = run_generate(name, rows, num_beams=1)
-    got = greedy_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT)
+    got = greedy_search(ours, ids, lengths, start_id=PAD, end_id=END, max_length=LIMIT)
     for row in range(SENTENCES):
         expected = strip_special_tokens(reference.sequences[row])
         assert got[row].tolist() == [*expected, *[END] * (LIMIT - len(expected))]
@@ -165,7 +165,7 @@ def test_n_best_matches_generate_for_any_length_penalty(name: str, ours: Seq2Seq
     reference = run_generate(name, rows, length_penalty=alpha, num_return_sequences=4)
     ids, lengths = pad_rows(rows)
     search = SearchOptions(length_penalty=alpha, n_best=4)
-    got = beam_search(ours, ids, lengths, start=PAD, end=END, max_length=LIMIT, options=search)
+    got = beam_search(ours, ids, lengths, start_id=PAD, end_id=END, max_length=LIMIT, options=search)
     compared = 0
     for row in range(SENTENCES):
         expected = [strip_special_tokens(target) for target in reference.sequences[4 * row : 4 * row + 4]]
@@ -200,8 +200,8 @@ def test_ctranslate2_matches_the_torch_engine(
     ct2_engine = CTranslate2Engine.open(model, None, compute_type="float32", threads=1, suppressed_tokens=[PAD])
     torch_engine = TorchEngine[Any](
         model=model,
-        start=PAD,
-        end=END,
+        start_id=PAD,
+        end_id=END,
         suppressed_tokens=(),
         pad=PAD,
         device=torch.device("cpu"),

@@ -86,7 +86,7 @@ def test_greedy_search_matches_transformers(case: int, tmp_path: Path) -> None:
         suppress_tokens=[theirs.config.decoder_start_token_id],  # attent never generates the start token
     )[:, 1:]
     start, end = ours.config.start_id, ours.config.end_id
-    got = greedy_search(ours, batch.source, batch.source_lengths, start=start, end=end, max_length=12)
+    got = greedy_search(ours, batch.source, batch.source_lengths, start_id=start, end_id=end, max_length=12)
     assert len({tuple(row) for row in expected.tolist()}) > 10
     assert [until(row, end) for row in got.tolist()] == [until(row, end) for row in expected.tolist()]
 

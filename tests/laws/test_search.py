@@ -21,8 +21,8 @@ Kinds = dict[str, Any]
 
 def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
     """With an end token that the model does generate."""
-    end = int(greedy_search(model, source, lengths, start=START, end=0, max_length=3)[0, -1])
-    return {"start": START, "end": end, "max_length": LONGEST}
+    end = int(greedy_search(model, source, lengths, start_id=START, end_id=0, max_length=3)[0, -1])
+    return {"start_id": START, "end_id": end, "max_length": LONGEST}
 
 
 @every_seq2seq
@@ -59,8 +59,8 @@ def test_other_rows_of_the_batch_change_nothing(config: Seq2SeqConfig, beam_size
     together = beam_search(model, source, lengths, **these, options=search)
     engine = TorchEngine[Any](
         model=model,
-        start=START,
-        end=these["end"],
+        start_id=START,
+        end_id=these["end_id"],
         suppressed_tokens=(),
         pad=0,
         device=device,
@@ -74,6 +74,6 @@ def test_other_rows_of_the_batch_change_nothing(config: Seq2SeqConfig, beam_size
         assert alone.tokens[0].tolist() == together.tokens[row].tolist()
         torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=1e-5, atol=1e-5)
         tokens = zip(alone.tokens[0].tolist(), alone.lengths[0].tolist(), strict=True)
-        written = [tuple(token for token in ids[:length] if token != these["end"]) for ids, length in tokens]
+        written = [tuple(token for token in ids[:length] if token != these["end_id"]) for ids, length in tokens]
         assert [hypothesis.token_ids for hypothesis in refilled[row]] == written
         assert [hypothesis.score for hypothesis in refilled[row]] == pytest.approx(alone.scores[0].tolist(), abs=1e-5)

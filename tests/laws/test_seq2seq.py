@@ -129,9 +129,9 @@ def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) ->
 def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     end = int(
-        greedy_search(model, source, lengths, start=1, end=0, max_length=3)[0, -1]
+        greedy_search(model, source, lengths, start_id=1, end_id=0, max_length=3)[0, -1]
     )  # a token that the model does generate
-    actual = greedy_search(model, source, lengths, start=1, end=end, max_length=7)
+    actual = greedy_search(model, source, lengths, start_id=1, end_id=end, max_length=7)
     prefix = torch.full_like(source[:, :1], 1)
     for _ in range(7):
         logits = model(source, prefix, lengths)[:, -1:].detach()

@@ -67,7 +67,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "the cache must have room for 2 tokens, but its capacity is 1",
     ),
     "start outside the vocabulary": (
-        lambda: greedy_search(model(), ids(1), start=9, end=2, max_length=2),
+        lambda: greedy_search(model(), ids(1), start_id=9, end_id=2, max_length=2),
         "token ids must be from 0 to 8",
     ),
     "sides of different rows": (
@@ -76,10 +76,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one sentence shifted": (lambda: shift_right(ids(1)[0], 1), "target must be a tensor of int64 or int32 of (B, T)"),
     "an end that is no token": (
-        lambda: greedy_search(model(), ids(1), start=1, end=-1, max_length=2),
-        "`end` must be the id of a token, 0 or more, but is -1",
+        lambda: greedy_search(model(), ids(1), start_id=1, end_id=-1, max_length=2),
+        "`end_id` must be the id of a token, 0 or more, but is -1",
     ),
-    "nothing to write": (lambda: greedy_search(model(), ids(1), start=1, end=2, max_length=0), "`max_length` must be"),
+    "nothing to write": (
+        lambda: greedy_search(model(), ids(1), start_id=1, end_id=2, max_length=0),
+        "`max_length` must be",
+    ),
     "no vocabulary": (
         lambda: Seq2SeqConfig(vocab=0),
         "`vocab` must be a number from 1 to 16,777,216, but is 0",

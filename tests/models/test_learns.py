@@ -73,7 +73,7 @@ def train(model: Seq2Seq, batches: Iterator[tuple[list[list[int]], list[list[int
 
 
 def translate(model: Seq2Seq, sources: list[list[int]], max_length: int) -> list[list[int]]:
-    ids = greedy_search(model, *make_batch(sources), start=START, end=END, max_length=max_length).tolist()
+    ids = greedy_search(model, *make_batch(sources), start_id=START, end_id=END, max_length=max_length).tolist()
     return [row[: row.index(END)] if END in row else row for row in ids]
 
 

@@ -86,16 +86,16 @@ class BannedPhrases:
             [automaton_state, partial_char, start, torch.full_like(automaton_state, len(request.prefix_ids))], 1
         )
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         automaton_state, partial_char, _, _ = state.unbind(1)
         near_limit = generated.max_lengths - generated.lengths <= 2
         if not len(self.partial_ids):
-            return scores.masked_fill_(self._get_banned_tokens(automaton_state, near_limit), NEG_INF)
+            return logits.masked_fill_(self._get_banned_tokens(automaton_state, near_limit), NEG_INF)
         is_banned = self._get_banned_partials(automaton_state, partial_char, near_limit)
-        partial_scores = scores.index_select(1, self.partial_ids).masked_fill_(is_banned, NEG_INF)
+        partial_logits = logits.index_select(1, self.partial_ids).masked_fill_(is_banned, NEG_INF)
         broken = self._break_character(automaton_state, partial_char > 0)
-        scores.masked_fill_(self._get_banned_tokens(broken, near_limit), NEG_INF)
-        return scores.index_copy_(1, self.partial_ids, partial_scores)
+        logits.masked_fill_(self._get_banned_tokens(broken, near_limit), NEG_INF)
+        return logits.index_copy_(1, self.partial_ids, partial_logits)
 
     def _get_banned_tokens(self, automaton_state: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, V) which tokens of whole characters are banned."""

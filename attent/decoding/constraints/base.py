@@ -1,4 +1,4 @@
-"""The interface of a search constraint, and how several are applied to the scores of a step.
+"""The interface of a search constraint, and how several are applied to the logits of a step.
 
 A constraint works on all rows of a search at once, on their device, and never synchronizes with the host. What it
 remembers of a row is a row of integers that the search reorders with its beams.
@@ -33,8 +33,8 @@ class Constraint(Protocol):
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         """Return the state (len(requests), S) before the first token."""
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
-        """Return the scores (R, V) with -inf at forbidden tokens; may work in place."""
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+        """Return the logits (R, V) with -inf at forbidden tokens; may work in place."""
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         """Return the state (R, S) after each row has generated its token (R,)."""
@@ -70,43 +70,43 @@ class RequirementConstraint(Protocol):
 
 
 def apply_constraints(
-    constraints: Sequence[Constraint], scores: Tensor, states: Sequence[Tensor], generated: GeneratedTokens, end: int
+    constraints: Sequence[Constraint], logits: Tensor, states: Sequence[Tensor], generated: GeneratedTokens, end_id: int
 ) -> Tensor:
-    """Return the scores (R, V) with -inf where any constraint forbids a token. Works in place.
+    """Return the logits (R, V) with -inf where any constraint forbids a token. Works in place.
 
     A forced token stays allowed whatever the others mask. A row without any allowed token may end, unless a required
-    phrase is missing or it would end in a banned one: then all its scores are -inf.
+    phrase is missing or it would end in a banned one: then all its logits are -inf.
     """
-    end_scores = scores[:, end].clone()
+    end_logits = logits[:, end_id].clone()
     pairs = list(zip(constraints, states, strict=True))
     forced = [
-        (token := constraint.get_forced_tokens(state, generated)[:, None], scores.gather(1, token.clamp_min(0)))
+        (token := constraint.get_forced_tokens(state, generated)[:, None], logits.gather(1, token.clamp_min(0)))
         for constraint, state in pairs
         if isinstance(constraint, ForcingConstraint)
     ]
     for constraint, state in pairs:
-        scores = constraint.mask_scores(scores, state, generated)
-    is_stuck = scores.amax(1) == NEG_INF
+        logits = constraint.mask_logits(logits, state, generated)
+    is_stuck = logits.amax(1) == NEG_INF
     for constraint, state in pairs:
         if isinstance(constraint, RequirementConstraint):
             is_stuck = is_stuck & constraint.is_satisfied(state)
-    scores[:, end] = torch.where(is_stuck, end_scores, scores[:, end])
+    logits[:, end_id] = torch.where(is_stuck, end_logits, logits[:, end_id])
     for token, value in forced:
-        scores = keep_only_tokens(scores, token[:, 0] >= 0, token, value)
-    return scores
+        logits = keep_only_tokens(logits, token[:, 0] >= 0, token, value)
+    return logits
 
 
-def ban_tokens(scores: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
+def ban_tokens(logits: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Set -inf at `token_ids` (R, N) where `mask` (R, N) is True, in place. Masked-out ids may be anything."""
-    values = torch.where(mask, NEG_INF, -NEG_INF).to(scores.dtype)
-    return scores.scatter_reduce_(1, token_ids.where(mask, 0), values, "amin")
+    values = torch.where(mask, NEG_INF, -NEG_INF).to(logits.dtype)
+    return logits.scatter_reduce_(1, token_ids.where(mask, 0), values, "amin")
 
 
-def keep_only_tokens(scores: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> Tensor:
+def keep_only_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> Tensor:
     """In the rows where `rows` (R,) is True allow only `token_ids` (R, N), with `values`, in place; ignore ids < 0."""
-    scores += torch.where(rows, NEG_INF, 0.0).to(scores.dtype)[:, None]
-    allowed_scores = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
-    return scores.scatter_reduce_(1, token_ids.clamp_min(0), allowed_scores, "amax")
+    logits += torch.where(rows, NEG_INF, 0.0).to(logits.dtype)[:, None]
+    allowed_logits = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
+    return logits.scatter_reduce_(1, token_ids.clamp_min(0), allowed_logits, "amax")
 
 
 def build_continuation_masks(word_continuations: Tensor) -> Tensor:

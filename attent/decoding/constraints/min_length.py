@@ -23,7 +23,7 @@ class MinLength(StatelessConstraint):
         min_length, vocabulary = setup.options.min_length, setup.vocabulary
         return cls(min_length, vocabulary.end_ids, vocabulary.device) if min_length else None
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         for end in self.end_ids:
-            scores[:, end].masked_fill_(generated.lengths < self.min_length, NEG_INF)
-        return scores
+            logits[:, end].masked_fill_(generated.lengths < self.min_length, NEG_INF)
+        return logits

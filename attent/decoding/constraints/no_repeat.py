@@ -33,10 +33,10 @@ class NoRepeatNgram(StatelessConstraint):
         n = setup.options.no_repeat_ngram_size
         return cls(n, setup.vocabulary.device) if n else None
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         tokens, n = generated.tokens, self.n
         if tokens.shape[1] < n:
-            return scores
+            return logits
         ngrams = tokens.unfold(1, n, 1)  # (R, T) -> (R, T-n+1, n)
         ends = torch.arange(n, tokens.shape[1] + 1, device=tokens.device)
         is_repeat = ends <= generated.lengths[:, None]
@@ -44,7 +44,7 @@ class NoRepeatNgram(StatelessConstraint):
             last = generated.lengths[:, None] + torch.arange(1 - n, 0, device=tokens.device)
             tail = tokens.gather(1, last.clamp_min(0))
             is_repeat = is_repeat & (ngrams[..., :-1] == tail[:, None]).all(-1)
-        return ban_tokens(scores, ngrams[..., -1], is_repeat)
+        return ban_tokens(logits, ngrams[..., -1], is_repeat)
 
 
 # For periods 1, 2, ...: how many consecutive tokens, each equal to the one a period before it, make a loop.
@@ -92,9 +92,9 @@ class NoLoops:
         state[:, 1 : 1 + MAX_LOOP_PERIOD] = -1
         return state
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         applies, previous, run = self._split_state(state)
-        return ban_tokens(scores, previous, (run >= self.run_limits) & (applies > 0))
+        return ban_tokens(logits, previous, (run >= self.run_limits) & (applies > 0))
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         applies, previous, run = self._split_state(state)

@@ -57,13 +57,13 @@ class ForcedPrefix:
         column = generated.lengths.clamp_max(self.token_table.shape[1] - 1)
         return self.token_table[state[:, 0], column]
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         token = self.get_forced_tokens(state, generated)[:, None]
-        value = scores.gather(1, token.clamp_min(0))
+        value = logits.gather(1, token.clamp_min(0))
         if self.continuation_masks is not None:
             at_boundary = generated.lengths == self.boundary_lengths[state[:, 0]]
-            scores.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
-        return keep_only_tokens(scores, token[:, 0] >= 0, token, value)
+            logits.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
+        return keep_only_tokens(logits, token[:, 0] >= 0, token, value)
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         return state

@@ -44,7 +44,7 @@ def check_phrases(requests: Sequence[SearchRequest], vocabulary: TargetVocabular
         banned = BannedPhrases([alone], vocabulary.spellings) if banned_phrases and phrases else None
         for phrase in phrases:
             text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
-            if vocabulary.vocabulary is not None and vocabulary.vocabulary.unknown in phrase:
+            if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
                 raise RequiredPhraseError(
                     f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
                     f"leave it out"
@@ -59,7 +59,7 @@ def is_banned(tokens: Phrase, banned: BannedPhrases, request: SearchRequest, voc
     state = banned.build_initial_state([request])
     unlimited = GeneratedTokens(torch.zeros(1, 0), torch.tensor([0]), torch.tensor([2**20]))
     for token in tokens:
-        if banned.mask_scores(torch.zeros(1, vocabulary_size), state, unlimited)[0, token] == NEG_INF:
+        if banned.mask_logits(torch.zeros(1, vocabulary_size), state, unlimited)[0, token] == NEG_INF:
             return True
         state = banned.advance_state(state, torch.tensor([token]))
     return False
@@ -85,14 +85,14 @@ class RequiredPhrases:
         self,
         requests: Sequence[SearchRequest],
         *,
-        end: int,
+        end_id: int,
         word_continuations: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         counts = [count_required_phrases(request) for request in requests]
         phrases = list(dict.fromkeys(phrase for count in counts for phrase in count))
         length = max(map(len, phrases), default=1)
-        self.end = end
+        self.end_id = end_id
         self.word_continuations = None if word_continuations is None else word_continuations.cpu()
         self.has_bans = any(request.banned_phrases for request in requests)
         self.phrase_rows = {phrase: row for row, phrase in enumerate(phrases, 1)}  # row 0: no phrase
@@ -117,7 +117,7 @@ class RequiredPhrases:
             return None
         check_phrases(requests, vocabulary)
         continuations = vocabulary.word_continuations
-        return cls(requests, end=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
+        return cls(requests, end_id=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 
     def _check_lengths(self, requests: Sequence[SearchRequest]) -> None:
         """Reject phrases that do not fit after the prefix."""
@@ -197,19 +197,19 @@ class RequiredPhrases:
         _, missing, _, _, is_complete = self._split_state(state)
         return missing.sum(1) == is_complete.sum(1)
 
-    def mask_scores(self, scores: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         """Forbid the end token until all phrases are met, tokens that extend the last word of a complete phrase except
         to continue another one, and tokens after which the missing phrases would not fit."""
         row, missing, matched, _, is_complete = self._split_state(state)
         any_complete = is_complete.any(1, keepdim=True)
-        scores[:, self.end].masked_fill_(~self.is_satisfied(state), NEG_INF)
+        logits[:, self.end_id].masked_fill_(~self.is_satisfied(state), NEG_INF)
         # Tokens that continue a phrase, and those that restart one.
         in_progress = (matched > 0) & ~is_complete
         first = self.phrase_tokens[row, 0].where(missing > is_complete.long(), -1)
         first = first.where(~(any_complete & self._continues_word(first)), -1)
         tokens = torch.cat([self.phrase_tokens[row, matched].where(in_progress, -1), first], 1)
-        values = scores.gather(1, tokens.clamp_min(0)).where(tokens >= 0, NEG_INF)
-        scores = ban_tokens(scores, tokens, tokens >= 0)
+        values = logits.gather(1, tokens.clamp_min(0)).where(tokens >= 0, NEG_INF)
+        logits = ban_tokens(logits, tokens, tokens >= 0)
         others = torch.tensor([OTHER_TOKEN, OTHER_CONTINUATION], device=state.device).expand(len(state), 2)
         needed, needed_others = self._count_needed_after(state, tokens), self._count_needed_after(state, others)
         room = (generated.max_lengths - generated.lengths - 2)[:, None]  # after the next token, before the end token
@@ -220,7 +220,7 @@ class RequiredPhrases:
                 is_short_extended = is_short_extended | (any_complete & (not may_extend))
                 is_short = torch.where(self.word_continuations, is_short_extended, is_short)
             fitting = values.masked_fill((needed > room) & (needed > 0), NEG_INF)
-            return scores.masked_fill(is_short, NEG_INF).scatter_reduce(1, tokens.clamp_min(0), fitting, "amax")
+            return logits.masked_fill(is_short, NEG_INF).scatter_reduce(1, tokens.clamp_min(0), fitting, "amax")
 
         if not self.has_bans:
             return keep_fitting(room)

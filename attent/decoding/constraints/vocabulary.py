@@ -19,12 +19,12 @@ class TargetVocabulary:
     """The target vocabulary, padded to the model's `size` output columns; None where no text is constrained."""
 
     def __init__(self, vocabulary: Vocabulary | None, size: int, end_ids: Sequence[int], device: torch.device) -> None:
-        self.vocabulary, self.size, self.end_ids, self.device = vocabulary, size, tuple(end_ids), device
+        self.tokenizer_vocabulary, self.size, self.end_ids, self.device = vocabulary, size, tuple(end_ids), device
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        assert self.vocabulary is not None
-        return get_token_bytes(self.vocabulary, self.size)
+        assert self.tokenizer_vocabulary is not None
+        return get_token_bytes(self.tokenizer_vocabulary, self.size)
 
     @cached_property
     def word_continuations(self) -> Tensor:

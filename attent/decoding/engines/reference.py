@@ -55,8 +55,8 @@ class TorchEngine(Generic[State]):
     """Searches with a PyTorch model, on its device."""
 
     model: StepModel[State]
-    start: int
-    end: int
+    start_id: int
+    end_id: int
     suppressed_tokens: tuple[int, ...]  # besides the start
     pad: int  # of sources
     device: torch.device
@@ -85,9 +85,9 @@ class TorchEngine(Generic[State]):
         constraints, required_phrases = self.build_constraints(options, requests)
         return SearchContext(
             options=options,
-            start=self.start,
-            end=self.end,
-            suppressed_tokens=make_suppressed_tensor(self.start, self.end, self.suppressed_tokens, self.device),
+            start_id=self.start_id,
+            end_id=self.end_id,
+            suppressed_tokens=make_suppressed_tensor(self.start_id, self.end_id, self.suppressed_tokens, self.device),
             constraints=constraints,
             required_phrases=required_phrases,
         )
@@ -114,7 +114,7 @@ class TorchEngine(Generic[State]):
     def _search_gpu_batch(self, batch: RequestBatch, context: SearchContext) -> HypothesisBatch | Unavailable:
         with self.device_lock or nullcontext():
             try:
-                suppressed_tokens = list_suppressed_tokens(self.start, self.end, self.suppressed_tokens)
+                suppressed_tokens = list_suppressed_tokens(self.start_id, self.end_id, self.suppressed_tokens)
                 search = eligibility.get_gpu_search(self.model, batch, context, suppressed_tokens)
                 if search is None:
                     return Unavailable.UNSUPPORTED
@@ -237,7 +237,7 @@ class SearchSession(Generic[State]):
             yield index, [self._make_hypothesis(*each) for each in hypotheses if each[1] > NEG_INF]
 
     def _make_hypothesis(self, tokens: list[int], score: float, log_prob: float, length: int) -> Hypothesis:
-        is_finished = tokens[length - 1] == self.engine.end
+        is_finished = tokens[length - 1] == self.engine.end_id
         token_ids = tuple(tokens[: length - 1 if is_finished else length])
         return Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
 

@@ -406,8 +406,8 @@ class Generator:
         vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
         return TorchEngine[PromptCache](
             model=step_model,
-            start=LAST_PROMPT_TOKEN,
-            end=step_model.end_id,
+            start_id=LAST_PROMPT_TOKEN,
+            end_id=step_model.end_id,
             suppressed_tokens=self._suppressed_tokens,
             pad=0,
             device=self.device,

@@ -108,7 +108,7 @@ def is_too_late(text: str, written: bytes, words: Sequence[str]) -> bool:
 
 def list_banned(constraint: BannedPhrases, state: Tensor, size: int, room: int = 50) -> list[bool]:
     written = GeneratedTokens(torch.zeros(len(state), 1), torch.zeros(len(state)), torch.full((len(state),), room))
-    return (constraint.mask_scores(torch.zeros(len(state), size), state, written)[0] == NEVER).tolist()
+    return (constraint.mask_logits(torch.zeros(len(state), size), state, written)[0] == NEVER).tolist()
 
 
 def list_tempting_tokens(pieces: list[bytes]) -> list[int]:
@@ -321,7 +321,7 @@ def test_every_request_has_its_own_list() -> None:
     constraint = BannedPhrases(requests, TokenSpellings(pieces, 0))
     state = constraint.build_initial_state(requests)
     written = GeneratedTokens(torch.zeros(5, 1), torch.zeros(5), torch.full((5,), 50))
-    got = constraint.mask_scores(torch.zeros(5, 5), state, written) == NEVER
+    got = constraint.mask_logits(torch.zeros(5, 5), state, written) == NEVER
     assert got[:, 1:4].tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 1]]
     assert constraint.build_initial_state([]).shape == (0, state.shape[1])
 
@@ -373,9 +373,9 @@ def test_sampling_never_generates_a_banned_phrase(kind: str) -> None:
     state, over = constraint.build_initial_state(requests), torch.zeros(50, dtype=torch.bool)
     for length in range(limit):
         written = GeneratedTokens(tokens, torch.full((50,), length), torch.full((50,), limit))
-        scores = constraint.mask_scores(likely.log().repeat(50, 1), state, written)
-        assert (scores.amax(1) > NEVER).all()
-        token = torch.multinomial(scores.softmax(1), 1, generator=rng)[:, 0].where(~over, known.end)
+        logits = constraint.mask_logits(likely.log().repeat(50, 1), state, written)
+        assert (logits.amax(1) > NEVER).all()
+        token = torch.multinomial(logits.softmax(1), 1, generator=rng)[:, 0].where(~over, known.end)
         over |= token == known.end
         tokens[:, length] = token
         state = constraint.advance_state(state, token)

@@ -57,10 +57,10 @@ def list_masked(
     constraint: Constraint, texts: Sequence[Sequence[int]], requests: Sequence[SearchRequest] = ()
 ) -> list[set[int]]:
     requests = requests or [SearchRequest(source_ids=())] * len(texts)
-    scores = torch.randn(len(texts), V, generator=torch.Generator().manual_seed(0))
-    got = constraint.mask_scores(scores.clone(), advance_rows(constraint, requests, texts), build_generated(texts))
-    assert got.shape == scores.shape
-    assert torch.equal(got[got > NEVER], scores[got > NEVER]), "what is allowed keeps its score"
+    logits = torch.randn(len(texts), V, generator=torch.Generator().manual_seed(0))
+    got = constraint.mask_logits(logits.clone(), advance_rows(constraint, requests, texts), build_generated(texts))
+    assert got.shape == logits.shape
+    assert torch.equal(got[got > NEVER], logits[got > NEVER]), "what is allowed keeps its score"
     return [set((row == NEVER).nonzero()[:, 0].tolist()) for row in got]
 
 
@@ -124,8 +124,8 @@ def test_loops_are_forbidden_only_in_requests_that_ask_for_it() -> None:
     for _ in range(7):
         state = constraint.advance_state(state, torch.tensor([5, 5]))
     generated = GeneratedTokens(torch.full((2, 7), 5), torch.tensor([7, 7]), torch.tensor([9, 9]))
-    scores = constraint.mask_scores(torch.zeros(2, 6), state, generated)
-    assert (scores == NEVER).nonzero().tolist() == [[0, 5]]
+    logits = constraint.mask_logits(torch.zeros(2, 6), state, generated)
+    assert (logits == NEVER).nonzero().tolist() == [[0, 5]]
 
 
 def test_moderate_repetition_is_no_loop() -> None:
@@ -177,24 +177,24 @@ def test_a_prefix_as_long_as_max_length_is_rejected() -> None:
 # --- combinations ----------------------------------------------------------------------------------------------------
 
 
-def apply_together(rules: Sequence[Constraint], request: SearchRequest, text: list[int], scores: Tensor) -> Tensor:
+def apply_together(rules: Sequence[Constraint], request: SearchRequest, text: list[int], logits: Tensor) -> Tensor:
     states = [advance_rows(constraint, [request], [text]) for constraint in rules]
-    return apply_constraints(rules, scores.clone()[None], states, build_generated([text]), END)[0]
+    return apply_constraints(rules, logits.clone()[None], states, build_generated([text]), END)[0]
 
 
 def test_a_forced_prefix_overrides_other_constraints() -> None:
-    scores = torch.arange(V).float()
+    logits = torch.arange(V).float()
     request = SearchRequest(source_ids=(), prefix_ids=[2, 2, 2])
     rules = [ForcedPrefix([request], None), NoRepeatNgram(1), MinLength(9, [END])]
-    got = apply_together(rules, request, [2], scores)
+    got = apply_together(rules, request, [2], logits)
     assert got.tolist() == [NEVER, NEVER, 2.0, *[NEVER] * 4]
-    assert apply_together(rules, request, [2, 2, 2], scores).tolist() == [0.0, NEVER, NEVER, 3.0, 4.0, 5.0, 6.0]
+    assert apply_together(rules, request, [2, 2, 2], logits).tolist() == [0.0, NEVER, NEVER, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_a_row_without_allowed_tokens_may_end() -> None:
-    scores = torch.arange(V).float()
+    logits = torch.arange(V).float()
     text = [0, 2, 3, 4, 5, 6]
-    got = apply_together([MinLength(9, [END]), NoRepeatNgram(1)], SearchRequest(source_ids=()), text, scores)
+    got = apply_together([MinLength(9, [END]), NoRepeatNgram(1)], SearchRequest(source_ids=()), text, logits)
     assert got.tolist() == [NEVER, 1.0, *[NEVER] * 5]
 
 
@@ -229,7 +229,7 @@ def test_constraints_do_not_synchronize_with_the_device() -> None:
         NoLoops("meta"),
         BannedPhrases([replace(request, prefix_ids=())], TokenSpellings(pieces, END), "meta"),
         ForcedPrefix([request], CONTINUES, "meta"),
-        RequiredPhrases([request], end=END, word_continuations=CONTINUES, device="meta"),
+        RequiredPhrases([request], end_id=END, word_continuations=CONTINUES, device="meta"),
     ]
     unprefixed = replace(request, prefix_ids=())
     states = [

@@ -89,7 +89,7 @@ def track_plainly(request: SearchRequest, text: Tokens) -> tuple[bool, int, set[
 @pytest.mark.parametrize("seed", range(6))
 def test_progress_matches_a_plain_count(seed: int) -> None:
     requests, rng = build_random_requests(seed), random.Random(seed)
-    constraint = RequiredPhrases(requests, end=END)
+    constraint = RequiredPhrases(requests, end_id=END)
     state, texts = constraint.build_initial_state(requests), [() for _ in requests]
     for _ in range(25):
         expected = [track_plainly(*both) for both in zip(requests, texts, strict=True)]
@@ -119,7 +119,7 @@ def test_progress_matches_a_plain_count(seed: int) -> None:
     ],
 )
 def test_a_phrase_is_met_where_it_occurs(demanded: tuple[Tokens, ...], text: Tokens, met: bool) -> None:
-    constraint = RequiredPhrases([build_request(*demanded)], end=END)
+    constraint = RequiredPhrases([build_request(*demanded)], end_id=END)
     state = constraint.build_initial_state([build_request(*demanded)])
     for token in text:
         state = constraint.advance_state(state, torch.tensor([token]))
@@ -135,9 +135,9 @@ def list_allowed(constraint: RequiredPhrases, request: SearchRequest, text: Toke
         state = constraint.advance_state(state, torch.tensor([token]))
     tokens = torch.tensor([[*text, 0]])
     written = GeneratedTokens(tokens, torch.tensor([len(text)]), torch.tensor([limit]))
-    scores = torch.randn(1, V, generator=torch.Generator().manual_seed(0))
-    got = constraint.mask_scores(scores.clone(), state, written)
-    assert torch.equal(got[got > NEVER], scores[got > NEVER])
+    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(0))
+    got = constraint.mask_logits(logits.clone(), state, written)
+    assert torch.equal(got[got > NEVER], logits[got > NEVER])
     return set((got[0] > NEVER).nonzero()[:, 0].tolist())
 
 
@@ -146,7 +146,7 @@ EVERY = set(range(V))
 
 def test_the_end_token_is_masked_until_all_phrases_are_met() -> None:
     request = build_request((2, 3), (4,))
-    constraint = RequiredPhrases([request], end=END)
+    constraint = RequiredPhrases([request], end_id=END)
     assert list_allowed(constraint, request, (), 20) == EVERY - {END}
     assert list_allowed(constraint, request, (2, 3), 20) == EVERY - {END}
     assert list_allowed(constraint, request, (2, 3, 4), 20) == EVERY
@@ -154,7 +154,7 @@ def test_the_end_token_is_masked_until_all_phrases_are_met() -> None:
 
 def test_only_missing_tokens_are_allowed_when_room_is_short() -> None:
     request = build_request((2, 3), (4,))
-    constraint = RequiredPhrases([request], end=END)
+    constraint = RequiredPhrases([request], end_id=END)
     assert list_allowed(constraint, request, (), 5) == EVERY - {END}  # 4 of 5 are needed
     assert list_allowed(constraint, request, (), 4) == {2, 4}
     assert list_allowed(constraint, request, (2,), 4) == {3}  # 4 would interrupt the phrase, with no room to restart it
@@ -166,7 +166,7 @@ def test_only_missing_tokens_are_allowed_when_room_is_short() -> None:
 def test_a_met_phrase_is_not_followed_by_a_word_continuation() -> None:
     continues = torch.tensor([False, False, False, False, False, True, True, False])
     request = build_request((2, 3))
-    constraint = RequiredPhrases([request], end=END, word_continuations=continues)
+    constraint = RequiredPhrases([request], end_id=END, word_continuations=continues)
     assert list_allowed(constraint, request, (2,), 20) == EVERY - {END}
     assert list_allowed(constraint, request, (2, 3), 20) == EVERY - {5, 6}
     assert list_allowed(constraint, request, (2, 3, 4), 20) == EVERY
@@ -178,14 +178,14 @@ def test_any_choice_of_allowed_tokens_meets_all_phrases_in_time(seed: int) -> No
     rng = random.Random(seed)
     requests = build_random_requests(seed)
     limits = [sum(map(len, request.required_phrases)) + 1 + rng.randrange(4) for request in requests]
-    constraint = RequiredPhrases(requests, end=END)
+    constraint = RequiredPhrases(requests, end_id=END)
     for _ in range(8):
         state, texts = constraint.build_initial_state(requests), [() for _ in requests]
         for length in range(max(limits)):
             tokens = torch.tensor([[*text, 0] for text in texts])
             written = GeneratedTokens(tokens, torch.full((len(requests),), length), torch.tensor(limits))
-            scores = constraint.mask_scores(torch.zeros(len(requests), V), state, written)
-            free = [[i for i, score in enumerate(row) if score == 0] for row in scores.tolist()]
+            logits = constraint.mask_logits(torch.zeros(len(requests), V), state, written)
+            free = [[i for i, score in enumerate(row) if score == 0] for row in logits.tolist()]
             over = [length >= limit or END in text for text, limit in zip(texts, limits, strict=True)]
             token = [END if done else rng.choice(allowed) for done, allowed in zip(over, free, strict=True)]
             texts = [(*text, next_token) for text, next_token in zip(texts, token, strict=True)]
@@ -202,15 +202,15 @@ def test_phrases_that_do_not_fit_are_rejected() -> None:
             build_request(limit=1),
             build_request((2, 3), prefix=(4, 2, 3), limit=4),
         ],
-        end=END,
+        end_id=END,
     )
     with pytest.raises(
         RequiredPhraseError,
         match="into max_length=3 tokens, but 3 tokens and the end token make 4",
     ):
-        RequiredPhrases([build_request((2, 3), (4,), limit=3)], end=END)
+        RequiredPhrases([build_request((2, 3), (4,), limit=3)], end_id=END)
     with pytest.raises(RequiredPhraseError, match="2 tokens after a prefix of 2 and the end token make 5"):
-        RequiredPhrases([build_request((2, 3), prefix=(4, 4), limit=4)], end=END)
+        RequiredPhrases([build_request((2, 3), prefix=(4, 4), limit=4)], end_id=END)
 
 
 # --- the beam --------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def logits(read: Tokens) -> Tensor:
 
 def search_plainly(request: SearchRequest, beam_size: int) -> tuple[Tokens, float]:
     """Return the best target, with its end token, of a minimal beam search."""
-    constraint = RequiredPhrases([request], end=END)
+    constraint = RequiredPhrases([request], end_id=END)
     state, texts, sums = constraint.build_initial_state([request]), [()], torch.zeros(1)
     ended: list[tuple[float, Tokens]] = []
     for length in range(request.max_length):
@@ -335,8 +335,8 @@ def has_banned(request: SearchRequest, tokens: Tokens) -> bool:
 def search_all(requests: list[SearchRequest], options: SearchOptions, sharp: float) -> list[list[Hypothesis]]:
     engine = TorchEngine[Any](
         model=ToyModel(len(SPELLINGS), sharp),
-        start=0,
-        end=END,
+        start_id=0,
+        end_id=END,
         suppressed_tokens=(SUPPRESSED,),
         pad=SUPPRESSED,
         device=torch.device("cpu"),
@@ -474,6 +474,6 @@ def test_a_phrase_that_repeats_a_forbidden_ngram_is_refused() -> None:
 
 def test_a_phrase_with_unknown_characters_is_refused() -> None:
     vocabulary = build_vocabulary()
-    vocabulary.vocabulary = SimpleNamespace(unknown=2)  # type: ignore[assignment]
+    vocabulary.tokenizer_vocabulary = SimpleNamespace(unknown=2)  # type: ignore[assignment]
     with pytest.raises(RequiredPhraseError, match="only characters of the model's vocabulary, but `a` has others"):
         build_constraints(SearchOptions(), [build_request((3, 2))], vocabulary)

@@ -49,7 +49,7 @@ def make_engine(model: Any, size: int, **changes: Any) -> TorchEngine[Any]:
         "build_constraints": lambda search, requests: ((), None),
         **changes,
     }
-    return TorchEngine(model=model, start=START, end=END, pad=PAD, device=torch.device("cpu"), **options)
+    return TorchEngine(model=model, start_id=START, end_id=END, pad=PAD, device=torch.device("cpu"), **options)
 
 
 def make_requests(count: int, seed: int = 0, vocab: int = 30) -> list[SearchRequest]:
@@ -522,7 +522,7 @@ def test_candidates_include_the_winner() -> None:
         (best,) = search_plainly(toy, source, 10, SearchOptions(), (PAD,))
         engine = make_engine(toy, 1)
         context = searching.SearchContext(
-            options=SearchOptions(), start=START, end=END, suppressed_tokens=torch.tensor([START, PAD])
+            options=SearchOptions(), start_id=START, end_id=END, suppressed_tokens=torch.tensor([START, PAD])
         )
         session: SearchSession[ToyState] = SearchSession(engine, [request], [0], context)
         while session.row_requests:

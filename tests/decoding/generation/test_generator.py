@@ -164,8 +164,8 @@ def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...
             writer,
             rows,
             lengths,
-            start=LAST_PROMPT_TOKEN,
-            end=writer.end_id,
+            start_id=LAST_PROMPT_TOKEN,
+            end_id=writer.end_id,
             max_length=8,
             options=SearchOptions(beam_size=k, length_penalty=0),
         )

@@ -253,7 +253,7 @@ def test_no_token_closes_a_loop(K: int, device: torch.device, dtype_of: torch.dt
     )
     scores = logits.float().log_softmax(-1)
     nothing = GeneratedTokens(*torch.zeros(3, R * K, 1, dtype=torch.int64, device=device))
-    allowed = constraint.mask_scores(scores.clone(), state, nothing)
+    allowed = constraint.mask_logits(scores.clone(), state, nothing)
     assert int((allowed != scores).any(1).sum()) > R * K // 8
     values, words = stable_topk(allowed, 1 if K == 1 else 2 * K)
     got, log_probs = kernels.topk_log_probs(
@@ -311,8 +311,8 @@ def get_search(
 def make_context(options: SearchOptions, device: torch.device, constraints: Any = ()) -> SearchContext:
     return SearchContext(
         options=options,
-        start=START,
-        end=END,
+        start_id=START,
+        end_id=END,
         suppressed_tokens=make_suppressed_tensor(START, END, (PAD,), device),
         constraints=constraints,
     )
@@ -328,8 +328,8 @@ def search_by_reference(
 def make_engine(model: Seq2Seq, context: SearchContext, max_rows: int, use_graphs: bool) -> TorchEngine[Any]:
     return TorchEngine(
         model=model,
-        start=START,
-        end=END,
+        start_id=START,
+        end_id=END,
         suppressed_tokens=(PAD,),
         pad=PAD,
         device=context.suppressed_tokens.device,

@@ -126,7 +126,7 @@ class SearchBuffers:
         self.rows[: len(rows)] = rows
         self.sources[:S] = sources
         self.forbid_loops[:S] = forbid_loops
-        self.input_tokens.fill_(context.start)
+        self.input_tokens.fill_(context.start_id)
         self.counters.copy_(torch.tensor([len(rows), len(rows), S, 0], dtype=torch.int32))
         self.settings.copy_(torch.tensor([min(min_length, INT32_MAX), max_finished], dtype=torch.int32))
         self.length_penalties.copy_(context.compute_length_penalty(lengths))
@@ -311,8 +311,10 @@ class GpuBeamSearch:
         rows, input_tokens = buffers.rows[:size], buffers.input_tokens[:size]
         decoder = self.inference_model.decoder
         logits = decoder.compute_logits(rows, input_tokens, buffers.ancestors, buffers.layer_caches)
-        ids, log_probs = kernels.topk_log_probs(logits, rows, buffers.settings, context.num_beams, context.end, buffers)
-        kernels.advance_rows(buffers, rows, input_tokens, ids, log_probs, context.start, context.end)
+        ids, log_probs = kernels.topk_log_probs(
+            logits, rows, buffers.settings, context.num_beams, context.end_id, buffers
+        )
+        kernels.advance_rows(buffers, rows, input_tokens, ids, log_probs, context.start_id, context.end_id)
 
 
 def collect_hypotheses(

@@ -53,7 +53,7 @@ def get_gpu_search(
     assert isinstance(model, Seq2Seq)
     if not supports_search(model, context) or not has_positions_for(model, batch):
         return None
-    key = (context.num_beams, context.options.n_best, context.start, context.end, suppressed_tokens)
+    key = (context.num_beams, context.options.n_best, context.start_id, context.end_id, suppressed_tokens)
     with LOCK:
         return get_or_build_search(model, context, key)
 
@@ -91,7 +91,7 @@ def supports_search(model: Seq2Seq, context: SearchContext) -> bool:
         return False
     for constraint in context.constraints:
         if type(constraint) is not NoLoops and not (
-            type(constraint) is MinLength and constraint.end_ids == (context.end,)
+            type(constraint) is MinLength and constraint.end_ids == (context.end_id,)
         ):
             return False
     if context.num_beams > MAX_BEAMS or torch.is_autocast_enabled(context.device.type):
