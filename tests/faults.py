@@ -692,7 +692,7 @@ FAULTS = """
 + self.decoder(self.embedding(ids), lengths)
 
 # models: cache without beams
-@ models/causal.py::CausalLM.begin: decoding/generation/test_generator.py -k beam_search_scores
+@ models/causal.py::CausalLM.init_decoder_state: decoding/generation/test_generator.py -k beam_search_scores
 - rows=rows, beams=beams)
 + rows=rows)
 

@@ -78,14 +78,16 @@ class CausalStepModel:
         self.end_ids = torch.tensor(end_ids, dtype=torch.int64, device=get_device(model))
         self.end_id = end_ids[0] if len(end_ids) == 1 else model.config.vocab
 
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> PromptCache:
+    def init_decoder_state(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1
+    ) -> PromptCache:
         prompt_lengths = [source.shape[1]] * len(source) if lengths is None else lengths.tolist()
         prompts = [row[:length] for row, length in zip(source.tolist(), prompt_lengths, strict=True)]
         cached_lengths = [length - 1 for length in prompt_lengths]
         max_cached_length = max(cached_lengths)
-        single = self.model.begin(rows=len(prompts), capacity=max(1, max_cached_length))
+        single = self.model.init_decoder_state(rows=len(prompts), capacity=max(1, max_cached_length))
         last_tokens = prefill_cache(self.model, single, prompts)
-        cache = self.model.begin(rows=len(prompts), capacity=max_cached_length + capacity, beams=beams)
+        cache = self.model.init_decoder_state(rows=len(prompts), capacity=max_cached_length + capacity, beams=beams)
         for layer, prefilled in zip(cache.layers, single.layers, strict=True):
             new, old = layer.self_attn, prefilled.self_attn
             new.keys[:, :, : max_cached_length * beams : beams] = old.keys[:, :, :max_cached_length]

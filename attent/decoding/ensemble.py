@@ -65,8 +65,12 @@ class Ensemble(nn.Module):
         return self.members[0].config
 
     @torch.no_grad()
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> EnsembleState:
-        return EnsembleState([model.begin(source, lengths, capacity=capacity, beams=beams) for model in self.members])
+    def init_decoder_state(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1
+    ) -> EnsembleState:
+        return EnsembleState(
+            [model.init_decoder_state(source, lengths, capacity=capacity, beams=beams) for model in self.members]
+        )
 
     @torch.no_grad()
     def step(self, target: Tensor, state: EnsembleState, /) -> Tensor:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from attent.decoding.batching import batch_by_length, pad_token_ids
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
-from attent.models.seq2seq import shift_right
+from attent.models.seq2seq import find_suppressed_tokens, shift_right
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 

@@ -1,7 +1,7 @@
 """Beam search, diverse beam search and sampling as one step function on a state of tensors.
 
-It knows no architecture, only `StepModel`: begin from sources, step by one token of each beam, reorder beams. Text is
-`translator`'s business, batching `engines.reference`'s; options and scores are defined in `options`.
+It knows no architecture, only `StepModel`: initialize a state from sources, step by one token of each beam, reorder
+beams. Text is `translator`'s business, batching `engines.reference`'s; options and scores are defined in `options`.
 
 Each source has K beams. Of all their continuations the best 2K are considered: those among the first K that end are
 finished hypotheses, the first K that do not end are the next beams, as in fairseq, Hugging Face and CTranslate2. A beam
@@ -53,7 +53,9 @@ State = TypeVar("State", bound=DecoderState)
 class StepModel(Protocol[State]):
     """A model that can be searched: from sources to a state, then from tokens (B, K) to logits (B, K, V)."""
 
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> State: ...
+    def init_decoder_state(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1
+    ) -> State: ...
 
     def step(self, target: Tensor, state: State, /) -> Tensor: ...
 
@@ -493,7 +495,7 @@ def beam_search(
     )
     requests = [SearchRequest(source_ids=(), rng_key=i, max_length=max_length) for i in range(len(source))]
     beams = BeamState.from_requests(requests, max_length, context)
-    state = model.begin(source, lengths, capacity=max_length, beams=context.num_beams)
+    state = model.init_decoder_state(source, lengths, capacity=max_length, beams=context.num_beams)
     for step in range(max_length):
         beams = search_step(model, state, beams, context)
         if can_poll_device(step, source.device) and bool(beams.done.all()):
@@ -517,7 +519,7 @@ def greedy_search(
     `beam_search` with a beam of one gives the same; this is the readable form.
     """
     check_search_arguments(end_id, max_length)
-    state = model.begin(source, lengths, capacity=max_length)
+    state = model.init_decoder_state(source, lengths, capacity=max_length)
     token = source.new_full((source.shape[0], 1), start_id)
     suppressed = make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device)
     finished = torch.zeros_like(token, dtype=torch.bool)

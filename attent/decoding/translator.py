@@ -58,9 +58,9 @@ from attent.decoding.options import (
 from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
 from attent.models.folder import read_extra_files
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.storage.manifest import MANIFEST_FILE
@@ -674,7 +674,7 @@ class Translator:
         """Return the most likely tokens after the prefix, except the end token."""
         engine = self.build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
-        state = engine.model.begin(source, lengths, capacity=len(request.prefix_ids) + 1)
+        state = engine.model.init_decoder_state(source, lengths, capacity=len(request.prefix_ids) + 1)
         prefix = torch.tensor([[engine.start_id, *request.prefix_ids]], device=self.device)
         logits = engine.model.step(prefix, state)[0, -1].float()
         logits[make_suppressed_tensor(engine.start_id, engine.end_id, engine.suppressed_tokens, self.device)] = NEG_INF

@@ -24,9 +24,10 @@ from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection.head_masking import ModelPart, find_part, mask_parts
-from attent.interop.ctranslate2 import ConversionError, check_expressible, find_suppressed_tokens, import_ctranslate2
+from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag
 

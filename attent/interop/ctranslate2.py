@@ -22,6 +22,7 @@ import torch
 from attent import settings
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.models.weights import collect_tensors
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, make_sinusoids
 from attent.nn.config import Activation
@@ -147,15 +148,6 @@ def compute_fingerprint(
 
 
 # --- tokens --------------------------------------------------------------------------------------------------------
-
-
-def find_suppressed_tokens(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the tokens that never occur in a target: start, padding, unknown, and ids without a piece."""
-    banned = {config.start_id}
-    if tokenizer is not None:
-        target = tokenizer.target
-        banned |= {target.pad, target.unknown, *range(target.size, config.output_vocab)}
-    return sorted(banned - {config.end_id})
 
 
 def build_vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:

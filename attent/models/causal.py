@@ -31,7 +31,7 @@ class CausalLM(SavableModel):
         """(B, T) -> (B, T, E), the input of `output`."""
         return self.decoder(self.embedding(ids), lengths, packing=packing)
 
-    def begin(self, *, rows: int, capacity: int, beams: int = 1) -> Cache:
+    def init_decoder_state(self, *, rows: int, capacity: int, beams: int = 1) -> Cache:
         """Create a cache for `capacity` tokens of each beam of each row."""
         return self.decoder.new_cache(capacity, rows=rows, beams=beams)
 

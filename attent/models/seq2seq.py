@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from attent.models.weights import SavableModel
 from attent.nn import Cache, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape
+
+if TYPE_CHECKING:
+    from attent.text.tokenizer import Tokenizer
 
 
 class Seq2Seq(SavableModel):
@@ -74,7 +78,9 @@ class Seq2Seq(SavableModel):
         return self.decoder(self.target_embedding(target), lengths, packing=packing, memory=memory)
 
     @torch.no_grad()
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> Cache:
+    def init_decoder_state(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1
+    ) -> Cache:
         """Encode the source and return a cache for `capacity` target tokens of each of its beams (in eval mode)."""
         return self.decoder.new_cache(capacity, memory=self.encode(source, lengths), beams=beams)
 
@@ -106,3 +112,12 @@ def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> T
     check_id_shape(target, "target")
     shifted = F.pad(target, (1, 0), value=start)[:, :-1]
     return shifted if packing is None else shifted.masked_fill(packing.positions == 0, start)
+
+
+def find_suppressed_tokens(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the tokens that never occur in a target: start, padding, unknown, and ids without a piece."""
+    banned = {config.start_id}
+    if tokenizer is not None:
+        target = tokenizer.target
+        banned |= {target.pad, target.unknown, *range(target.size, config.output_vocab)}
+    return sorted(banned - {config.end_id})

@@ -32,7 +32,7 @@ def make_model(seed: int, config: Seq2SeqConfig = CONFIG) -> Seq2Seq:
 
 def run_steps(model: Seq2Seq | Ensemble, parents: Tensor | None = None) -> Tensor:
     """Log-probabilities of the second step of two beams."""
-    state = model.begin(SOURCE, LENGTHS, capacity=4, beams=2)
+    state = model.init_decoder_state(SOURCE, LENGTHS, capacity=4, beams=2)
     model.step(TOKENS[:, 0], state)  # type: ignore[arg-type]
     if parents is not None:
         state.reorder_beams(parents)
@@ -59,7 +59,7 @@ def test_a_step_gives_log_probabilities_in_float32_or_better() -> None:
         (torch.bfloat16, torch.float32),
     ):
         ensemble.to(dtype)
-        log_probs = ensemble.step(TOKENS[:, 0], ensemble.begin(SOURCE, LENGTHS, capacity=2, beams=2))
+        log_probs = ensemble.step(TOKENS[:, 0], ensemble.init_decoder_state(SOURCE, LENGTHS, capacity=2, beams=2))
         assert log_probs.dtype == expected
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 2, dtype=expected), rtol=0, atol=1e-5)
 
@@ -73,7 +73,7 @@ def test_beams_are_reordered_in_every_model() -> None:
 
 def test_sources_are_reordered_in_every_model() -> None:
     ensemble, rows = Ensemble([make_model(1), make_model(2)]), torch.tensor([2, 0])
-    state = ensemble.begin(SOURCE, LENGTHS, capacity=4, beams=2)
+    state = ensemble.init_decoder_state(SOURCE, LENGTHS, capacity=4, beams=2)
     ensemble.step(TOKENS[:, 0], state)
     state.reorder(rows)
     torch.testing.assert_close(ensemble.step(TOKENS[rows, 1], state), run_steps(ensemble)[rows])
@@ -81,13 +81,13 @@ def test_sources_are_reordered_in_every_model() -> None:
 
 def test_a_source_is_replaced_in_every_model() -> None:
     ensemble = Ensemble([make_model(1), make_model(2)])
-    state = ensemble.begin(SOURCE, LENGTHS, capacity=4, beams=2)
+    state = ensemble.init_decoder_state(SOURCE, LENGTHS, capacity=4, beams=2)
     ensemble.step(TOKENS[:, 0], state)
-    fresh = ensemble.begin(SOURCE[:1, :2], LENGTHS[1:2], capacity=1, beams=2)
+    fresh = ensemble.init_decoder_state(SOURCE[:1, :2], LENGTHS[1:2], capacity=1, beams=2)
     state.replace_rows(torch.tensor([1]), fresh)
     state.rewind([1, 0, 1])
     log_probs = ensemble.step(torch.stack([TOKENS[0, 1], TOKENS[0, 0], TOKENS[2, 1]]), state)
-    again = ensemble.begin(SOURCE[:1, :2], LENGTHS[1:2], capacity=2, beams=2)
+    again = ensemble.init_decoder_state(SOURCE[:1, :2], LENGTHS[1:2], capacity=2, beams=2)
     torch.testing.assert_close(log_probs[1], ensemble.step(TOKENS[:1, 0], again)[0])
     torch.testing.assert_close(log_probs[[0, 2]], run_steps(ensemble)[[0, 2]])
 

@@ -19,9 +19,9 @@ from attent.decoding.forced_decoding import (
     score_token_ids,
 )
 from attent.decoding.options import DeviceOptions
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LearnedConfig, StackConfig
 from attent.scoring.pipeline import ScoreOptions, score
 from attent.training.autoconfig import fit_to_tokenizer
@@ -41,7 +41,7 @@ def make_model(stack: StackConfig = STACK) -> Seq2Seq:
 def score_step_by_step(model: Seq2Seq, source: list[int], target: list[int]) -> list[float]:
     """Log-probabilities as a search computes them: one token at a time, with a cache."""
     model.eval()
-    cache = model.begin(torch.tensor([source]), capacity=len(target))
+    cache = model.init_decoder_state(torch.tensor([source]), capacity=len(target))
     token, log_probs = model.config.start_id, []
     for label in target:
         logits = model.step(torch.tensor([[token]]), cache)

@@ -66,15 +66,17 @@ class Unused(Seq2Seq):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(Seq2SeqConfig(vocab=tokenizer.source.size, encoder=STACK, decoder=mirror_encoder(STACK)))
 
-    def begin(self, *arguments: object, **more: object) -> object:  # type: ignore[override]
+    def init_decoder_state(self, *arguments: object, **more: object) -> object:  # type: ignore[override]
         raise AssertionError("not needed")
 
 
 def test_batches_respect_batch_tokens(model: Seq2Seq, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
-    begin = model.begin
+    init_decoder_state = model.init_decoder_state
     monkeypatch.setattr(
-        model, "begin", lambda source, *a, **k: [shapes.append(tuple(source.shape)), begin(source, *a, **k)][1]
+        model,
+        "init_decoder_state",
+        lambda source, *a, **k: [shapes.append(tuple(source.shape)), init_decoder_state(source, *a, **k)][1],
     )
     texts = ["a man"[: 1 + n % 5] * (1 + n % 7) + " car" * (n % 3) for n in range(60)]
     translate_texts(model, tokenizer, texts, batch_tokens=200, beam_size=2, max_length=3)

@@ -36,9 +36,9 @@ from attent.decoding.options import (
 )
 from attent.decoding.search import beam_search
 from attent.decoding.translator import TranslationError, Translator
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LearnedConfig, StackConfig
 from attent.nn.eval_mode import SharedContext
 from attent.text.tokenizer import Tokenizer

@@ -49,7 +49,9 @@ class ToyModel:
         self.cached_logits: dict[Tokens, Tensor] = {}
         self.step_rows: list[int] = []  # rows of each step
 
-    def begin(self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1) -> ToyState:
+    def init_decoder_state(
+        self, source: Tensor, lengths: Tensor | None = None, *, capacity: int, beams: int = 1
+    ) -> ToyState:
         return ToyState(source[:, 0], beams, capacity)
 
     def step(self, target: Tensor, state: ToyState, /) -> Tensor:

@@ -55,7 +55,7 @@ def some_heads(model: Seq2Seq) -> list[ModelPart]:
 
 
 def step_by_step(model: Seq2Seq, source: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-    cache = model.begin(source, lengths, capacity=target.shape[1])
+    cache = model.init_decoder_state(source, lengths, capacity=target.shape[1])
     return torch.cat([model.step(target[:, i : i + 1], cache) for i in range(target.shape[1])], 1)
 
 

@@ -128,7 +128,7 @@ def test_unrecorded_path_is_reported(model: Seq2Seq) -> None:
 
 
 def test_each_decoding_step_is_a_call(model: Seq2Seq) -> None:
-    cache = model.begin(torch.randint(0, 9, (1, 3)), capacity=4)
+    cache = model.init_decoder_state(torch.randint(0, 9, (1, 3)), capacity=4)
     with attent.record(model, pattern="decoder.*") as trace:
         for _ in range(3):
             model.step(torch.tensor([[1]]), cache)

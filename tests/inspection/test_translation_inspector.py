@@ -19,9 +19,9 @@ from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionError, InspectionRequest, PageBudget
 from attent.inspection.inspectors.translation import TranslationInspector
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import Attention, LearnedConfig, StackConfig
 from tests.inspection.toy_translator import STACK, TEXT, model, translator
 from tests.text.corpus import tokenizer

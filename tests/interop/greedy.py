@@ -29,7 +29,7 @@ def check_greedy(config: Any, seed: int, folder: Path, *, rows: int, steps: int)
 
 
 def greedy(model: CausalLM, texts: TokenBatch, steps: int) -> list[list[int]]:
-    cache = model.begin(rows=len(texts.ids), capacity=texts.ids.shape[1] + steps)
+    cache = model.init_decoder_state(rows=len(texts.ids), capacity=texts.ids.shape[1] + steps)
     logits = model.step(texts.ids, cache, texts.lengths)[torch.arange(len(texts.ids)), texts.lengths - 1]
     written = []
     for _ in range(steps):

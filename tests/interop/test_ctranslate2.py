@@ -17,12 +17,12 @@ from attent.interop import ctranslate2 as converter
 from attent.interop.ctranslate2 import (
     ConversionError,
     compute_fingerprint,
-    find_suppressed_tokens,
     is_intact,
     name_tokens,
     write_conversion,
 )
 from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import (
     AlibiConfig,
     LearnedConfig,

@@ -139,7 +139,7 @@ def test_step_by_step_equals_all_at_once(config: CausalConfig, chunks: tuple[int
     model = make_model(config, device)
     assert isinstance(model, CausalLM)
     ids = torch.stack(sentences(device, (6, 6)))
-    cache = model.begin(rows=2, capacity=6)
+    cache = model.init_decoder_state(rows=2, capacity=6)
     steps = [model.step(part, cache) for part in ids.split(list(chunks), 1)]
     assert_close(torch.cat(steps, 1), model(ids))
 
@@ -150,7 +150,7 @@ def test_ragged_prompts_equal_each_alone(config: CausalConfig, device: torch.dev
     assert isinstance(model, CausalLM)
     more = torch.stack(sentences(device, (2, 2, 2, 2)))
     ids, lengths = pad_with_noise(texts)
-    cache = model.begin(rows=4, capacity=10)
+    cache = model.init_decoder_state(rows=4, capacity=10)
     model.step(ids, cache, lengths)
     actual = torch.cat([model.step(token, cache) for token in more.split(1, 1)], 1)
     for row, text in enumerate(texts):
@@ -162,7 +162,7 @@ def test_beams_follow_their_rows(config: CausalConfig, device: torch.device) -> 
     model, rows = make_model(config, device), make_tensor(2, 0, 0, 1, device=device)
     assert isinstance(model, CausalLM)
     ids = torch.stack(sentences(device, (5, 5, 5)))
-    cache = model.begin(rows=3, capacity=5)
+    cache = model.init_decoder_state(rows=3, capacity=5)
     model.step(ids[:, :3], cache)
     cache.reorder(rows)
     assert_close(model.step(ids[rows, 3:], cache), model(ids[rows])[:, 3:])

@@ -52,7 +52,7 @@ def test_steps_of_decoding_share_a_few_graphs(ragged: bool) -> None:
     model, graphs = small(), CompileCounter()
     step = torch.compile(model.step, fullgraph=True, backend=graphs)
     source, target, lengths = ids(3, 6), ids(3, 14), torch.tensor([6, 2, 4])
-    caches = [model.begin(source, lengths, capacity=14) for _ in range(2)]
+    caches = [model.init_decoder_state(source, lengths, capacity=14) for _ in range(2)]
     for cache in caches:
         model.step(target[:, :2], cache, torch.tensor([2, 1, 1]) if ragged else None)
     for t in range(2, 14):

@@ -109,7 +109,7 @@ def test_the_order_of_the_batch_does_not_matter(config: Seq2SeqConfig, device: t
 @every_seq2seq
 def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    cache = model.begin(source, lengths, capacity=target.shape[1])
+    cache = model.init_decoder_state(source, lengths, capacity=target.shape[1])
     steps = [model.step(token, cache) for token in target.split(1, 1)]
     assert_close(torch.cat(steps, 1), model(source, target, lengths))
 
@@ -118,7 +118,7 @@ def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.
 def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     rows = make_tensor(3, 1, 1, 0, 2, 1, device=device)
-    cache = model.begin(source, lengths, capacity=5)
+    cache = model.init_decoder_state(source, lengths, capacity=5)
     model.step(target[:, :2], cache)
     cache.reorder(rows)
     last = model.step(target[rows, 2:], cache)

@@ -63,7 +63,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "give `lengths` (padded rows) or `packing` (packed rows), but not both",
     ),
     "more steps than room": (
-        lambda: [step := model(), cache := step.begin(ids(1), capacity=1), step.step(ids(1, 2), cache)],
+        lambda: [step := model(), cache := step.init_decoder_state(ids(1), capacity=1), step.step(ids(1, 2), cache)],
         "the cache must have room for 2 tokens, but its capacity is 1",
     ),
     "start outside the vocabulary": (

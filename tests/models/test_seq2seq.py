@@ -67,7 +67,7 @@ def test_each_packed_sentence_has_its_own_start() -> None:
 
 def test_steps_build_no_autograd_graph() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval()
-    cache = model.begin(torch.tensor([[3, 4]]), capacity=3)
+    cache = model.init_decoder_state(torch.tensor([[3, 4]]), capacity=3)
     logits = model.step(torch.tensor([[1]]), cache)
     assert not logits.requires_grad
     assert not cache.layers[0].self_attn.keys.requires_grad
@@ -76,7 +76,7 @@ def test_steps_build_no_autograd_graph() -> None:
 def test_forced_prefixes_may_differ_in_length() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval().double()
     source, prefix = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 0, 0]])
-    cache = model.begin(source, capacity=4)
+    cache = model.init_decoder_state(source, capacity=4)
     model.step(prefix, cache, torch.tensor([3, 1]))
     logits = model.step(torch.tensor([[11], [12]]), cache)[:, -1]
     first = model(source[:1], torch.tensor([[1, 9, 10, 11]]))[0, -1]
@@ -88,10 +88,10 @@ def test_autocast_supports_decoding_in_steps() -> None:
     model = attent.build(attent.presets.tiny(vocab=20)).eval()
     source, target = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([[1, 9, 10], [1, 11, 12]])
     lengths = torch.tensor([3, 2])
-    outside = model.begin(source, lengths, capacity=3)  # its keys are float32
+    outside = model.init_decoder_state(source, lengths, capacity=3)  # its keys are float32
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(source, target, lengths)
-        inside = model.begin(source, lengths, capacity=3)
+        inside = model.init_decoder_state(source, lengths, capacity=3)
         for cache in (inside, outside):
             steps = torch.cat([model.step(token, cache) for token in target.split(1, 1)], 1)
             torch.testing.assert_close(steps, expected, rtol=0.05, atol=0.05)

@@ -33,5 +33,5 @@ def test_a_model_of_frames_ignores_their_padding() -> None:
     changed = frames.clone()
     changed[1, 8:] += 1
     torch.testing.assert_close(model(changed, target, lengths), logits)
-    cache = model.begin(frames, lengths, capacity=5)
+    cache = model.init_decoder_state(frames, lengths, capacity=5)
     torch.testing.assert_close(model.step(target, cache), logits)

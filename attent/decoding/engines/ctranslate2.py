@@ -34,6 +34,7 @@ from attent.decoding.engines.option_support import find_unsupported_field
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import FolderError
 
@@ -117,7 +118,7 @@ class CTranslate2Engine:
         import torch
 
         if suppressed_tokens is None:
-            suppressed_tokens = converter.find_suppressed_tokens(model.config, tokenizer)
+            suppressed_tokens = find_suppressed_tokens(model.config, tokenizer)
         suppressed = sorted(set(suppressed_tokens))
         names = converter.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()

@@ -179,7 +179,7 @@ class SearchSession(Generic[State]):
     def _start_rows(self, indices: Sequence[int], capacity: int) -> tuple[BeamState, State]:
         requests = [self.requests[index] for index in indices]
         source, lengths = self.engine.pad_sources(requests)
-        state = self.engine.model.begin(source, lengths, capacity=capacity, beams=self.context.num_beams)
+        state = self.engine.model.init_decoder_state(source, lengths, capacity=capacity, beams=self.context.num_beams)
         return BeamState.from_requests(requests, self.capacity, self.context), state
 
     def step(self) -> None:

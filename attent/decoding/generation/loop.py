@@ -200,7 +200,7 @@ class DynamicState:
 
     def __init__(self, model: CausalLM, prompts: Sequence[EncodedPrompt], context: GenerationContext) -> None:
         self.model, self.context = model, context
-        self.cache = model.begin(rows=len(prompts), capacity=compute_cache_columns(prompts))
+        self.cache = model.init_decoder_state(rows=len(prompts), capacity=compute_cache_columns(prompts))
         last = prefill_cache(model, self.cache, [prompt.token_ids for prompt in prompts])
         max_new_tokens = max(prompt.max_new_tokens for prompt in prompts)
         self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens, context)
@@ -224,7 +224,7 @@ class StaticState:
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, context: GenerationContext) -> None:
         self.model, self.context, self.capacity = model, context, capacity
-        self.cache = model.begin(rows=rows, capacity=capacity)
+        self.cache = model.init_decoder_state(rows=rows, capacity=capacity)
         device = context.end_ids.device
         self.cache_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         empty = [EncodedPrompt(token_ids=(0,), max_new_tokens=1)] * rows

@@ -23,8 +23,8 @@ from attent.decoding.span_infilling import format_spans
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors import base
-from attent.interop.ctranslate2 import find_suppressed_tokens
 from attent.models import Seq2Seq
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.text.tokenizer import add_end_and_tag
 from attent.text.vocabulary import Vocabulary, replace_surrogates
 

@@ -21,6 +21,7 @@ from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, 
 from attent.decoding.translator import Translator
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.manifest import hash_file, write_manifest
 from attent.training.autoconfig import fit_to_tokenizer
@@ -392,7 +393,7 @@ def test_a_conversion_in_the_model_folder_is_ignored_and_named(tmp_path: Path, c
     model, of, messages = make_translator_model(1), tokenizer(), list[str]()
     poisoned = tmp_path / "ctranslate2-int8"
     converter.write_conversion(make_translator_model(2), of, poisoned)
-    suppressed = converter.find_suppressed_tokens(model.config, of)
+    suppressed = find_suppressed_tokens(model.config, of)
     origin = {"fingerprint": converter.compute_fingerprint(model, of, "int8", suppressed), "quantization": "int8"}
     (poisoned / converter.ORIGIN_FILE).write_text(json.dumps(origin))
     (poisoned / converter.CHECKSUMS_FILE).unlink()

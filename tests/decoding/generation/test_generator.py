@@ -188,13 +188,15 @@ def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...
 def test_a_refilled_row_gives_the_same_as_a_new_one() -> None:
     model = gpt2(sentencepiece_tokenizer()).double()
     writer, long = CausalStepModel(model, (5,)), torch.tensor([[9, 8, 7, 6, 5, 4]])
-    room = writer.begin(torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2)
+    room = writer.init_decoder_state(
+        torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2
+    )
     for token in (LAST_PROMPT_TOKEN, 11, 12, 13, 14):
         writer.step(torch.full((2, 2), token), room)
         room.reorder_beams(torch.tensor([[1, 0], [1, 1]]))
-    room.replace_rows(torch.tensor([1]), writer.begin(long, capacity=1, beams=2))
+    room.replace_rows(torch.tensor([1]), writer.init_decoder_state(long, capacity=1, beams=2))
     room.rewind([5, 0])
-    fresh = writer.begin(long, capacity=3, beams=2)
+    fresh = writer.init_decoder_state(long, capacity=3, beams=2)
     for tokens in ((LAST_PROMPT_TOKEN, LAST_PROMPT_TOKEN), (21, 22)):
         both = (writer.step(torch.tensor([tokens] * len(state.prompt_lengths)), state)[-1] for state in (room, fresh))
         torch.testing.assert_close(*both)

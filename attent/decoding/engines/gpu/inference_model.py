@@ -44,7 +44,11 @@ def find_unsupported_reason(model: object) -> str | None:
     modules = list(model.modules())[1:]
     if model.training or any(module.training for module in modules):
         return "it, or a part of it, is in training mode"
-    if {"begin", "step"} & vars(model).keys() or any(map(is_customized, modules)) or has_forward_hooks(modules):
+    if (
+        {"init_decoder_state", "step"} & vars(model).keys()
+        or any(map(is_customized, modules))
+        or has_forward_hooks(modules)
+    ):
         return "a part of it was replaced, or has a hook"
     weights, dtype, device = list(model.parameters()), model.output.weight.dtype, model.output.weight.device
     if dtype not in SUPPORTED_DTYPES or any((weight.dtype, weight.device) != (dtype, device) for weight in weights):
