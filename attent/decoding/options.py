@@ -7,7 +7,7 @@ token if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar, get_args
 
@@ -15,6 +15,7 @@ LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 OptionGroup = Literal["Common", "Search", "Sampling", "Device"]
+StopCheck = Callable[[], bool]  # polled at every step; True cancels the work
 
 SCORE_FORMULAS: dict[LengthPenaltyType, str] = {
     "avg": "score = log_prob / length^alpha",

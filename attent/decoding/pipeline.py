@@ -25,9 +25,9 @@ from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
 from attent.decoding.loading import read_run_data
-from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, Segment
+from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, Segment, StopCheck
 from attent.decoding.output_format import OutputFormat
-from attent.decoding.translator import ShouldStop, Translation, Translator
+from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
 from attent.models import Seq2Seq
 
@@ -80,7 +80,7 @@ class TranslationPipeline:
         return 0 if self.translator.device.type == "cpu" else GPU_PENDING_BLOCKS
 
     def translate(
-        self, lines: Sequence[Line], first_index: int = 0, should_stop: ShouldStop = None
+        self, lines: Sequence[Line], first_index: int = 0, should_stop: StopCheck | None = None
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
         texts = get_texts(lines)
@@ -194,7 +194,7 @@ def start_threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Ev
 
 
 def translate_block(
-    pipeline: TranslationPipeline, block: LineBlock[Line], should_stop: ShouldStop = None
+    pipeline: TranslationPipeline, block: LineBlock[Line], should_stop: StopCheck | None = None
 ) -> BlockOutput:
     output, first_index = pipeline.output_format, block.first_index
     translations, error = translate_until_error(pipeline, block.lines, first_index, block.source_name, should_stop)
@@ -216,7 +216,7 @@ def translate_until_error(
     lines: Sequence[Line],
     first_index: int,
     name: str,
-    should_stop: ShouldStop = None,
+    should_stop: StopCheck | None = None,
 ) -> tuple[list[Translation], str | None]:
     """Translate all lines at once; if one cannot be translated, return those before it, and the error."""
     try:
@@ -285,7 +285,7 @@ class RemoteTranslator(Translator):
 
     remote_engine: RemoteEngine
 
-    def build_torch_engine(self, should_stop: ShouldStop = None) -> Any:
+    def build_torch_engine(self, should_stop: StopCheck | None = None) -> Any:
         return self.remote_engine
 
 

@@ -54,6 +54,7 @@ from attent.decoding.options import (
     SearchOptions,
     SearchRequest,
     Segment,
+    StopCheck,
 )
 from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
@@ -79,8 +80,6 @@ MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
 CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `compute_max_rows`
-
-ShouldStop = Callable[[], bool] | None
 
 
 class TranslationError(InputError):
@@ -199,7 +198,7 @@ class Translator:
         source_lang: str | None = None,
         prevent_repetition: bool = True,
         first_index: int = 0,
-        should_stop: ShouldStop = None,
+        should_stop: StopCheck | None = None,
     ) -> list[Translation]:
         """Return the best translation of each text; an empty text gives an empty translation.
 
@@ -461,7 +460,7 @@ class Translator:
         options: SearchOptions,
         mbr_candidates: int,
         prevent_repetition: bool,
-        should_stop: ShouldStop,
+        should_stop: StopCheck | None,
         to: str | None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
@@ -491,7 +490,7 @@ class Translator:
         requests: dict[object, SearchRequest],
         found: dict[object, list[Hypothesis]],
         options: SearchOptions,
-        should_stop: ShouldStop,
+        should_stop: StopCheck | None,
     ) -> dict[object, list[Hypothesis]]:
         """Search again where the best hypothesis has a loop that the source has not."""
         keys = [
@@ -513,21 +512,21 @@ class Translator:
         return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 
     def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop = None
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None = None
     ) -> list[list[Hypothesis]]:
         """Search tokenized requests."""
         with self._locks.eval_mode:
             return self._run_engines(requests, options, should_stop)
 
     def search_batch(
-        self, batch: RequestBatch, options: SearchOptions, should_stop: ShouldStop = None
+        self, batch: RequestBatch, options: SearchOptions, should_stop: StopCheck | None = None
     ) -> HypothesisBatch | Unavailable:
         """Search a batch of unconstrained requests with the fused GPU engine."""
         with self._locks.eval_mode:
             return self.build_torch_engine(should_stop).search_batch(batch, options)
 
     def _run_engines(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
     ) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in requests]
         for engine, indices in self._assign_engines(requests, options, should_stop):
@@ -540,7 +539,7 @@ class Translator:
         return results
 
     def _assign_engines(
-        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: ShouldStop
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
     ) -> Iterator[tuple[SearchEngine, list[int]]]:
         """Yield engines with the indices of their requests: CTranslate2 takes all that it supports."""
         with self._locks.engine_lock:
@@ -559,7 +558,7 @@ class Translator:
             if indices:
                 yield self.build_torch_engine(should_stop), indices
 
-    def build_torch_engine(self, should_stop: ShouldStop = None) -> TorchEngine[Any]:
+    def build_torch_engine(self, should_stop: StopCheck | None = None) -> TorchEngine[Any]:
         config = self.model.config
         return TorchEngine[Any](
             model=self.model,
@@ -696,7 +695,7 @@ def translate_texts(
     length_penalty: float = 0.6,
     max_length: int | None = None,
     batch_tokens: int | None = None,
-    should_stop: ShouldStop = None,
+    should_stop: StopCheck | None = None,
 ) -> list[str]:
     """Return the best translation of each text by a model in memory, such as one in training."""
     options = SearchOptions(beam_size=beam_size, length_penalty=length_penalty, max_length=max_length)

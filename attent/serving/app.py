@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attent.decoding.options import StopCheck
 from attent.serving.limits import (
     LOCAL_HOSTS,
     ApiError,
@@ -25,7 +26,7 @@ from attent.serving.limits import (
     make_unavailable_error,
 )
 from attent.serving.request import LookRequest, parse_request
-from attent.serving.request_queue import QueueFull, RequestQueue, StopCheck
+from attent.serving.request_queue import QueueFull, RequestQueue
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from attent.decoding.options import SearchOptions
+from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection.head_masking import ModelPart, find_part
 from attent.inspection.html_page import build_live_csp, render_page
 from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
@@ -33,7 +33,7 @@ def create_live_app(
     document |= {"live": True, "examples": list(examples), "languages": languages}
     model_info = {"name": inspector.name, "summary": document["model"]["summary"]}
 
-    def handle(request: LookRequest, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    def handle(request: LookRequest, should_stop: StopCheck) -> dict[str, Any]:
         beams = request.beam_size or beam_size
         max_tokens = min(limits.max_tokens, limits.max_search_tokens // beams)
         parts = tuple(map(ModelPart.parse, request.masked_parts))

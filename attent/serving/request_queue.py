@@ -14,8 +14,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from attent.decoding.options import StopCheck
+
 T = TypeVar("T")
-StopCheck = Callable[[], bool]  # True once the request is cancelled: poll it at each step
 
 
 class QueueFull(Exception):

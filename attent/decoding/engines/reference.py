@@ -22,7 +22,7 @@ from attent.decoding.engines.gpu import eligibility
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
 from attent.decoding.engines.graphed_search import GraphedSearchStep, can_capture
 from attent.decoding.engines.option_support import are_supported
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search import (
     BeamState,
     SearchContext,
@@ -64,7 +64,7 @@ class TorchEngine(Generic[State]):
     build_constraints: Callable[
         [SearchOptions, Sequence[SearchRequest]], tuple[tuple[Constraint, ...], RequiredPhrases | None]
     ]
-    should_stop: Callable[[], bool] | None = None  # called at every step
+    should_stop: StopCheck | None = None  # called at every step
     use_gpu_engine: bool = True  # the fused engine, and CUDA graphs of this one
     notify: Callable[[str], None] | None = None  # receives messages for the user
     device_lock: AbstractContextManager[Any] | None = None  # held while the device is used: threads take turns

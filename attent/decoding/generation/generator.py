@@ -36,7 +36,7 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.loading import choose_placement, compute_max_rows, load_tokenizer
-from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
@@ -46,8 +46,6 @@ from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
-
-ShouldStop = Callable[[], bool] | None
 
 
 class OptionOverrides(TypedDict, total=False):
@@ -134,7 +132,7 @@ class Generator:
         options: GenerationOptions | None = None,
         *,
         first_index: int = 0,
-        should_stop: ShouldStop = None,
+        should_stop: StopCheck | None = None,
         **overrides: Unpack[OptionOverrides],
     ) -> list[list[Generation]]:
         """Return the `n` texts of each prompt, with beam search the best first.
@@ -265,7 +263,7 @@ class Generator:
         max_new_tokens: Sequence[int],
         options: GenerationOptions,
         first_index: int,
-        should_stop: ShouldStop,
+        should_stop: StopCheck | None,
     ) -> list[list[Generation]]:
         n = options.n
         encoded = [
@@ -282,7 +280,7 @@ class Generator:
         return [[generations[index * n + sample] for sample in range(n)] for index in range(len(prompts))]
 
     def _run_batch(
-        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, should_stop: ShouldStop
+        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
     ) -> Iterator[tuple[int, FinishedSequence, IncrementalDetokenizer | None]]:
         """Yield (index, sequence, its detokenizer); texts are decoded on the way only to find stop strings."""
         batch = self._start_loop(prompts, self._build_step_options(options))
@@ -386,7 +384,7 @@ class Generator:
         rows: Sequence[list[int]],
         max_new_tokens: Sequence[int],
         options: GenerationOptions,
-        should_stop: ShouldStop,
+        should_stop: StopCheck | None,
     ) -> list[list[Generation]]:
         engine = self._build_engine(CausalStepModel(self.model, self.end_ids), should_stop)
         n_best: list[list[Hypothesis]] = [[] for _ in rows]
@@ -402,7 +400,7 @@ class Generator:
             for prompt, row, hypotheses in zip(prompts, rows, n_best, strict=True)
         ]
 
-    def _build_engine(self, step_model: CausalStepModel, should_stop: ShouldStop) -> TorchEngine[PromptCache]:
+    def _build_engine(self, step_model: CausalStepModel, should_stop: StopCheck | None) -> TorchEngine[PromptCache]:
         vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
         return TorchEngine[PromptCache](
             model=step_model,

@@ -7,7 +7,7 @@ columns up to the next multiple of GRAPH_COLUMNS, with unused ones masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
@@ -24,7 +24,7 @@ from attent.decoding.constraints import (
     build_constraints,
 )
 from attent.decoding.engines.reference import SearchCancelled
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
 from attent.decoding.sampling import sample_tokens
 from attent.models import CausalLM
 from attent.nn import Cache
@@ -354,7 +354,7 @@ def generate_batch(
     prompts: Sequence[EncodedPrompt],
     state: GenerationState,
     end_ids: Sequence[int],
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: StopCheck | None = None,
 ) -> list[FinishedSequence]:
     """Run a batch to its end."""
     loop = GenerationLoop(prompts, state, end_ids)
@@ -373,7 +373,7 @@ def generate_greedy(
     max_new_tokens: int,
     end_ids: Sequence[int] = (),
     suppressed_tokens: Sequence[int] = (),
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: StopCheck | None = None,
 ) -> FinishedSequence:
     """Continue one tokenized prompt with the most likely tokens. The model must be in eval mode."""
     options = StepOptions(end_ids=tuple(end_ids), suppressed_tokens=tuple(suppressed_tokens))

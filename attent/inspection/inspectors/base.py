@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding.engines.reference import SearchCancelled
-from attent.decoding.options import SearchOptions
+from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection.attention_trace import (
     AttentionKind,
     RecordedQKV,
@@ -37,7 +37,6 @@ from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
 
 ModelT = TypeVar("ModelT", bound=Model)
-StopCheck = Callable[[], bool] | None  # polled during a search; True cancels it
 
 TOP_K, LONG_TEXT_TOP_K = 10, 3  # predictions listed per position
 LONG_TEXT_STEPS = 300  # texts with more tokens count as long
@@ -108,7 +107,7 @@ class Inspector(Generic[ModelT]):
             length = int(model.config.class_token) + model.config.num_patches
         self.positions = describe_positions(model, length=length)
 
-    def inspect(self, request: InspectionRequest, should_stop: StopCheck = None) -> dict[str, Any]:
+    def inspect(self, request: InspectionRequest, should_stop: StopCheck | None = None) -> dict[str, Any]:
         """Return the trace document of a request."""
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
@@ -122,7 +121,7 @@ class Inspector(Generic[ModelT]):
         document["head_stats"] = self.head_stats or measure_document_heads(document)
         return document | self._get_model_sections()
 
-    def _run(self, request: InspectionRequest, should_stop: StopCheck) -> RecordedPass:
+    def _run(self, request: InspectionRequest, should_stop: StopCheck | None) -> RecordedPass:
         raise NotImplementedError
 
     def build_model_document(self, title: str) -> dict[str, Any]:
@@ -140,7 +139,7 @@ class Inspector(Generic[ModelT]):
 
     @contextmanager
     def record_layers(
-        self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck = None
+        self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
     ) -> Iterator[list[dict[str, Any]]]:
         """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document.
 
@@ -182,7 +181,7 @@ class PageBudget:
         path: str,
         sides: Mapping[str, TraceSide],
         recorded: dict[str, dict[str, Any]],
-        should_stop: Callable[[], bool] | None = None,
+        should_stop: StopCheck | None = None,
     ) -> Callable[[AttentionRecord], None]:
         """Return an observer that packs a layer at once: the weights of all layers may not fit in memory together."""
         names = get_side_names(path, sides)
@@ -282,6 +281,6 @@ def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | No
             )
 
 
-def check_cancelled(should_stop: Callable[[], bool] | None) -> None:
+def check_cancelled(should_stop: StopCheck | None) -> None:
     if should_stop is not None and should_stop():
         raise SearchCancelled("the request was cancelled")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attent.decoding.generation.detokenizer import decode_continuation
 from attent.decoding.generation.loop import generate_greedy
+from attent.decoding.options import StopCheck
 from attent.decoding.predictor import Predictor
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
@@ -42,7 +43,7 @@ class CausalLMInspector(base.Inspector[CausalLM]):
         super().__init__(model, name=name)
         self.vocabulary = vocabulary
 
-    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         text = validate_text(request.text)
         ids = [*self.vocabulary.prefix_ids, *self.vocabulary.encode([text])[0]]
         base.check_length(self.model.decoder, len(ids), "the text", request.max_tokens)
@@ -54,7 +55,7 @@ class CausalLMInspector(base.Inspector[CausalLM]):
         sections = build_sections("next", range(1, len(steps) + 1), steps, "continuation", continuation)
         return base.RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
 
-    def _continue_greedily(self, token_ids: Sequence[int], should_stop: base.StopCheck) -> str:
+    def _continue_greedily(self, token_ids: Sequence[int], should_stop: StopCheck | None) -> str:
         """Return the greedy continuation of a text."""
         max_length = self.model.decoder.positions.max_length
         limit = CONTINUATION_TOKENS if max_length is None else min(CONTINUATION_TOKENS, max_length - len(token_ids))
@@ -92,7 +93,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
     def get_model_info(self) -> dict[str, Any]:
         return super().get_model_info() | ({"mask_token": self.mask_piece} if self.can_fill_masks else {})
 
-    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         texts = [validate_text(text).strip() for text in (request.text, request.text_pair) if text is not None]
         encoded = self._encode_texts(texts)
         base.check_length(self.model.encoder, len(encoded.token_ids), "the text", request.max_tokens)
@@ -124,7 +125,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
         return self.model(torch.tensor(rows, device=device), segments=segments)
 
     def _predict(
-        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: base.StopCheck
+        self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: StopCheck | None
     ) -> dict[str, Any]:
         """Return the sections `predictions`, `labels` and `output`, as far as the model has the heads for them."""
         sections: dict[str, Any] = {}
@@ -146,7 +147,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
         text = self.predictor.fill(texts)[0].text if len(texts) == 1 else self.vocabulary.decode(filled)
         return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
 
-    def _predict_each_token(self, encoded: EncoderInput, should_stop: base.StopCheck) -> dict[str, Any]:
+    def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck | None) -> dict[str, Any]:
         """Mask each token in turn and predict it from the others."""
         logits: list[Tensor] = []
         mask = self.vocabulary.mask

@@ -17,7 +17,7 @@ from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.forced_decoding import TeacherForcingBatch
 from attent.decoding.mask_tokens import MaskTokens
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search_trace import SearchTrace, TraceNode, trace_search
 from attent.decoding.span_infilling import format_spans
 from attent.inspection.attention_trace import TraceSide
@@ -49,7 +49,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         super().__init__(translator.model, name=name, head_stats=head_stats, ablation=ablation)
         self.translator, self.languages = translator, languages
 
-    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         target = None if request.target is None else replace_surrogates(request.target)
         request = replace(request, text=replace_surrogates(request.text), target=target)
         search_request = self._build_search_request(request)
@@ -94,7 +94,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
 
     def _trace_search(
-        self, search_request: SearchRequest, search: SearchOptions, should_stop: base.StopCheck
+        self, search_request: SearchRequest, search: SearchOptions, should_stop: StopCheck | None
     ) -> tuple[SearchTrace, bool]:
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
@@ -141,7 +141,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         search_request: SearchRequest,
         hypothesis: Hypothesis,
         sides: Mapping[str, TraceSide],
-        should_stop: base.StopCheck,
+        should_stop: StopCheck | None,
     ) -> tuple[list[dict[str, Any]], Tensor]:
         """Return the recorded layers and the log-probabilities of every output position, (T, V)."""
         batch = TeacherForcingBatch.from_ids(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx_rows, read_image
+from attent.decoding.options import StopCheck
 from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
 from attent.inspection.inspectors import base
 from attent.models import VisionConfig, VisionTransformer
@@ -22,7 +23,7 @@ class VisionInspector(base.Inspector[VisionTransformer]):
 
     model_kind = "a vision model"
 
-    def _run(self, request: base.InspectionRequest, should_stop: base.StopCheck) -> base.RecordedPass:
+    def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         pixels = load_pixels(request.text, self.model.config)
         name = Path(request.text).name
         sides = {"image": build_image_side(pixels, self.model.config, name)}

@@ -23,7 +23,7 @@ from attent.data.process_pool import bind_to_parent, block_sigint, hide_main_scr
 from attent.decoding.engines.gpu.eligibility import SUPPORTED_REQUEST_FIELDS
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable, search_in_batches
 from attent.decoding.engines.option_support import are_supported
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 
 READY = "ready"
 # Requests and hypotheses are sent as tuples: thousands are pickled at once.
@@ -33,7 +33,6 @@ pack_request, pack_hypothesis = attrgetter(*REQUEST_FIELDS), attrgetter(*HYPOTHE
 JOIN_TIMEOUT = 5  # seconds
 
 Result = TypeVar("Result")
-StopCheck = Callable[[], bool]
 
 
 class Searcher(Protocol):
