@@ -20,7 +20,11 @@ class CorpusError(StorageError):
 
 
 class LanguageMismatchError(CorpusError):
-    """A readable file without the requested languages."""
+    """A readable file without the requested languages: `problem` is the message without the advice."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem}; {advice}" if advice else problem)
+        self.problem = problem
 
 
 class Pair(NamedTuple):
@@ -133,7 +137,7 @@ class LanguagePair:
         advice = (
             "choose two of them with --src and --tgt" if len(seen) > 1 else "change --src or --tgt, or leave them out"
         )
-        return LanguageMismatchError(f"{name} {problem}: it has {listed or 'none'}; {advice}")
+        return LanguageMismatchError(f"{name} {problem}: it has {listed or 'none'}", advice)
 
 
 ANY_LANGUAGES = LanguagePair()

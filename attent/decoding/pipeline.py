@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO, cast
 
 import torch
 
-from attent.data.pairs import CorpusError
+from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
@@ -30,6 +30,7 @@ from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
 from attent.models import Seq2Seq
+from attent.text.language_tags import is_same_language
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096
 GPU_PENDING_BLOCKS = 3  # one is searched while others are tokenized and detokenized
@@ -66,10 +67,17 @@ class TranslationPipeline:
 
     @cached_property
     def languages(self) -> tuple[str | None, str | None]:
-        """Source and target language of the training run, if the folder has them."""
-        data = read_run_data(self.translator.folder)
-        source, target = data.get("src"), self.to or data.get("tgt")
-        return source or None, target if isinstance(target, str) and "," not in target else None
+        """Source and target language of the training run; None if the folder does not have it, or has several."""
+        data, known = read_run_data(self.translator.folder), self.translator.languages
+        source = data.get("src") or (",".join(known.sources) if known else None)
+        target = self.to or data.get("tgt") or (",".join(known.targets) if known else None)
+        is_single = [isinstance(side, str) and side != "" and "," not in side for side in (source, target)]
+        return source if is_single[0] else None, target if is_single[1] else None
+
+    @property
+    def direction(self) -> str:
+        source, target = (language or "any language" for language in self.languages)
+        return f"{self.translator.folder} translates from {source} to {target}"
 
     @property
     def block_lines(self) -> int:
@@ -296,14 +304,31 @@ def pretranslate_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: LineProgress
 ) -> PretranslateResult:
     """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a Markdown file."""
-    return pretranslate_file(
-        content,
-        str(file),
-        lambda texts: translate_document_texts(pipeline, texts, progress),
-        translate_constrained=lambda texts, required: translate_with_required(pipeline, texts, required, progress),
-        src=pipeline.source_lang or pipeline.languages[0],
-        tgt=tgt or pipeline.languages[1],
-    )
+    requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
+    if not file.name.lower().endswith(".tmx"):  # where the target's region is written into new variants
+        own = ANY_LANGUAGES.fill_open_sides(own.source, own.target)
+    try:
+        return pretranslate_file(
+            content,
+            str(file),
+            lambda texts: translate_document_texts(pipeline, texts, progress),
+            translate_constrained=lambda texts, required: translate_with_required(pipeline, texts, required, progress),
+            src=requested.source or own.source,
+            tgt=requested.target or own.target,
+        )
+    except LanguageMismatchError as error:
+        if not requested.is_open:
+            raise
+        advice = "use another file or model, or name the languages of the file with --src and --tgt to insist"
+        raise InputError(f"{error.problem}, but {pipeline.direction}; {advice}") from error
+
+
+def warn_of_other_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:
+    """Warn if a requested language is not that of the model."""
+    requested = {"--src": pipeline.source_lang, "--tgt": tgt}
+    for (flag, language), own in zip(requested.items(), pipeline.languages, strict=True):
+        if language and own and not is_same_language(language, own):
+            progress.print_message(f"warning: {flag} is {language}, but {pipeline.direction}; check the model")
 
 
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:

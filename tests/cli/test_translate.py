@@ -188,6 +188,41 @@ def test_text_in_the_wrong_language_is_a_warning(side: int, has_warning: bool, t
     assert LANGUAGES_FILE in capsys.readouterr().err
 
 
+XLIFF = (
+    '<xliff version="1.2"><file source-language="{}" target-language="{}" original="x"><body><trans-unit id="1">'
+    "<source>A man.</source></trans-unit></body></file></xliff>"
+)
+
+
+def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "model"
+    identifier = LanguageIdentifier.learn({"en": corpus_lines()[0]}, {"de": corpus_lines()[1]})
+    write_model(folder, model(), tokenizer(), {LANGUAGES_FILE: identifier.to_bytes()})
+    header = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "A man."\nmsgstr ""\n'
+    documents = {
+        "fr.po": header.format("fr"),
+        "en-fr.xlf": XLIFF.format("en", "fr"),
+        "de-en.xlf": XLIFF.format("de", "en"),
+        "fr.tmx": '<tmx version="1.4"><body><tu><tuv xml:lang="fr"><seg>a</seg></tuv></tu></body></tmx>',
+        "unknown.po": header.format(""),
+        "de_AT.po": header.format("de_AT"),
+        "en-de.xlf": XLIFF.format("en-US", "de-DE"),
+        "text.txt": "A man.\n",
+    }
+    for name, content in documents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    flags = ["--to", "", "--beam-size", "1", "--max-length", "2"]
+    for name in list(documents)[:4]:
+        message = run_failing(capsys, folder, tmp_path / name, *flags)
+        assert f", but {folder} translates from en to de; use another file or model" in message
+    for name in list(documents)[4:]:
+        assert cli.main(["translate", str(folder), str(tmp_path / name), *flags]) == 0
+        assert "warning: --" not in capsys.readouterr().err
+    for name, language in (("fr.po", "fr"), ("text.txt", "en")):
+        assert cli.main(["translate", str(folder), str(tmp_path / name), *flags, "--tgt", language]) == 0
+        assert f"warning: --tgt is {language}, but {folder} translates from en to de" in capsys.readouterr().err
+
+
 def test_blocks_stay_in_order(
     trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -314,7 +314,7 @@ def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> list[se
     language = _get_language(entry)
     if language and _check_direction(entry, name, requested):
         problem = f"is a catalog for {language}, but {requested.target} is requested"
-        raise pairs.LanguageMismatchError(f"{name} {problem}: give the catalog of that language")
+        raise pairs.LanguageMismatchError(f"{name} {problem}", "give the catalog of that language")
     rule = _PLURAL_FORMS.search(entry.get_text("msgstr"))
     if rule is None:
         return "the header has no Plural-Forms"

@@ -228,7 +228,7 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
         if requested.is_open or len(languages) > 1:
             raise requested.make_mismatch_error(text.name, languages)
         problem = f"does not contain {requested.source}: it has {next(iter(languages))}"
-        raise pairs.LanguageMismatchError(f"{text.name} {problem}; change --src")
+        raise pairs.LanguageMismatchError(f"{text.name} {problem}", "change --src")
     return source, target, choose_tag(target, others) or target
 
 

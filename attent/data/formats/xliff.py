@@ -212,9 +212,7 @@ class _XliffScanner:
             first = self.seen_languages[0]
             direction = f"goes from {first.source} to {first.target}"
             advice = "request that direction, or give another file"
-            return pairs.LanguageMismatchError(
-                f"{self.text.name} {direction}, and sources cannot be filled in: {advice}"
-            )
+            return pairs.LanguageMismatchError(f"{self.text.name} {direction}, and sources cannot be filled in", advice)
         seen = [tag for declared in self.seen_languages for tag in declared.tags]
         return self.requested.make_mismatch_error(self.text.name, seen)
 
