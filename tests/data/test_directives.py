@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from attent.data.formats.directives import find_directive_problem, get_directive_pattern, is_extended_by
+from attent.data.formats.directives import can_lack_count, find_directive_problem, get_directive_pattern
 from tests.data import fuzz
 
 needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")
 PAIR_COUNT = fuzz.INPUT_COUNT // 25
-HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\nPlural-Forms: nplurals=2; plural=n != 1;\\n"\n\n'
 PRINTF = "%s %d %% %5d %-3s %.2f %x %c %1$s %2$d % d %ld %*d"
 SAMPLES = {  # valid directives, and some that are not
     "awk": PRINTF,
@@ -49,6 +50,17 @@ SAMPLES = {  # valid directives, and some that are not
     "ycp": "%1 %2 %% %9 %",
 }
 
+NEVER_OPTIONAL = {  # directives that msgfmt wants in the form for 1 too
+    "ruby": "%d",
+    "lua": "%d",
+    "qt": "%1",
+    "scheme": "~d",
+    "lisp": "~d",
+    "gcc-internal": "%d %m",
+    "gfc-internal": "%C",
+    "object-pascal": "%d",
+}
+
 
 def make_text(rng: random.Random, format_name: str) -> str:
     directives = rng.choices(SAMPLES[format_name].split(" "), k=rng.randint(1, 3))
@@ -78,18 +90,34 @@ def damage_text(text: str, rng: random.Random, format_name: str) -> str:
     return " ".join(words) or "x"
 
 
-def check_by_msgfmt(pairs: list[tuple[str, str]], format_name: str, folder: Path) -> list[bool]:
-    """Return whether `msgfmt` accepts each pair of source and translation."""
+def drop_words(text: str, rng: random.Random) -> str:
+    """Leave out one to three words, as the singular of a plural does."""
+    words = text.split(" ")
+    for _ in range(rng.randint(1, 3)):
+        del words[rng.randrange(len(words))]
+    return " ".join(words) or "x"
+
+
+def check_by_msgfmt(
+    pairs: list[tuple[str, str]], format_name: str, folder: Path, *, plural: bool = False
+) -> list[bool]:
+    """Return whether `msgfmt` accepts each pair of source and translation, or of the form for 1 and the plural."""
     entries = [
-        f"#, {format_name}-format\nmsgctxt {_quote(str(number))}\nmsgid {_quote(source)}\nmsgstr {_quote(target)}\n\n"
-        for number, (source, target) in enumerate(pairs)
+        f"#, {format_name}-format\nmsgctxt {_quote(str(number))}\n"
+        + (
+            f"msgid {_quote(first)}\nmsgid_plural {_quote(second)}\n"
+            f"msgstr[0] {_quote(first)}\nmsgstr[1] {_quote(second)}\n\n"
+            if plural
+            else f"msgid {_quote(first)}\nmsgstr {_quote(second)}\n\n"
+        )
+        for number, (first, second) in enumerate(pairs)
     ]
     path = folder / "a.po"
     path.write_text(HEADER + "".join(entries), encoding="utf-8")
-    command = ["msgfmt", "--check-format", "-o", "/dev/null", str(path)]
+    command = ["msgfmt", "--check-format", "--check-header", "-o", "/dev/null", str(path)]
     report = subprocess.run(command, capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stderr
-    lines = [int(line.split(":")[1]) for line in report.splitlines() if line.startswith(str(path))]
-    refused = {(line - HEADER.count("\n") - 1) // 5 for line in lines}
+    lines = [int(line.split(":")[1]) for line in report.splitlines() if re.match(rf"{re.escape(str(path))}:\d", line)]
+    refused = {(line - HEADER.count("\n") - 1) // entries[0].count("\n") for line in lines}
     return [number not in refused for number in range(len(pairs))]
 
 
@@ -167,17 +195,37 @@ def test_unknown_format_has_no_directives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("singular", "plural", "expected"),
+    ("format_name", "singular", "plural", "expected"),
     [
-        ("one", "%d", True),
-        ("%s", "%s %d", True),
-        ("%s", "%d %s", False),
-        ("%2$s", "%1$d %2$s", False),
-        ("%1$s", "%1$s %2$d", True),
-        ("%s", "many", False),
+        ("c", "one", "%d", True),
+        ("c", "%s", "%s %d", True),
+        ("c", "%s", "%d %s", False),
+        ("c", "%2$s", "%1$d %2$s", False),
+        ("c", "%1$s", "%1$s %2$d", True),
+        ("c", "%s", "many", False),
+        ("c", "one", "%s %d", False),
+        ("python", "one", "%(n)d", True),
+        ("python", "one", "%d", False),
+        ("java", "one", "{0}", True),
+        ("java", "{0}", "{0,number} {0}", False),
+        ("kde", "one", "%1 %2", False),
+        *((name, "one", text, False) for name, text in NEVER_OPTIONAL.items()),
+        *((name, text, text, True) for name, text in NEVER_OPTIONAL.items()),
+        ("cobol", "one", "%d", False),
     ],
 )
-def test_singular_may_have_fewer_directives(singular: str, plural: str, expected: bool) -> None:
-    pattern = get_directive_pattern("c")
-    assert pattern is not None
-    assert is_extended_by(singular, plural, pattern) == expected
+def test_singular_may_lack_the_count(format_name: str, singular: str, plural: str, expected: bool) -> None:
+    assert can_lack_count(singular, plural, format_name) == expected
+
+
+@needs_gettext
+@pytest.mark.parametrize("format_name", SAMPLES)
+def test_no_singular_is_accepted_that_msgfmt_refuses_as_a_plural_form(format_name: str, tmp_path: Path) -> None:
+    rng = random.Random(f"{format_name} {fuzz.SEED}")
+    plurals = [make_text(rng, format_name) for _ in range(PAIR_COUNT)]
+    pairs = [("Some words" if rng.random() < 0.3 else drop_words(plural, rng), plural) for plural in plurals]
+    accepted = [can_lack_count(singular, plural, format_name) for singular, plural in pairs]
+    expected = check_by_msgfmt(pairs, format_name, tmp_path, plural=True)
+    assert [pair for pair, ours, theirs in zip(pairs, accepted, expected, strict=True) if ours and not theirs] == []
+    assert any(accepted)
+    assert not all(accepted)

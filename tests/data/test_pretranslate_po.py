@@ -16,6 +16,7 @@ import pytest
 
 from attent.data.pairs import CorpusError
 from tests.data.pretranslate_cases import fail_if_called, pretranslate
+from tests.data.test_directives import NEVER_OPTIONAL
 
 HEADER = (
     'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
@@ -207,6 +208,8 @@ FORMAT_IDS = [  # flag, singular, plural
     ("qt-plural-format", "%n word", "%n words"),
     ("scheme-format", "~a word", "~a words"),
     ("kde-format", "_one &word", "%1 _words"),
+    *((f"{name}-format", "one word", f"{directive} words") for name, directive in NEVER_OPTIONAL.items()),
+    ("python-format", "one word", "%d words"),
 ]
 RULES = ["nplurals=1; plural=0;", "nplurals=2; plural=(n != 1);", "nplurals=2; plural=(n > 1);", RUSSIAN, SLOVENIAN, ""]
 

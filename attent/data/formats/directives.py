@@ -88,6 +88,12 @@ _FORMATS = {  # characters that must not stand alone; the pattern of directives
     "ycp": ("%", r"%(?:(?P<void>%)|(?P<name>\d))"),
 }
 
+# Formats whose plural form for a single number may lack an argument, according to msgfmt.
+_COUNT_IS_OPTIONAL = frozenset(
+    "awk boost c csharp elisp java java-printf javascript kde librep objc perl perl-brace php python python-brace "
+    "qt-plural sh smalltalk tcl ycp".split()
+)
+
 
 @cache
 def get_directive_pattern(format_name: str) -> re.Pattern[str] | None:
@@ -112,11 +118,30 @@ def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -
     return f"its translation has {' and '.join(expected)} in another order"
 
 
-def is_extended_by(singular: str, plural: str, pattern: re.Pattern[str]) -> bool:
-    """True if a plural has the directives of its singular, and others for later arguments or none."""
-    of_singular = Counter(_assign_arguments(singular, pattern))
-    numbers = {number for number, _ in of_singular if number}
-    return not of_singular - Counter(_assign_arguments(plural, pattern)) and numbers == set(range(1, len(numbers) + 1))
+def can_lack_count(singular: str, plural: str, format_name: str) -> bool:
+    """True if msgfmt accepts the singular as a plural form for 1: it lacks at most one argument, the last or a named one.
+
+    Not certain for formats that are not known.
+    """
+    pattern = get_directive_pattern(format_name)
+    if pattern is None:
+        return False
+    in_singular, in_plural = (Counter(_assign_arguments(text, pattern)) for text in (singular, plural))
+    missing = list((in_plural - in_singular).elements())
+    if in_singular - in_plural or len(missing) > 1:
+        return False
+    if not missing:
+        return True
+    number, directive = missing[0]
+    if format_name not in _COUNT_IS_OPTIONAL or "*" in directive or (number and format_name == "python"):
+        return False
+    if number:
+        return {other for other, _ in in_singular if other} == set(range(1, number))
+    match = pattern.fullmatch(directive)
+    name = match.groupdict().get("name") if match else None
+    first_words = re.findall(r"\w+", name or "")[:1]  # `0` of `{0,number}`
+    # Another directive may have the same argument with another type, or inside: `{0,choice,0#a|1#b{1}}`.
+    return bool(first_words) and first_words[0] not in re.findall(r"\w+", " ".join(text for _, text in in_singular))
 
 
 def _find_directives(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from attent.data import pairs
 from attent.data.formats import placeholders, streams, units
-from attent.data.formats.directives import is_extended_by
+from attent.data.formats.directives import can_lack_count
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
@@ -353,9 +353,9 @@ def _choose_sources(entry: _PoEntry, plural_numbers: list[set[int]] | str) -> li
         return "only one of its singular and plural has a line break at an end"
     syntax = placeholders.get_syntax(entry.format_names)
     is_equal = len(plural_numbers) > 1 and not placeholders.find_problem((plural,), (singular,), syntax)
-    is_extended = all(is_extended_by(singular, plural, pattern) for pattern in syntax.directives)
+    is_countless = all(can_lack_count(singular, plural, name) for name in entry.format_names)
     return [
-        singular if 1 in numbers and (is_equal or (len(numbers) == 1 and is_extended)) else plural
+        singular if 1 in numbers and (is_equal or (len(numbers) == 1 and is_countless)) else plural
         for numbers in plural_numbers
     ]
 
