@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attent.data.formats.accelerators import Mnemonic, insert_accelerator, remove_accelerator
-from attent.data.formats.placeholders import GENERIC
+from attent.data.formats.placeholders import GENERIC, get_syntax
 from tests.data.pretranslate_cases import pretranslate
 
 LABELS = {
@@ -38,7 +38,7 @@ OTHER_TEXTS = [
         "a_b _c",
     ),
     *("GTK_STOCK_OPEN", "%(user_name)s", "~5 files", "snake_", "_", "_File &Edit", "_1", "https://a.example/_b"),
-    "A long sentence that has many more words than a _label",
+    *("A long sentence that has many more words than a _label", "${x}&old", "{x}_old", "%s~old", "<b>&Old</b>"),
 ]
 
 
@@ -48,6 +48,12 @@ def test_mark_is_removed_and_put_back(label: str) -> None:
     assert text == LABELS[label]
     assert accelerator is not None
     assert insert_accelerator((text,), accelerator, GENERIC) == (label,)
+
+
+def test_mark_after_a_shell_variable_is_no_accelerator() -> None:
+    syntax = get_syntax(("sh",))
+    assert remove_accelerator(("$x&old",), syntax) == (("$x&old",), None)
+    assert insert_accelerator(("$x\u00e9t\u00e9",), Mnemonic("_", "\u00e9"), syntax) == ("$x\u00e9t_\u00e9",)
 
 
 @pytest.mark.parametrize("text", OTHER_TEXTS)

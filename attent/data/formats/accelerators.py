@@ -15,11 +15,11 @@ from attent.data.formats.units import InlineContent
 
 _MAX_WORDS = 8  # of a label; longer texts are prose
 _MARK = re.compile(
-    r"(?<![\w&~])[_&~](?=[^\W\d_])"  # before a word, or inside of a capitalized one: E_xit, but not file_name or R&D
+    r"(?<![\w&~\0])[_&~](?=[^\W\d_])"  # before a word, or inside of a capitalized one: E_xit, but not file_name or R&D
     r"|(?<=\b[A-Z])[_&](?=[a-z])|(?<=\b[A-Z][a-z])[_&](?=[a-z])|(?<=\b[A-Z][a-z]{2})[_&](?=[a-z])"
     r"|(?<=\b[A-Z][a-z]{3})[_&](?=[a-z])"
 )
-_LETTER = re.compile(r"[^\W\d_]")
+_LETTER = re.compile(r"(?<!\0)[^\W\d_]")  # not directly after a placeholder, which the mark could extend: `$x_`
 _FIRST_IDEOGRAPH = "\u2e80"
 _LABEL_END = re.compile(r"[\s.:\u2026\uff1a]*\Z")
 
@@ -51,7 +51,7 @@ def insert_accelerator(
     """Return a translation with the mark of an accelerator; None if it has no letter for it."""
     texts = [_mask_placeholders(part, syntax) if isinstance(part, str) else "" for part in content]
     letter = re.escape(accelerator.letter)
-    for pattern in (rf"\b{letter}", letter, _LETTER.pattern):
+    for pattern in (rf"(?<!\0)\b{letter}", rf"(?<!\0){letter}", _LETTER.pattern):
         for index, text in enumerate(texts):
             match = re.search(pattern, text, re.IGNORECASE)
             part = content[index]

@@ -119,9 +119,9 @@ def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -
 
 
 def can_lack_count(singular: str, plural: str, format_name: str) -> bool:
-    """True if msgfmt accepts the singular as a plural form for 1: it lacks at most one argument, the last or a named one.
+    """True if msgfmt accepts the singular as the plural form for 1; False if that is not certain.
 
-    Not certain for formats that are not known.
+    The singular may lack at most one argument, the last or one with a name, in formats that allow it.
     """
     pattern = get_directive_pattern(format_name)
     if pattern is None:

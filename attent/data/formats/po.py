@@ -35,7 +35,9 @@ _LEGACY_CHARSETS = re.compile(  # those that gettext accepts
     r"|euc[-_](jp|kr)|shift[-_]jis|johab|tis[-_]?620"
 )
 _LANGUAGE = re.compile(r"^Language:[ \t]*([A-Za-z]\S*)", re.MULTILINE)
-_PLURAL_FORMS = re.compile(r"^Plural-Forms:.*?nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=\s*([^;\n]+)", re.M | re.I)
+_PLURAL_FORMS = re.compile(  # msgfmt wants no space before the equals signs
+    r"^Plural-Forms:.*?nplurals=\s*(\d{1,2})\s*;\s*plural=\s*([^;\n]+)", re.MULTILINE | re.IGNORECASE
+)
 _MAX_EVALUATED = 1000  # numbers for which a plural rule is evaluated, as msgfmt does
 NOT_PO = "not PO"
 
