@@ -96,6 +96,7 @@ def save_vectors(vectors: Tensor, path: Path) -> None:
 
     with output_path(path) as temporary:
         if path.suffix == ".npy":
-            np.save(temporary, vectors.numpy(), allow_pickle=False)
+            with open(temporary, "wb") as file:  # to a path without .npy, the end of a link, numpy would append it
+                np.save(file, vectors.numpy(), allow_pickle=False)
         else:
             save_file({"vectors": vectors.contiguous()}, temporary)

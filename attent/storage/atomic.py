@@ -60,8 +60,19 @@ def output_path(path: Path) -> Iterator[Path]:
     if is_stream(path):
         yield path
     else:
-        with atomic_path(path.resolve()) as temporary:
+        with atomic_path(resolve_output(path)) as temporary:
             yield temporary
+
+
+def resolve_output(path: Path) -> Path:
+    """Follow links to the file to write."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            problem = "is a symbolic link that leads back to itself; remove it, or choose another name"
+            raise OSError(errno.ELOOP, problem, str(path)) from error
+    return path.resolve()
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -81,7 +92,7 @@ def open_output(path: Path, notify: Callable[[str], None]) -> Iterator[TextIO]:
         with open(path, "w", encoding="utf-8", newline="\n") as out:
             yield out
         return
-    target = path.resolve() if path.is_symlink() else path
+    target = resolve_output(path) if path.is_symlink() else path
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "is write-protected; choose another name", str(path))
     partial = find_free_partial(target, notify)

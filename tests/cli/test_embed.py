@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from attent.cli import main
+from attent.cli.embed import save_vectors
 from attent.decoding.predictor import Predictor
 from attent.models import weights
 from tests.decoding.encoder_models import encoder, sentencepiece, vision_model
@@ -50,3 +52,10 @@ def test_images_are_embedded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
     assert main(["embed", str(tmp_path / "vision"), str(tmp_path / "red.png"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["vector"]) == 16
+
+
+def test_vectors_are_written_through_a_link_with_another_suffix(tmp_path: Path) -> None:
+    (tmp_path / "link.npy").symlink_to(tmp_path / "vectors.bin")
+    save_vectors(torch.ones(2, 3), tmp_path / "link.npy")
+    assert np.load(tmp_path / "vectors.bin").shape == (2, 3)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -275,3 +275,12 @@ def test_kill_at_any_call_leaves_files_that_belong_together(tmp_path: Path) -> N
     assert versions[0] == OLD
     assert versions[-1] == NEW
     assert all(version in (OLD, NEW) for version in versions)
+
+
+def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="leads back to itself"):
+        write_output(loop, b"")
+    with pytest.raises(OSError, match="leads back to itself"), open_output(loop, print):
+        pass
