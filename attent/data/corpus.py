@@ -145,9 +145,17 @@ def open_corpora(
     if not pairs:
         raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
     groups = [[_open_corpus(name, pair, options) for pair in dict.fromkeys(pairs)] for name in names]
+    groups = [group for index, group in enumerate(groups) if not any(_is_other_side(group, g) for g in groups[:index])]
     for corpora in groups:
         _check_languages_declared(corpora)
     return [corpus for corpora in groups for corpus in corpora]
+
+
+def _is_other_side(group: Sequence[Corpus], earlier: Sequence[Corpus]) -> bool:
+    """True if two names, such as text.en and text.de, are the two files of the same Moses pairs."""
+    files, earlier_files = ([corpus.parallel_files for corpus in corpora] for corpora in (group, earlier))
+    is_moses = all(file.format == "moses" for parallel_files in files for file in parallel_files)
+    return is_moses and files == earlier_files and group[0].name != earlier[0].name
 
 
 def _check_languages_declared(corpora: Sequence[Corpus]) -> None:

@@ -501,3 +501,11 @@ def test_path_takes_precedence_over_a_built_in_name(monkeypatch: pytest.MonkeyPa
     Path("multi30k").mkdir()
     Path("multi30k/x.tsv").write_text("local\tcopy\n")
     assert list_texts(open_corpus("multi30k", EN_DE)) == [("local", "copy")]
+
+
+def test_a_pair_named_by_both_files_is_read_once(tmp_path: Path) -> None:
+    names = [str(tmp_path / "text.en"), str(tmp_path / "text.de")]
+    for name in names:
+        Path(name).write_text("a\n", encoding="utf-8")
+    assert len(open_corpora(names, LanguagePair("en", "de"))) == 1
+    assert len(open_corpora([names[0]] * 2, LanguagePair("en", "de"))) == 2
