@@ -59,6 +59,9 @@ def embed(
     check_usage(flags)
     import torch
 
+    from attent.storage.manifest import check_outputs
+
+    check_outputs([flags.output], [model, *map(Path, texts or [])])
     predictor = load_predictor(model, flags)
     vectors = [torch.empty(0, predictor.width)]
     for items in read_inputs(predictor, texts or []):

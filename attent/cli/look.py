@@ -109,6 +109,10 @@ def look(
     problem = find_usage_problem(sentence, flags) or find_value_problem(flags)
     if problem:
         raise CycloptsError(msg=problem, command_chain=("look",))
+    from attent.storage.manifest import check_outputs
+
+    json_path = Path(flags.json) if flags.json and flags.json != "-" else None
+    check_outputs([flags.out, flags.png, flags.svg, json_path], [model])
     if flags.ablate or flags.prune:
         return run_ablation_command(model, flags)
     inspector, to = open_model(model, sentence, flags)

@@ -142,10 +142,12 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
     from attent.cli.line_progress import ProgressDisplay, use_utf8
     from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
     from attent.decoding.pipeline import translate_lines, warn_of_other_languages
+    from attent.storage.manifest import check_outputs
 
     use_utf8(sys.stdout)
     with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
         check_output_path(file, stream, flags)
+        check_outputs([flags.output], [model, *flags.ensemble, flags.glossary])
         check_document_flags(file, flags)
         options = parse_search_options(flags)
         content = stream.read() if is_document(file, flags) else b""

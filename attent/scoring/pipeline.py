@@ -27,8 +27,8 @@ from attent.scoring.alignment import (
 )
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs
-from attent.storage.atomic import is_same_file, write_output
-from attent.storage.manifest import explain_save_errors
+from attent.storage.atomic import write_output
+from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
 from attent.text.tokenizer import Tokenizer
 
@@ -108,7 +108,8 @@ def score(
     test_set = read_test_set(names, LanguagePair(src, tgt))
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
-    check_outputs(options, [*test_set.files, *filter(None, (options.hypotheses, options.baseline, gold_file))])
+    models = [None if model is None else Path(model), options.baseline]
+    check_outputs([options.save, options.sentences], [*test_set.files, *models, options.hypotheses, gold_file])
     scorer = _Scorer(
         test_set=test_set,
         options=options,
@@ -124,12 +125,6 @@ def score(
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def check_outputs(options: ScoreOptions, inputs: Sequence[Path]) -> None:
-    for output in filter(None, (options.save, options.sentences)):
-        if any(is_same_file(output.expanduser(), path.expanduser()) for path in inputs):
-            raise ScoreError(f"{output}: must not be an input of the scores; write to another file")
 
 
 def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:

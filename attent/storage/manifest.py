@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from attent.storage.atomic import write_synced
+from attent.storage.atomic import is_same_file, is_stream, write_synced
 from attent.storage.errors import FolderError
 
 MANIFEST_FILE = "manifest.json"
@@ -75,6 +75,27 @@ def _parse_entry(path: Path, name: str, data: object, label: str) -> ManifestEnt
     if entry.keys() != {"bytes", "sha256"} or type(size) is not int or not isinstance(digest, str):
         raise FolderError(f"{path}: `files.{name:.80}` must have `sha256` and `bytes`; copy the {label} again")
     return ManifestEntry(digest, size)
+
+
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuse an output that is an input, a listed file of a folder among the inputs, or the same file as another."""
+    sources = [file for path in filter(None, inputs) for file in (path, *_list_files(path.expanduser()))]
+    checked: list[Path] = []
+    for output in (path.expanduser() for path in outputs if path is not None):
+        if any(is_same_file(output, source.expanduser()) for source in sources):
+            raise OSError(errno.EINVAL, "must not be an input; write to another file", str(output))
+        target = Path(os.path.realpath(output))
+        if target in checked and not is_stream(output):
+            raise OSError(errno.EINVAL, "must not be the file of two outputs; name another for one", str(output))
+        checked.append(target)
+
+
+def _list_files(folder: Path) -> list[Path]:
+    path = folder / MANIFEST_FILE
+    try:
+        return [path, *(folder / name for name in read_manifest(path))]
+    except (FolderError, OSError):
+        return []
 
 
 def find_damage(path: Path, entry: ManifestEntry) -> str | None:

@@ -59,3 +59,11 @@ def test_vectors_are_written_through_a_link_with_another_suffix(tmp_path: Path) 
     save_vectors(torch.ones(2, 3), tmp_path / "link.npy")
     assert np.load(tmp_path / "vectors.bin").shape == (2, 3)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_input_is_never_the_output(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.npy"
+    path.write_text("a dog\n", encoding="utf-8")
+    assert main(["embed", model, str(path), "-o", str(path)]) == 1
+    assert "texts.npy: must not be an input" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == "a dog\n"

@@ -128,6 +128,14 @@ def test_positions_need_no_sentence(folder: Path) -> None:
     assert Path("p.png").exists()
 
 
+def test_outputs_are_neither_one_file_nor_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["look", str(folder), TEXT, "--to", "de", "--json"]
+    assert cli.main([*arguments, "same.html", "-o", "same.html"]) == 1
+    assert "same.html: must not be the file of two outputs" in capsys.readouterr().err
+    assert cli.main([*arguments, str(folder / "config.json")]) == 1
+    assert "config.json: must not be an input" in capsys.readouterr().err
+
+
 def test_head_statistics_are_measured_and_stored(folder_copy: Path) -> None:
     pairs = zip(*lines(40), strict=True)
     Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")

@@ -269,9 +269,15 @@ def test_no_input_is_overwritten(flag: str, folder: Path, data: list[str], tmp_p
     test_file = tmp_path / "test.de"
     before = test_file.read_bytes()
     for output, inputs in ((test_file, [folder]), (tmp_path / "link.txt", ["--hypotheses", hypotheses])):
-        assert "must not be an input of the scores" in run_failing(capsys, *inputs, *data, flag, output)
+        assert "must not be an input" in run_failing(capsys, *inputs, *data, flag, output)
     assert test_file.read_bytes() == before
     assert hypotheses.read_text(encoding="utf-8") == "a\n" * COUNT
+
+
+def test_two_outputs_need_two_files(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    output = tmp_path / "out.txt"
+    error = run_failing(capsys, folder, *data, "--save", output, "--sentences", output)
+    assert "must not be the file of two outputs" in error
 
 
 def test_files_of_different_lengths_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:

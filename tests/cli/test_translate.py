@@ -400,6 +400,19 @@ def test_a_killed_run_keeps_the_old_output(trained_model: Path, tmp_path: Path) 
     assert partial.read_text(encoding="utf-8").count("\n") == 1
 
 
+def test_a_glossary_or_a_file_of_the_model_is_never_the_output(
+    trained_model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    text, glossary = tmp_path / "text.txt", tmp_path / "glossary.tsv"
+    text.write_text("a dog\n", encoding="utf-8")
+    glossary.write_text("dog\tHund\n", encoding="utf-8")
+    for output in (glossary, trained_model / "config.json", trained_model / "manifest.json"):
+        before = output.read_bytes()
+        arguments = [trained_model, text, "--to", "de", "--glossary", glossary, "-o", output]
+        assert f"{output.name}: must not be an input" in run_failing(capsys, *arguments)
+        assert output.read_bytes() == before
+
+
 def test_redirected_input_is_never_the_output(
     trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
