@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.data.corpus import Corpus, open_corpora
-from attent.data.pairs import CorpusError, LanguagePair, Pair
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import resolve_target_lang
@@ -62,6 +62,7 @@ class TestSet:
     references: list[str]
     languages: list[str | None]  # of each reference
     num_skipped: int  # lines that are no pairs
+    skip_reasons: str  # of these lines, each with its first location
     files: list[Path]
 
     @property
@@ -106,6 +107,8 @@ def score(
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
     test_set = read_test_set(names, LanguagePair(src, tgt))
+    if test_set.skip_reasons:
+        warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skip_reasons}")
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
     models = [None if model is None else Path(model), options.baseline]
@@ -132,17 +135,20 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
     corpora = [select_test_part(corpus) for corpus in open_corpora(names, languages)]
     entries = [(entry, corpus.languages.target) for corpus in corpora for entry in corpus]
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
+    skipped = ReasonTally[str]()
+    for entry, _ in entries:
+        if isinstance(entry, BadLine):
+            skipped.add(entry.reason, f"{entry.file}:{entry.line}")
     if not pairs:
-        raise CorpusError(
-            f"{', '.join(names)}: contains no sentence pairs; a line needs a source and a target; attent data "
-            "shows more"
-        )
+        reasons = skipped.describe() or "a line needs a source and a target"
+        raise CorpusError(f"{', '.join(names)}: contains no sentence pairs: {reasons}; attent data shows more")
     return TestSet(
         name=", ".join(dict.fromkeys(file for corpus in corpora for file in corpus.file_names)),
         sources=[pair.source.strip() for pair, _ in pairs],
         references=[pair.target.strip() for pair, _ in pairs],
         languages=[language for _, language in pairs],
         num_skipped=len(entries) - len(pairs),
+        skip_reasons=skipped.describe(),
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
 

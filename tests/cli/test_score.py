@@ -319,3 +319,11 @@ def test_an_unknown_language_is_named_by_its_flag(folder: Path, data: list[str],
     test = Path(data[1])
     test.with_suffix(".fr").write_bytes(test.with_suffix(".de").read_bytes())
     assert "--tgt must be one of its target languages" in run_failing(capsys, folder, *data[:-1], "fr")
+
+
+def test_skipped_lines_are_explained(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "half.en").write_text("a dog\na cat\n", encoding="utf-8")
+    (tmp_path / "half.de").write_bytes("ein Hund\nein K\xe4tzchen\n".encode("latin-1"))
+    data = ["--data", str(tmp_path / "half.en"), "--src", "en", "--tgt", "de"]
+    assert cli.main(["score", str(folder), *data]) == 0
+    assert f"1 not UTF-8 (the first: {tmp_path}/half.de:2)" in capsys.readouterr().err

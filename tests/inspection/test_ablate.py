@@ -562,7 +562,13 @@ def test_invalid_input_is_rejected_before_measuring(folder: Path, monkeypatch: p
 def test_test_set_in_several_languages_needs_one(languages: list[str], translator: Translator, tmp_path: Path) -> None:
     texts = [str(number) for number in range(len(languages))]
     test_set = pipeline.TestSet(
-        name="mixed", sources=texts, references=texts, languages=list(languages), num_skipped=0, files=[]
+        name="mixed",
+        sources=texts,
+        references=texts,
+        languages=list(languages),
+        num_skipped=0,
+        skip_reasons="",
+        files=[],
     )
     make = partial(AblationData.from_test_set, test_set, translator, tmp_path, limit=None)
     with pytest.raises(AblationError, match="mixed: must have one target language; name it with --tgt"):
