@@ -130,9 +130,8 @@ class Cache:
             if layer.cross_attn is not None:
                 layer.cross_attn.reorder(rows)
         old = (self.row_columns, self.memory_lengths, self.ancestors)
-        self.row_columns, self.memory_lengths, self.ancestors = (
-            None if x is None else x.index_select(0, rows) for x in old
-        )
+        selected = (None if x is None else x.index_select(0, rows) for x in old)
+        self.row_columns, self.memory_lengths, self.ancestors = selected
 
     def reorder_beams(self, parents: Tensor) -> None:
         """(B, K): beam k of row b continues the former beam `parents[b, k]`."""

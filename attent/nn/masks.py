@@ -51,9 +51,7 @@ class Packing:
         fullest = max((sum(row) for row in sentence_lengths), default=0)
         row_length = fullest if row_length is None else row_length
         if fullest > row_length:
-            raise ValueError(
-                f"the sentences of a row must fit `row_length`={row_length} tokens, but one row has {fullest}"
-            )
+            raise ValueError(f"a row must fit in `row_length`={row_length} tokens, but one has {fullest}")
         most = max((len(row) for row in sentence_lengths), default=0)
         if max_sentences is not None and most > max_sentences:
             raise ValueError(f"a row must hold at most `max_sentences`={max_sentences}, but one row has {most}")

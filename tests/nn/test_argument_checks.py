@@ -196,7 +196,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     # --- packing
     "sentences wider than the row": (
         lambda: Packing.from_lengths([[2, 3]], 4),
-        "the sentences of a row must fit `row_length`=4 tokens, but one row has 5",
+        "a row must fit in `row_length`=4 tokens, but one has 5",
     ),
     "more sentences than places": (
         lambda: Packing.from_lengths([[1, 1, 1], [3]], max_sentences=2),
