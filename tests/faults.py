@@ -153,18 +153,18 @@ FAULTS = """
 
 # memory lengths not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams
-- self.row_columns, self.memory_lengths, self.ancestors = (
-+ self.row_columns, _, self.ancestors = (
+- self.row_columns, self.memory_lengths, self.ancestors = selected
++ self.row_columns, _, self.ancestors = selected
 
 # row lengths not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams
-- self.row_columns, self.memory_lengths, self.ancestors = (
-+ _, self.memory_lengths, self.ancestors = (
+- self.row_columns, self.memory_lengths, self.ancestors = selected
++ _, self.memory_lengths, self.ancestors = selected
 
 # ancestors not reordered
 @ nn/cache.py::Cache.reorder: laws/test_steps.py -k beams_of_one
-- self.row_columns, self.memory_lengths, self.ancestors = (
-+ self.row_columns, self.memory_lengths, _ = (
+- self.row_columns, self.memory_lengths, self.ancestors = selected
++ self.row_columns, self.memory_lengths, _ = selected
 
 # beam ancestors not updated
 @ nn/cache.py::Cache.reorder_beams: laws/test_steps.py -k beams_of_one
