@@ -289,11 +289,11 @@ def test_an_exhaustive_beam_finds_the_best_target_with_all_phrases() -> None:
 @pytest.mark.parametrize("token", [0, V - 1])
 def test_required_token_is_chosen_however_improbable(token: int) -> None:
     """Token 0 too, which is text in some imported vocabularies."""
-    constraint = RequiredPhrases([build_request((token,), limit=5)], end=END)
+    constraint = RequiredPhrases([build_request((token,), limit=5)], end_id=END)
     state = constraint.build_initial_state([build_request((token,), limit=5)])
     beams = SimpleNamespace(log_probs=torch.zeros(1, 1), constraint_states=[state[None]])
     scores = torch.arange(V).float().index_fill(0, torch.tensor([token]), -9.0).log_softmax(-1).view(1, 1, V)
-    context = SimpleNamespace(required_phrases=constraint, end=END)
+    context = SimpleNamespace(required_phrases=constraint, end_id=END)
     selection = select_with_required(beams, scores, torch.zeros(1, 1, 1), context)  # type: ignore[arg-type]
     assert (selection.tokens.tolist(), selection.log_probs.tolist()) == ([[token]], [[float(scores[0, 0, token])]])
 
