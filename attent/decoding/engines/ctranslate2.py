@@ -35,7 +35,7 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
-from attent.storage.cache import get_cache_folder
+from attent.storage.cache import get_cache_folder, hold_lock
 from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
@@ -343,9 +343,12 @@ def open_conversion(
         fingerprint = converter.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
         cached = get_conversion_cache() / f"{fingerprint}-{quantization}"
         if not converter.is_intact(cached, fingerprint):
-            with suppress(FolderError, OSError):  # a read-only or full cache, or another process was faster
-                converter.write_conversion(model, tokenizer, cached, **options)
-                remove_unused_conversions(cached.parent)
+            with suppress(FolderError, OSError):  # a read-only or full cache
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                with hold_lock(cached.parent.with_name(".ctranslate2.lock")):
+                    if not converter.is_intact(cached, fingerprint):
+                        converter.write_conversion(model, tokenizer, cached, **options)
+                        remove_unused_conversions(cached.parent)
         if converter.is_intact(cached, fingerprint):
             with suppress(OSError):
                 os.utime(cached)
