@@ -249,7 +249,7 @@ class TrainSession:
                 self.emit(Note(text=busy))
             if train.threads is None and torch.get_num_threads() > 1:
                 threads, seconds = hardware.pick_threads(lambda: trainer.measure_step_seconds(0.5, min_steps=1))
-                listed = ", ".join(f"{count} in {time:.2f} s" for count, time in seconds.items())
+                listed = ", ".join(f"{count} in {mean:.2f} s" for count, mean in seconds.items())
                 self.emit(Note(text=f"threads: {threads} (a step with {listed})"))
                 train = replace(train, threads=threads)
         if train.minutes and self.unresolved.steps is None:
