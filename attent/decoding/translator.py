@@ -60,11 +60,10 @@ from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.models import Seq2Seq
-from attent.models.folder import read_extra_files
+from attent.models.folder import read_side_file
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
-from attent.storage.manifest import MANIFEST_FILE
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
@@ -306,9 +305,8 @@ class Translator:
     @cached_property
     def languages(self) -> LanguageIdentifier | None:
         """The languages that the model was trained on, learned from its training text; None if they are not stored."""
-        has_manifest = self.folder is not None and (self.folder / MANIFEST_FILE).exists()
-        files = read_extra_files(self.folder) if self.folder is not None and has_manifest else {}
-        return LanguageIdentifier.from_bytes(files[LANGUAGES_FILE]) if LANGUAGES_FILE in files else None
+        content = None if self.folder is None else read_side_file(self.folder, LANGUAGES_FILE)
+        return None if content is None else LanguageIdentifier.from_bytes(content)
 
     def describe_wrong_language(self, texts: Sequence[str]) -> str | None:
         """Describe source texts that look like another language of the model than one that it translates from."""

@@ -342,14 +342,16 @@ def open_conversion(
     if use_cache:
         fingerprint = converter.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
         cached = get_conversion_cache() / f"{fingerprint}-{quantization}"
-        if not converter.is_intact(cached, fingerprint):
+        is_intact = converter.is_intact(cached, fingerprint)
+        if not is_intact:
             with suppress(FolderError, OSError):  # a read-only or full cache
                 cached.parent.mkdir(parents=True, exist_ok=True)
                 with hold_lock(cached.parent.with_name(".ctranslate2.lock")):
                     if not converter.is_intact(cached, fingerprint):
                         converter.write_conversion(model, tokenizer, cached, **options)
                         remove_unused_conversions(cached.parent)
-        if converter.is_intact(cached, fingerprint):
+            is_intact = converter.is_intact(cached, fingerprint)
+        if is_intact:
             with suppress(OSError):
                 os.utime(cached)
             yield cached
