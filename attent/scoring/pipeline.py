@@ -61,8 +61,7 @@ class TestSet:
     sources: list[str]
     references: list[str]
     languages: list[str | None]  # of each reference
-    num_skipped: int  # lines that are no pairs
-    skip_reasons: str  # of these lines, each with its first location
+    skipped: ReasonTally[str]  # lines that are no pairs
     files: list[Path]
 
     @property
@@ -107,8 +106,8 @@ def score(
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
     test_set = read_test_set(names, LanguagePair(src, tgt))
-    if test_set.skip_reasons:
-        warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skip_reasons}")
+    if test_set.skipped.counts:
+        warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skipped.describe()}")
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
     models = [None if model is None else Path(model), options.baseline]
@@ -147,8 +146,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
         sources=[pair.source.strip() for pair, _ in pairs],
         references=[pair.target.strip() for pair, _ in pairs],
         languages=[language for _, language in pairs],
-        num_skipped=len(entries) - len(pairs),
-        skip_reasons=skipped.describe(),
+        skipped=skipped,
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
 
@@ -170,7 +168,8 @@ def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
         ) from error
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if len(lines) != len(test_set.references):
-        skipped = f" ({test_set.num_skipped:,} of its lines are no pairs)" if test_set.num_skipped else ""
+        num_skipped = test_set.skipped.counts.total()
+        skipped = f" ({num_skipped:,} of its lines are no pairs)" if num_skipped else ""
         raise ScoreError(
             f"{path}: must have a line for each of the {len(test_set.references):,} pairs of {test_set.name}{skipped}, "
             f"but has {len(lines):,}; translate this test set, including its empty lines"
@@ -238,7 +237,7 @@ class _Scorer:
         return ScoreReport(
             test_set=self.test_set.name,
             num_pairs=len(self.test_set.sources),
-            num_skipped=self.test_set.num_skipped,
+            num_skipped=self.test_set.skipped.counts.total(),
             model=str(self.model) if self.model else None,
             hypotheses=str(hypotheses) if hypotheses else None,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.data.pairs import CorpusError, LanguagePair
+from attent.data.pairs import CorpusError, LanguagePair, ReasonTally
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
 from attent.decoding.options import SearchOptions
@@ -566,8 +566,7 @@ def test_test_set_in_several_languages_needs_one(languages: list[str], translato
         sources=texts,
         references=texts,
         languages=list(languages),
-        num_skipped=0,
-        skip_reasons="",
+        skipped=ReasonTally(),
         files=[],
     )
     make = partial(AblationData.from_test_set, test_set, translator, tmp_path, limit=None)
