@@ -37,7 +37,8 @@ class Metric:
     unit: str = ""
     digits: int = 1
     lower_is_better: bool = False
-    build: Callable[[str, bool], SacreMetric] | None = None  # (sacreBLEU tokenizer, for single sentences)
+    # (sacreBLEU tokenizer, for single sentences, language of the references)
+    build: Callable[[str, bool, str | None], SacreMetric] | None = None
     by_default: bool = False  # computed by `attent score` without -m
     in_validation: bool = False  # cheap enough for every validation
     per_sentence: bool = False  # listed for each sentence of a test set
@@ -50,26 +51,48 @@ class Metric:
         return self.title.capitalize() if self.title.islower() else self.title
 
 
-def _build_bleu(tokenize: str, per_sentence: bool) -> SacreMetric:
+def _build_bleu(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
     from sacrebleu.metrics.bleu import BLEU  # imported here: it takes a third of a second
 
     # `force` silences the warning that a text looks tokenized; the signature is the same.
     return BLEU(tokenize=tokenize, force=True, effective_order=per_sentence)
 
 
-def _build_chrf(tokenize: str, per_sentence: bool, word_order: int = 0) -> SacreMetric:
+def _build_tokenized_bleu(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
+    """BLEU of lowercased, punctuation-normalized, Moses-tokenized text, as published figures of Multi30k have it.
+
+    The order is that of the dataset's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl.
+    """
+    from attent.text.language_tags import get_primary_subtag
+
+    try:
+        import sacremoses
+    except ModuleNotFoundError as error:
+        raise ScoreError("bleu-lc-tok needs sacremoses, which is not installed: pip install 'attent[moses]'") from error
+    if language is None:
+        raise ScoreError("bleu-lc-tok must know the one language of the references, but does not; give it: --tgt de")
+    moses_language = get_primary_subtag(language)
+    normalizer, tokenizer = sacremoses.MosesPunctNormalizer(moses_language), sacremoses.MosesTokenizer(moses_language)
+    bleu: Any = _build_bleu("none", per_sentence, language)
+    bleu.lowercase = True
+    bleu.tokenizer = lambda text: tokenizer.tokenize(normalizer.normalize(text), return_str=True)
+    bleu.tokenizer_signature = f"normalized-moses-{moses_language}-{sacremoses.__version__}"
+    return bleu
+
+
+def _build_chrf(tokenize: str, per_sentence: bool, language: str | None, word_order: int = 0) -> SacreMetric:
     from sacrebleu.metrics.chrf import CHRF
 
     return CHRF(word_order=word_order)
 
 
-def _build_ter(tokenize: str, per_sentence: bool) -> SacreMetric:
+def _build_ter(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
     from sacrebleu.metrics.ter import TER
 
     return TER(normalized=tokenize != "13a", asian_support=tokenize != "13a")
 
 
-def _build_exact(tokenize: str, per_sentence: bool) -> SacreMetric:
+def _build_exact(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
     """Percentage of outputs that equal their reference, ignoring leading and trailing spaces."""
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score
@@ -97,6 +120,7 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(name="bleu", title="BLEU", build=_build_bleu, by_default=True, in_validation=True, per_sentence=True),
+        Metric(name="bleu-lc-tok", title="BLEU (lowercased, tokenized)", build=_build_tokenized_bleu),
         Metric(name="chrf", title="chrF", build=_build_chrf, by_default=True, in_validation=True, per_sentence=True),
         Metric(name="chrf++", title="chrF++", build=partial(_build_chrf, word_order=2)),
         Metric(name="ter", title="TER", build=_build_ter, by_default=True, lower_is_better=True),
@@ -285,7 +309,7 @@ def make_metric(
     """Build sacreBLEU's metric for texts in this language."""
     build = METRICS[name].build
     assert build is not None, name
-    return build(choose_bleu_tokenizer(language, references), per_sentence)
+    return build(choose_bleu_tokenizer(language, references), per_sentence, language)
 
 
 def choose_bleu_tokenizer(language: str | None, references: Sequence[str] = ()) -> str:

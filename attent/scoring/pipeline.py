@@ -26,7 +26,7 @@ from attent.scoring.alignment import (
     read_gold_alignments,
 )
 from attent.scoring.evaluate import Evaluation, evaluate
-from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs
+from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs, make_metric
 from attent.storage.atomic import write_output
 from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
@@ -201,6 +201,8 @@ class _Scorer:
 
     def evaluate_translations(self) -> ScoreReport:
         test_set, options, loaded = self.test_set, self.options, None
+        for name in options.metrics:  # before the time to translate is spent
+            make_metric(name, test_set.language, test_set.references)
         outputs = self.hypotheses
         if outputs is None:
             loaded = self.load(self.model, *options.ensemble)

@@ -75,7 +75,8 @@ def test_sentence_scores_are_those_of_sacrebleu() -> None:
 def test_metrics_and_confidence_intervals_are_those_of_sacrebleu() -> None:
     import sacrebleu
 
-    scores = {score.metric: score for score in compute_metrics(OUTPUTS, REFERENCES, SCORE_METRICS)}
+    names = [name for name in SCORE_METRICS if name != "bleu-lc-tok"]  # needs a package and the language
+    scores = {score.metric: score for score in compute_metrics(OUTPUTS, REFERENCES, names)}
     assert scores["bleu"].value == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
     assert scores["chrf"].value == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
     assert scores["chrf++"].value == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES], word_order=2).score
@@ -85,7 +86,7 @@ def test_metrics_and_confidence_intervals_are_those_of_sacrebleu() -> None:
         assert score.ci_half_width is not None
         assert abs(score.mean - score.value) < score.ci_half_width < 100
         assert "bs:1000|seed:12345" in score.signature
-    assert compute_metrics(OUTPUTS, REFERENCES, SCORE_METRICS) == list(scores.values())  # seeded
+    assert compute_metrics(OUTPUTS, REFERENCES, names) == list(scores.values())  # seeded
     assert compute_metrics(OUTPUTS, REFERENCES, ["ter"], resamples=0)[0].ci_half_width is None
 
 

@@ -6,7 +6,16 @@ import logging
 
 import pytest
 
-from attent.scoring.metrics import METRICS, choose_bleu_tokenizer, format_headline, format_metrics, score_corpus
+from attent.scoring.metrics import (
+    METRICS,
+    ScoreError,
+    choose_bleu_tokenizer,
+    compute_metrics,
+    format_headline,
+    format_metrics,
+    make_metric,
+    score_corpus,
+)
 
 REFERENCES = ["The cat sat on the mat, again.", "A dog barks.", "It's 5 o'clock in the morning."]
 OUTPUTS = ["The cat sat on a mat, again.", " A dog barks.", "It is five in the morning."]
@@ -36,6 +45,35 @@ def test_signatures_are_given_in_full() -> None:
 
 def test_the_references_themselves_are_perfect() -> None:
     assert list(score_corpus(REFERENCES, REFERENCES).metrics.values()) == pytest.approx([100, 100, 100])
+
+
+def test_tokenized_bleu_is_that_of_text_tokenized_by_hand() -> None:
+    """The tokens are those that Multi30k's lc.norm.tok files have in such sentences."""
+    sacremoses = pytest.importorskip("sacremoses")
+    import sacrebleu
+
+    references = ["Une femme – vêtue d’un T-shirt – court.", "L'homme dit : « C'est l'hiver »..."]
+    tokenized_references = [
+        "une femme - vêtue d&apos; un t-shirt - court .",
+        "l&apos; homme dit : &quot; c&apos; est l&apos; hiver &quot; ...",
+    ]
+    outputs = ["Une dame - vêtue d'un t-shirt - court.", "Un homme dit: « C'est l'été »..."]
+    tokenized_outputs = [
+        "une dame - vêtue d&apos; un t-shirt - court .",
+        "un homme dit : &quot; c&apos; est l&apos; été &quot; ...",
+    ]
+    expected = sacrebleu.corpus_bleu(tokenized_outputs, [tokenized_references], tokenize="none", force=True).score
+    (score,) = compute_metrics(outputs, references, ["bleu-lc-tok"], "fr-CA", resamples=0)
+    assert score.value == expected
+    assert expected != pytest.approx(bleu(outputs, references, "fr"))
+    tokenizer = f"normalized-moses-fr-{sacremoses.__version__}"
+    assert score.signature.startswith(f"nrefs:1|case:lc|eff:no|tok:{tokenizer}|smooth:exp|version:2.")
+
+
+def test_tokenized_bleu_needs_the_language() -> None:
+    pytest.importorskip("sacremoses")
+    with pytest.raises(ScoreError, match=r"language of the references.*--tgt"):
+        make_metric("bleu-lc-tok", None, REFERENCES)
 
 
 def test_empty_outputs_score_zero() -> None:
