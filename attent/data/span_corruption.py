@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from attent.data.arrays import Array, concatenate_ranges, index_in_group, random_bits
-from attent.data.token_store import CorpusPart, EncodedTexts, StoreMeta, TokenSequences, TokenStore
+from attent.data.token_store import EncodedTexts, TokenSequences, TokenStore
 
 NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0
 MIN_TEXT_TOKENS = 2  # one is kept, one is removed
@@ -45,17 +45,8 @@ class SpanCorruption:
         sentinels = np.asarray(self.sentinel_ids, np.int64)[index_in_group(num_spans)]
         source = self._build_side(starts, kept_lengths, sentinels, num_spans, sentinel_first=False)
         target = self._build_side(starts + kept_lengths, removed_lengths, sentinels, num_spans, sentinel_first=True)
-        count, ids = len(self.texts), {"source": source.ids, "target": target.ids}
-        meta = StoreMeta(
-            format_version=1,
-            pairs=count,
-            dtype="<u4",
-            token_counts={side: len(array) for side, array in ids.items()},
-            pad_ids=dict.fromkeys(ids, self.pad_id),
-            files=[self.name],
-            parts=[CorpusPart(name=self.name, pairs=count, dropped={}, examples={})],
-        )
-        return TokenStore(Path(self.texts.key), meta, source, target, np.arange(1, count + 1).astype("<u8"))
+        pads = self.pad_id, self.pad_id
+        return TokenStore.from_sequences(source, target, pads, self.name, Path(self.texts.key))
 
     def _build_side(
         self, starts: Array, lengths: Array, sentinels: Array, num_spans: Array, *, sentinel_first: bool

@@ -56,6 +56,10 @@ class TokenSequences:
     offsets: Array
     _read_count: list[int] = field(default_factory=lambda: [0], init=False, repr=False)  # since pages were released
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> TokenSequences:
+        return cls(np.concatenate(rows).astype("<u4"), np.cumsum([0, *map(len, rows)]).astype(OFFSET_DTYPE))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -185,6 +189,23 @@ class TokenStore:
             for side in SIDES
         )
         return cls(folder, meta, source, target, _map_array(folder / "locations", LOCATION_DTYPE, meta.pairs))
+
+    @classmethod
+    def from_sequences(
+        cls, source: TokenSequences, target: TokenSequences, pad_ids: tuple[int, int], name: str, folder: Path
+    ) -> TokenStore:
+        """Return a store in memory."""
+        count = len(source)
+        meta = StoreMeta(
+            format_version=FORMAT_VERSION,
+            pairs=count,
+            dtype=source.ids.dtype.str,
+            token_counts={"source": len(source.ids), "target": len(target.ids)},
+            pad_ids=dict(zip(SIDES, pad_ids, strict=True)),
+            files=[name],
+            parts=[CorpusPart(name=name, pairs=count, dropped={}, examples={})],
+        )
+        return cls(folder, meta, source, target, np.arange(1, count + 1).astype(LOCATION_DTYPE))
 
     def __len__(self) -> int:
         return self.meta.pairs

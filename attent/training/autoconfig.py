@@ -7,26 +7,29 @@ The rules of thumb are few; docs/log.md says how each was found.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from attent import settings
+from attent.data.batch_plan import BatchConfig
 from attent.data.estimate import CorpusEstimate, TextPairs, TokenRows, TrainingEstimate, estimate_tokens
-from attent.models import Seq2Seq, Seq2SeqConfig, build, presets, shift_right
+from attent.data.loader import PairLoader
+from attent.data.token_store import TokenSequences, TokenStore
+from attent.models import Seq2SeqConfig, build, presets
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
 from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
-from attent.training.hardware import activate_device, pick_precision
+from attent.training.distributed import DistributedContext
+from attent.training.hardware import activate_device, get_device_name, pick_precision, pick_threads
+from attent.training.loop import Trainer
+from attent.training.objective import Seq2SeqObjective
 from attent.training.schedule import compute_paper_lr
 
 T = TypeVar("T")
-PaddedBatch = tuple[Tensor, Tensor, Tensor, Tensor]  # source, its lengths, target, its lengths
 
 # (minimum number of pairs, (size, epochs until such a model stops improving))
 SIZE_AND_EPOCHS_BY_PAIRS: tuple[tuple[int, tuple[Size, int]], ...] = (
@@ -49,10 +52,6 @@ MEASURE_SECONDS = 2.0
 BUDGET_MARGIN = 0.97  # of --minutes: checkpoints, curves and the model card
 MAX_SCORING_SHARE = 0.4  # of --minutes: an estimate from an untrained model must not take more
 VALID_SHARE = 0.1  # of the time, unless the user chooses when to validate
-# (target tokens of a micro-batch, micro-batches of a step). On a CPU larger ones are no faster and cost memory: 400 x 8
-# is as fast as 3,200.
-CPU_MICRO_BATCHES, GPU_MICRO_BATCHES = (400, 8), (16_000, 1)
-MAX_MEASURED_BATCHES = 64
 TIME_MARGIN = 0.7, 1.6  # few steps are measured, and other programs run too
 
 
@@ -247,14 +246,25 @@ def estimate_training(
     rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, num_tokens: int, seconds: float
 ) -> TrainingEstimate:
     """Measure training steps for `seconds`, and extrapolate."""
-    device = activate_device(None)
+    device, threads = activate_device(None), torch.get_num_threads()
     size, epochs = choose_size_and_epochs(num_pairs, device.type)
-    model = build(getattr(presets, size)(tokenizer.target.size)).to(device).train()
-    speed, device_name = _measure_best_speed(model, _build_batches(rows, device), device, seconds)
+    trainer = _build_trainer(size, rows, tokenizer, device)
+    try:
+        if device.type == "cpu":  # small models are often faster with one thread
+            count, times = pick_threads(lambda: trainer.measure_step_seconds(seconds / 2, min_steps=1))
+            step_seconds = times[count]
+        else:
+            step_seconds = trainer.measure_step_seconds(seconds)
+        device_name = get_device_name(device)
+    finally:
+        torch.set_num_threads(threads)
+    batches = trainer.train_batches
+    num_steps = batches.num_steps(0)
+    speed = sum(batches.get_batch(0, step).num_tokens for step in range(num_steps)) / num_steps / step_seconds
     total = num_tokens * epochs / speed
     return TrainingEstimate(
         size=size,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
         epochs=epochs,
         device=device_name,
         tokens_per_second=round(speed),
@@ -262,69 +272,23 @@ def estimate_training(
     )
 
 
-def _measure_best_speed(
-    model: Seq2Seq, batches: list[PaddedBatch], device: torch.device, seconds: float
-) -> tuple[float, str]:
-    """(tokens a second, device). On a CPU with all threads and with one: small models are often faster with one."""
-    if device.type != "cpu":
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return _measure_speed(model, batches, device, seconds), name
-    threads = torch.get_num_threads()
-    speeds = {}
-    try:
-        for count in sorted({1, threads}):
-            torch.set_num_threads(count)
-            name = f"CPU, {count} {'thread' if count == 1 else 'threads'}"
-            speeds[name] = _measure_speed(model, batches, device, seconds / 2)
-    finally:
-        torch.set_num_threads(threads)
-    best = max(speeds, key=speeds.__getitem__)
-    return speeds[best], best
-
-
-def _build_batches(rows: tuple[TokenRows, TokenRows], device: torch.device) -> list[PaddedBatch]:
-    """Batches of pairs of similar length, from everywhere in the sample."""
-    max_tokens, _ = CPU_MICRO_BATCHES if device.type == "cpu" else GPU_MICRO_BATCHES
-    order = sorted(range(len(rows[1])), key=lambda i: (len(rows[1][i]), len(rows[0][i])))
-    groups: list[list[int]] = [[]]
-    for i in order:
-        if groups[-1] and len(rows[1][i]) * (len(groups[-1]) + 1) > max_tokens:
-            groups.append([])
-        groups[-1].append(i)
-    shuffled = sorted(range(len(groups)), key=lambda g: (g * 2_654_435_761) % 2**32)
-    return [
-        (*_pad_rows([rows[0][i] for i in groups[g]], device), *_pad_rows([rows[1][i] for i in groups[g]], device))
-        for g in shuffled[:MAX_MEASURED_BATCHES]
-    ]
-
-
-def _pad_rows(rows: TokenRows, device: torch.device) -> tuple[Tensor, Tensor]:
-    length = min(max(map(len, rows)), 512)
-    ids = torch.tensor([(row + [0] * length)[:length] for row in rows], device=device)
-    return ids, torch.tensor([min(len(row), length) for row in rows], device=device)
-
-
-def _measure_speed(model: Seq2Seq, batches: list[PaddedBatch], device: torch.device, seconds: float) -> float:
-    """Tokens of both sides a second. The first batch, which pays for the set-up, does not count."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    _, accumulate = CPU_MICRO_BATCHES if device.type == "cpu" else GPU_MICRO_BATCHES
-    _train_step(model, batches[0])
-    tokens, done, start = 0, 0, time.perf_counter()
-    while done == 0 or time.perf_counter() - start < seconds:
-        tokens += sum(_train_step(model, batches[(done + i) % len(batches)]) for i in range(accumulate))
-        optimizer.step()
-        optimizer.zero_grad()
-        done += accumulate
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return tokens / (time.perf_counter() - start)
-
-
-def _train_step(model: Seq2Seq, batch: PaddedBatch) -> int:
-    """Run forward and backward; return the number of tokens without padding."""
-    source, source_lengths, target, target_lengths = batch
-    with torch.autocast(source.device.type, torch.bfloat16, enabled=source.device.type == "cuda"):
-        logits = model(source, shift_right(target, model.config.start_id), source_lengths, target_lengths)
-        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=0)
-    loss.backward()
-    return int(source_lengths.sum() + target_lengths.sum())
+def _build_trainer(
+    size: Size, rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, device: torch.device
+) -> Trainer:
+    """A trainer on batches of pairs of similar length. It does not compile, which would take longer than measuring."""
+    batch_tokens = CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size]
+    source, target = (TokenSequences.from_rows(side) for side in rows)
+    store = TokenStore.from_sequences(source, target, (tokenizer.source.pad, tokenizer.target.pad), "sample", Path())
+    config = BatchConfig(batch_tokens=batch_tokens, max_tokens=512, layout="bucketed", too_long="truncate")
+    return Trainer(
+        build(getattr(presets, size)(tokenizer.target.size)),
+        tokenizer,
+        fill_defaults(TrainConfig(compile=False), device, batch_tokens=batch_tokens, steps=1, warmup=1, lr=1e-4),
+        PairLoader(store, config),
+        None,
+        None,
+        Path(),
+        DistributedContext(device),
+        lambda event: None,
+        make_objective=Seq2SeqObjective,
+    )

@@ -94,14 +94,16 @@ def pick_threads(measure: Callable[[], float]) -> tuple[int, dict[int, float]]:
     return fastest, seconds
 
 
+def get_device_name(device: torch.device) -> str:
+    """`NVIDIA H200`, or `CPU, 2 threads`"""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {format_count(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else "Apple GPU"
+
+
 def describe_device(device: torch.device, precision: Precision, compiled: bool) -> str:
     """`NVIDIA H200, bfloat16, compiled`"""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        threads = torch.get_num_threads()
-        name = f"CPU, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else "Apple GPU"
-    return ", ".join([name, precision, *(["compiled"] if compiled else [])])
+    return ", ".join([get_device_name(device), precision, *(["compiled"] if compiled else [])])
 
 
 def persist_compile_cache() -> Path | None:

@@ -18,7 +18,7 @@ from attent.data.batch_plan import LAYOUTS, BatchConfig, BatchPlan, Layout, draw
 from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
 from attent.data.packing import RowCapacity, best_fit
 from attent.data.pairs import CorpusError
-from attent.data.token_store import CorpusPart, StoreMeta, TokenSequences, TokenStore
+from attent.data.token_store import TokenSequences, TokenStore
 from attent.models.seq2seq import shift_right
 from attent.nn import Packing
 
@@ -34,17 +34,7 @@ def make_store(lengths: list[tuple[int, int]], pad: int = 0) -> TokenStore:
             "<u4"
         )
         sides.append(TokenSequences(ids, np.concatenate([[0], np.cumsum(side_lengths)]).astype("<i8")))
-    parts = [CorpusPart(name="corpus", pairs=len(lengths), dropped={}, examples={})]
-    meta = StoreMeta(
-        format_version=1,
-        pairs=len(lengths),
-        dtype="<u4",
-        token_counts={},
-        pad_ids={"source": 0, "target": pad},
-        files=["corpus.tsv"],
-        parts=parts,
-    )
-    return TokenStore(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, len(lengths) + 1).astype("<u8"))
+    return TokenStore.from_sequences(sides[0], sides[1], (0, pad), "corpus.tsv", Path("nowhere"))
 
 
 def draw_wmt_lengths(n: int, seed: int = 0) -> list[tuple[int, int]]:

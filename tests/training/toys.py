@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from attent.data.batch_plan import BatchConfig
 from attent.data.loader import PairLoader
-from attent.data.token_store import CorpusPart, StoreMeta, TokenSequences, TokenStore
+from attent.data.token_store import TokenSequences, TokenStore
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
@@ -50,20 +49,9 @@ def store(first: int = 0, last: int = 60) -> TokenStore:
     toy_tokenizer = tokenizer()
     texts = lines()
     rows = toy_tokenizer.encode_source(texts[0][first:last]), toy_tokenizer.encode_target(texts[1][first:last])
-    sides = [
-        TokenSequences(np.concatenate(side).astype("<u4"), np.cumsum([0, *map(len, side)]).astype("<i8"))
-        for side in [[np.array(row) for row in side] for side in rows]
-    ]
-    meta = StoreMeta(
-        format_version=1,
-        pairs=last - first,
-        dtype="<u4",
-        token_counts={},
-        pad_ids={"source": toy_tokenizer.source.pad, "target": toy_tokenizer.target.pad},
-        files=["corpus.tsv"],
-        parts=[CorpusPart(name="corpus", pairs=last - first, dropped={}, examples={})],
-    )
-    return TokenStore(Path("nowhere"), meta, sides[0], sides[1], np.arange(1, last - first + 1).astype("<u8"))
+    source, target = (TokenSequences.from_rows(side) for side in rows)
+    pads = toy_tokenizer.source.pad, toy_tokenizer.target.pad
+    return TokenStore.from_sequences(source, target, pads, "corpus.tsv", Path("nowhere"))
 
 
 def batches(
