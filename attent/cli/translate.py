@@ -183,8 +183,10 @@ def build_pipeline(
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import resolve_target_lang
     from attent.decoding.pipeline import TranslationPipeline
-    from attent.decoding.translator import load_translator
+    from attent.decoding.translator import check_constraints, load_translator
 
+    constraints = PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban)
+    check_constraints(constraints, options)
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
     translator = load_translator((model, *flags.ensemble), build_device_options(flags), progress.print_message)
     tags = translator.tokenizer.source.tags
@@ -197,7 +199,7 @@ def build_pipeline(
         to=to,
         source_lang=flags.src,
         glossary=glossary,
-        constraints=PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban),
+        constraints=constraints,
         mbr_candidates=flags.mbr_candidates,
         split_sentences=flags.split_sentences,
         prevent_repetition=flags.forbid_loops,

@@ -29,6 +29,7 @@ from attent.decoding.alignment import (
     load_selection,
 )
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
+from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
@@ -297,7 +298,7 @@ class Translator:
             results = dict(self.build_torch_engine(None).search(requests, options))
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         translations = [build_translation(n_best, text) for (n_best,) in best]
-        allowed = [item for item in translations if not any(has_word(item.text, word) for word in constraints.banned)]
+        allowed = [item for item in translations if find_phrase(item.text, constraints.banned) is None]
         return sorted(allowed, key=lambda item: -item.score)
 
     # --- before the search ---------------------------------------------------------------------------------------
@@ -776,10 +777,6 @@ def check_hypotheses(
         )
 
 
-def has_word(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
-
-
 def check_constraints(constraints: PhraseConstraints, options: SearchOptions) -> None:
     if constraints.required and (options.sampling is not None or options.beam_groups > 1):
         raise TranslationError(
@@ -788,9 +785,11 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
     for phrase in constraints.required:
         if not phrase.strip():
             raise TranslationError("a required phrase must be a word, but is empty; leave it out")
-        for banned in constraints.banned:
-            if has_word(phrase, banned):
-                raise TranslationError(f"`{phrase}` is required, but contains the banned `{banned}`; leave one out")
+        if banned := find_phrase(phrase, constraints.banned):
+            raise TranslationError(f"`{phrase}` is required, but contains the banned `{banned}`; leave one out")
+    prefix = constraints.prefix.strip()
+    if banned := find_phrase(prefix, constraints.banned, is_partial=constraints.prefix_is_partial):
+        raise TranslationError(f"the prefix `{prefix}` contains the banned `{banned}`; leave one out")
 
 
 def widen_for_mbr(options: SearchOptions, mbr_candidates: int) -> SearchOptions:

@@ -498,6 +498,18 @@ def test_require_ban_and_prefix(trained_model: Path, monkeypatch: pytest.MonkeyP
         assert "langsam" not in line
 
 
+def test_a_banned_phrase_in_the_prefix_is_refused(
+    trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    flags = ("--to", "de", "--prefix", "Ein Hund", "--ban", "hund")
+    set_stdin(monkeypatch, b"")
+    error = run_failing(capsys, trained_model, *flags)
+    assert "attent: error: the prefix `Ein Hund` contains the banned `hund`; leave one out" in error
+    set_stdin(monkeypatch, json.dumps({"text": DOG, "prefix": "Ein Hund", "ban": "hund"}).encode())
+    error = run_failing(capsys, trained_model, "--to", "de", "--input-type", "json")
+    assert "line 1: the prefix `Ein Hund` contains the banned `hund`; leave one out" in error
+
+
 def test_json_lines_have_their_own_constraints(
     trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

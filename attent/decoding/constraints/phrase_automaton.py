@@ -11,7 +11,7 @@ import codecs
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,28 @@ class CharacterAutomaton:
             for char_class in (HIDDEN, *self.classes.by_folded_text["0"], *self.classes.by_folded_text["1"]):
                 row[char_class] = self.offset
         row[escape] = REJECTED if self._is_complete(matches) else self.get_state_id(AFTER_ESCAPE, False)
+
+
+@lru_cache(MAX_CACHED_TABLES)
+def build_text_automaton(phrases: WordList) -> CharacterAutomaton:
+    texts = build_spelling_variants(phrases)
+    return CharacterAutomaton(texts, CharacterClasses.from_texts(texts), REJECTED + 1)
+
+
+def find_phrase(text: str, phrases: WordList, *, is_partial: bool = False) -> str | None:
+    """Return a phrase that the text contains; None if it has none. `is_partial`: the last word may be continued."""
+    if not phrases:
+        return None
+    automaton = build_text_automaton(phrases)
+    state = automaton.offset
+    for char_class in automaton.classes.class_ids[list(map(ord, text))]:
+        state = automaton.rows[state - automaton.offset][char_class]
+        if state == REJECTED:
+            break
+    if state != REJECTED and (is_partial or not automaton.ends_in_match[state - automaton.offset]):
+        return None
+    alone = (phrase for phrase in phrases if find_phrase(text, (phrase,), is_partial=is_partial))
+    return phrases[0] if len(phrases) == 1 else next(alone)
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, ban_tokens
+from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchRequest
 
@@ -36,33 +36,16 @@ def count_required_phrases(request: SearchRequest) -> Counter[Phrase]:
 
 def check_phrases(requests: Sequence[SearchRequest], vocabulary: TargetVocabulary) -> None:
     """Reject phrases that the model cannot generate, and those that contain a banned one."""
-    phrases_by_ban: dict[tuple[str, ...], dict[Phrase, None]] = {}
-    for request in requests:
-        phrases_by_ban.setdefault(request.banned_phrases, {}).update(dict.fromkeys(count_required_phrases(request)))
-    for banned_phrases, phrases in phrases_by_ban.items():
-        alone = SearchRequest(source_ids=(), banned_phrases=banned_phrases)
-        banned = BannedPhrases([alone], vocabulary.spellings) if banned_phrases and phrases else None
-        for phrase in phrases:
-            text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
-            if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
-                raise RequiredPhraseError(
-                    f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
-                    f"leave it out"
-                )
-            if banned is not None and is_banned((*phrase, vocabulary.end_ids[0]), banned, alone, vocabulary.size):
-                words = ", ".join(f"`{word}`" for word in banned_phrases)
-                raise RequiredPhraseError(f"`{text}` is required, but contains the banned {words}; leave one out")
-
-
-def is_banned(tokens: Phrase, banned: BannedPhrases, request: SearchRequest, vocabulary_size: int) -> bool:
-    """True if the tokens alone cannot be generated."""
-    state = banned.build_initial_state([request])
-    unlimited = GeneratedTokens(torch.zeros(1, 0), torch.tensor([0]), torch.tensor([2**20]))
-    for token in tokens:
-        if banned.mask_logits(torch.zeros(1, vocabulary_size), state, unlimited)[0, token] == NEG_INF:
-            return True
-        state = banned.advance_state(state, torch.tensor([token]))
-    return False
+    phrases = {(phrase, request.banned_phrases) for request in requests for phrase in count_required_phrases(request)}
+    for phrase, banned_phrases in phrases:
+        text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
+        if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
+            raise RequiredPhraseError(
+                f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
+                f"leave it out"
+            )
+        if banned := find_phrase(text, banned_phrases):
+            raise RequiredPhraseError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
 
 
 def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import BannedPhraseError, TokenSpellings
+from attent.decoding.constraints.phrase_automaton import BannedPhraseError, TokenSpellings, find_phrase
 from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import find_word_continuations, get_token_bytes
 from attent.text import TokenizerConfig, Vocabulary, train_tokenizer
@@ -230,6 +230,25 @@ BYTES = [b"", *(bytes([i]) for i in range(256))]
 )
 def test_the_end_token_is_masked_after_a_banned_phrase(words: tuple[str, ...], text: str, is_banned: bool) -> None:
     assert (b"" not in list_allowed_after(words, text, BYTES)) is is_banned
+    assert (find_phrase(text, words) is not None) is is_banned
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "found", "found_in_part"),
+    [
+        ("das Haus", ("Boot", "HAUS"), "HAUS", None),
+        ("das Haus am See", ("Boot", "Haus"), "Haus", "Haus"),
+        ("das Hausboot", ("Haus",), None, None),
+        ("我爱北京", ("北京",), "北京", "北京"),
+        ("", ("Haus",), None, None),
+        ("das Haus", (), None, None),
+    ],
+)
+def test_a_phrase_is_found_in_text(
+    text: str, words: tuple[str, ...], found: str | None, found_in_part: str | None
+) -> None:
+    assert find_phrase(text, words) == found
+    assert find_phrase(text, words, is_partial=True) == found_in_part
 
 
 def test_only_word_continuations_may_follow_a_banned_phrase() -> None:
