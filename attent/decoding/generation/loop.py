@@ -8,7 +8,7 @@ columns up to the next multiple of GRAPH_COLUMNS, with unused ones masked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -23,9 +23,11 @@ from attent.decoding.constraints import (
     apply_constraints,
     build_constraints,
 )
+from attent.decoding.engines.graphed_search import update_tensor
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
 from attent.decoding.sampling import sample_tokens
+from attent.decoding.search import map_tensors
 from attent.models import CausalLM
 from attent.nn import Cache
 from attent.nn.kernels.cuda_graphs import capture_graph
@@ -117,14 +119,7 @@ class SequenceBatch:
         return cls(input_tokens, tokens, tokens.float(), zeros, max_lengths, rng_keys, zeros.bool(), states)
 
     def select_rows(self, rows: Tensor) -> SequenceBatch:
-        names = [field.name for field in fields(self) if field.name != "constraint_states"]
-        selected = {name: getattr(self, name).index_select(0, rows) for name in names}
-        states = tuple(state.index_select(0, rows) for state in self.constraint_states)
-        return SequenceBatch(**selected, constraint_states=states)
-
-    def iterate_tensors(self) -> Iterator[Tensor]:
-        yield from (getattr(self, field.name) for field in fields(self) if field.name != "constraint_states")
-        yield from self.constraint_states
+        return map_tensors(lambda x: x.index_select(0, rows), self)
 
 
 @torch.no_grad()
@@ -238,7 +233,9 @@ class StaticState:
         """Start another batch; what earlier ones left in the cache is masked."""
         self.cache.used_columns, self.cache.row_columns = 0, None
         last = prefill_cache(self.model, self.cache, [prompt.token_ids for prompt in prompts])
-        self._copy_from(SequenceBatch.from_prompts(last, prompts, self.capacity, self.context))
+        map_tensors(
+            update_tensor, self.sequences, SequenceBatch.from_prompts(last, prompts, self.capacity, self.context)
+        )
         self.cache_lengths.copy_(torch.tensor([len(prompt.token_ids) - 1 for prompt in prompts]))
         self.cache.row_columns = self.cache_lengths
 
@@ -259,15 +256,11 @@ class StaticState:
 
     def _run_step(self, columns: int) -> None:
         self.cache.used_columns = columns - 1
-        self._copy_from(advance_sequences(self.model, self.cache, self.sequences, self.context))
+        advanced = advance_sequences(self.model, self.cache, self.sequences, self.context)
+        map_tensors(update_tensor, self.sequences, advanced)
         assert self.cache.row_columns is not None
         self.cache_lengths.copy_(self.cache.row_columns)
         self.cache.row_columns = self.cache_lengths
-
-    def _copy_from(self, new: SequenceBatch) -> None:
-        for ours, theirs in zip(self.sequences.iterate_tensors(), new.iterate_tensors(), strict=True):
-            if ours is not theirs:
-                ours.copy_(theirs)
 
 
 def can_capture_graphs(device: torch.device) -> bool:
