@@ -29,6 +29,9 @@ HEADS = {  # beginnings of files, and what they are called
     "id,text,lang\n1,Hello,en\n2,Bye,en\n": "CSV",
     'id,text\n1,Hello\n2,"Bye, you"\n': "CSV",
     "id;text\n1;Hello, you\n2;Bye\n": "CSV",
+    "Source text,Target text\nHello,Hallo\nBye,Tschüs\n": "CSV",
+    '"Product ID","Short description (en)"\n"1","A shoe, brown"\n\n"2","A boot"\n': "CSV",
+    "编号,文本\n1,你好\n2,再见\n": "CSV",
     "<body>\n<p>x</p>": "an HTML page",
     '<div class="a"><p>Hello</p></div>\n': "an HTML page",
     "<p>Hello</p>\n": "an HTML page",
@@ -71,6 +74,8 @@ TEXTS = [
     "One,two,three\nfour,five,six\n",
     "<p> is a tag\n",
     "Well, yes\nNo, sir\nOh, well\n",
+    "Roses are red,\nViolets are blue,\nSugar is sweet,\n",
+    "你好,世界\n我爱你,北京\n他来了,走吧\n",
     "",
 ]
 

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from attent.data.formats.streams import decode_head, strip_compression_suffix
+from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 
 _TO_MARKDOWN = "convert it to Markdown, for example with pandoc"
 _TO_PO = "convert it to PO, for example with the Translate Toolkit"
 _TO_XLIFF = "convert it to XLIFF, for example with Okapi"
 _TO_TEXT = "save its text as a .txt file"
 _XML_PROLOG = r"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
-_COLUMN_NAME = re.compile(r"[^\W\d]\w{0,29}")
+_COLUMN_NAME = r"[^\W\d][\w()/#-]{0,29}(?: [\w()/#-]{1,30}){0,3}"  # up to four words
 _JSON_STRING = r'"(?:[^"\\\n]|\\.)*"'
 
 
@@ -43,18 +44,20 @@ def _is_json(text: str) -> bool:
 
 
 def _is_csv(text: str) -> bool:
-    """True for a row of names and two or more rows with as many cells; the last one may be cut."""
+    """True for a row of names and two or more rows with as many cells; the last one may be cut. In scripts without
+    spaces, where prose has none after a comma either, the rows must also be numbered."""
     lines = text.strip().splitlines()[:20]
     for delimiter in ",;":
         try:
-            names, *rows = csv.reader(lines, delimiter=delimiter)
+            names, *rows = filter(None, csv.reader(lines, delimiter=delimiter))
         except csv.Error:  # a cell is too long
             return False
         complete = rows if len(rows) <= 2 else rows[:-1]
-        has_names = 2 <= len(set(names)) == len(names) and all(_COLUMN_NAME.fullmatch(name) for name in names)
+        has_names = 2 <= len(set(names)) == len(names) and all(re.fullmatch(_COLUMN_NAME, name) for name in names)
         is_even = all(len(row) == len(names) and not any(cell.startswith(" ") for cell in row) for row in complete)
         if has_names and len(rows) >= 2 and is_even:
-            return True
+            is_spaced = not compile_letter_pattern(UNSPACED_SCRIPTS).search(lines[0])
+            return is_spaced or all(row[0].isdecimal() for row in complete)
     return False
 
 
@@ -102,7 +105,7 @@ _FORMATS = (
     UnsupportedFormat(
         "CSV",
         (".csv",),
-        r'"?[^\W\d]\w{0,29}"?[,;]',
+        rf'"?{_COLUMN_NAME}"?[,;]',
         "extract the column to translate, one sentence per line",
         _is_csv,
     ),
