@@ -206,6 +206,8 @@ def test_unknown_format_has_no_directives() -> None:
         ("c", "one", "%s %d", False),
         ("python", "one", "%(n)d", True),
         ("python", "one", "%d", False),
+        ("boost", "%1% of %2%", "%1% of %2% %2$d", False),
+        ("boost", "%2%", "%2% %2$d", False),
         ("java", "one", "{0}", True),
         ("java", "{0}", "{0,number} {0}", False),
         ("kde", "one", "%1 %2", False),

@@ -111,6 +111,7 @@ def test_each_plural_form_has_the_source_that_its_numbers_need(rule: str, ids: s
         ("Plural-Forms: nplurals=2; plural =n != 1;", "the header has no Plural-Forms"),
         ("Plural-Forms: nplurals=2; plural=n/0;", "the rule of the header's Plural-Forms is not valid"),
         ("Plural-Forms: nplurals=2; plural=__import__;", "the rule of the header's Plural-Forms is not valid"),
+        ("Plural-Forms: nplurals=2; plural=n != !1;", "the rule of the header's Plural-Forms is not valid"),
         ("Plural-Forms: nplurals=1; plural=(n != 1);", "the rule of the header's Plural-Forms is not valid"),
     ],
 )

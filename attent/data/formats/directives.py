@@ -136,12 +136,17 @@ def can_lack_count(singular: str, plural: str, format_name: str) -> bool:
     if format_name not in _COUNT_IS_OPTIONAL or "*" in directive or (number and format_name == "python"):
         return False
     if number:
-        return {other for other, _ in in_singular if other} == set(range(1, number))
-    match = pattern.fullmatch(directive)
-    name = match.groupdict().get("name") if match else None
+        has_names = any(_get_name(text, pattern) for _, text in in_singular)  # `%2%` has the argument of `%2$d`
+        return not has_names and {other for other, _ in in_singular if other} == set(range(1, number))
+    name = _get_name(directive, pattern)
     first_words = re.findall(r"\w+", name or "")[:1]  # `0` of `{0,number}`
     # Another directive may have the same argument with another type, or inside: `{0,choice,0#a|1#b{1}}`.
     return bool(first_words) and first_words[0] not in re.findall(r"\w+", " ".join(text for _, text in in_singular))
+
+
+def _get_name(directive: str, pattern: re.Pattern[str]) -> str | None:
+    match = pattern.fullmatch(directive)
+    return match.groupdict().get("name") if match else None
 
 
 def _find_directives(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:

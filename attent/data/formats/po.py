@@ -328,7 +328,7 @@ def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> list[se
             if not 0 <= form < len(numbers):
                 raise ValueError(f"form {form}")
             numbers[form].add(number)
-    except (ValueError, ArithmeticError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError, SyntaxError):  # SyntaxError: `n != !1`, which is valid in C
         return "the rule of the header's Plural-Forms is not valid"
     return numbers
 
