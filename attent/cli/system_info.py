@@ -42,7 +42,7 @@ PURPOSES: dict[str, str] = {
     "matplotlib": "plots",
     "pillow": "PNG, JPEG images",
 }
-EXTRAS = ("serve", "hf", "export", "viz", "images", "moses")
+EXTRAS = ("serve", "hf", "export", "viz", "images", "moses", "rouge")
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _render_scores(card: ModelCard) -> Iterator[str]:
         yield notes
     signatures = dict.fromkeys(signature for score in card.scores for signature in score.signatures)
     if signatures:
-        yield "sacreBLEU signatures:"
+        yield "Metric signatures:"
         yield "\n".join(f"- {formatting.format_code(signature)}" for signature in signatures)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import statistics
+import sys
 
 import pytest
 
@@ -78,6 +80,33 @@ def test_tokenized_bleu_needs_the_language() -> None:
 
 def test_empty_outputs_score_zero() -> None:
     assert set(score_corpus(["", "", ""], REFERENCES).metrics.values()) == {0}
+
+
+def test_rouge_is_the_mean_of_rouge_score() -> None:
+    rouge_scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    kinds = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
+    scorer = rouge_scorer.RougeScorer(list(kinds.values()), use_stemmer=True)
+    expected = [scorer.score(reference, output) for output, reference in zip(OUTPUTS, REFERENCES, strict=True)]
+    for score in compute_metrics(OUTPUTS, REFERENCES, list(kinds)):
+        assert score.value == pytest.approx(100 * statistics.mean(s[kinds[score.metric]].fmeasure for s in expected))
+        assert score.ci_half_width is not None
+        assert 0 < score.ci_half_width < 50
+        assert score.signature.startswith("nrefs:1|bs:1000|seed:12345|stem:porter|version:rouge-score-")
+    # Of "cats sat" in "the cat sat", 2 words match after stemming: precision 1, recall 2/3.
+    assert compute_metrics(["cats sat"], ["the cat sat"], ["rouge-1"], resamples=0)[0].value == pytest.approx(80)
+
+
+def test_rouge_is_computed_in_validations_that_select_by_it() -> None:
+    pytest.importorskip("rouge_score")
+    assert list(score_corpus(OUTPUTS, REFERENCES, selected="rouge-l").metrics) == ["bleu", "chrf", "rouge-l", "exact"]
+    assert list(score_corpus(OUTPUTS, REFERENCES, selected="loss").metrics) == ["bleu", "chrf", "exact"]
+
+
+def test_a_missing_package_of_rouge_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(ScoreError, match=r"rouge-score, which is not installed: pip install 'attent\[rouge\]'"):
+        make_metric("rouge-l", "en", REFERENCES)
 
 
 def test_outputs_and_references_are_not_confused() -> None:

@@ -23,7 +23,7 @@ from attent.inspection import head_stats
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty, presets
 from attent.models.weights import assign_weights
 from attent.nn.eval_mode import eval_mode
-from attent.scoring.metrics import DEFAULT_METRIC, VALIDATION_METRICS, format_metrics, score_corpus
+from attent.scoring.metrics import DEFAULT_METRIC, SELECTION_METRICS, format_metrics, make_metric, score_corpus
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
@@ -44,7 +44,7 @@ class TranslationTask(base.Task):
     config_class = Seq2SeqConfig
     objective_class = Seq2SeqObjective
     unit = "pair"
-    metrics = (DEFAULT_METRIC, *(name for name in VALIDATION_METRICS if name != DEFAULT_METRIC), "loss")
+    metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
     used_settings = frozenset(
         {
             "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
@@ -57,6 +57,8 @@ class TranslationTask(base.Task):
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context = context
+        if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
+            make_metric(run.train.metric, self.valid_texts.language, self.valid_texts.references)
         languages = learn_languages(self.prepared.splits.train)
         self.extra_files = {} if languages is None else {LANGUAGES_FILE: languages.to_bytes()}
 
@@ -119,7 +121,7 @@ class TranslationTask(base.Task):
 
         def evaluate(model: Seq2Seq) -> base.EvalResult:
             outputs = self.translate(model, texts, beam_size=1, length_penalty=0.0)
-            scores = score_corpus(outputs, texts.references, texts.language)
+            scores = score_corpus(outputs, texts.references, texts.language, run.train.metric)
             return base.EvalResult(metrics=scores.metrics, samples=select_samples(texts, outputs, NUM_SAMPLES))
 
         return evaluate
@@ -180,7 +182,7 @@ class TranslationTask(base.Task):
         beam_size, length_penalty = run.decode.beam_size, run.decode.length_penalty
         action = f"scoring {split} {texts.name}"
         outputs = self.translate(model, texts, beam_size=beam_size, length_penalty=length_penalty, action=action)
-        scores = score_corpus(outputs, texts.references, texts.language)
+        scores = score_corpus(outputs, texts.references, texts.language, run.train.metric)
         return base.FinalScores(
             name=texts.name,
             split=split,
