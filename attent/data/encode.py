@@ -16,7 +16,7 @@ import numpy as np
 
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.corpus import Corpus
-from attent.data.filters import FilterConfig, PairFilter, hash_pairs, infer_scripts, strip_text
+from attent.data.filters import FILTER_SAMPLE_SIZE, FilterConfig, PairFilter, hash_pairs, strip_text
 from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
@@ -29,7 +29,6 @@ BLOCK_PAIRS = 4096  # subword sampling is seeded per block
 BLOCK_TEXTS = 4096
 SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
 LANGUAGE_SAMPLE_SIZE = 20_000  # pairs from which the languages are learned
-SCRIPT_SAMPLE_SIZE = 1000  # pairs from which the script of a side is inferred if its language is unknown
 LINE_BITS = 40  # a location is one integer: the file's index above these bits, the line in them
 CHUNK_CHARS = 2**16  # a document is encoded in chunks of about this size
 TEXT_DTYPE = "<u4"
@@ -156,8 +155,8 @@ def encode_corpus(
 ) -> Iterator[EncodedBlock]:
     """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers."""
     pairs = _iter_pairs(corpus, tally)
-    sample = list(islice(pairs, SCRIPT_SAMPLE_SIZE))
-    pair_filter = PairFilter(config.filters, infer_scripts(corpus.languages, sample))
+    sample = list(islice(pairs, FILTER_SAMPLE_SIZE))
+    pair_filter = PairFilter.from_sample(config.filters, corpus.languages, sample)
     if config.language_tags and corpus.languages.target is None:
         raise CorpusError(f"{corpus.name}: language tags such as <2de> need the target language; give it as --tgt")
     encoder = BlockEncoder(config, pair_filter, corpus.languages.target if config.language_tags else None)

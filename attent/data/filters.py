@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ KeyArray = npt.NDArray[np.uint64]
 
 # A pair is checked in this order, and only the first reason counts, so that the counts of a report add up.
 FILTER_ORDER = ("empty", "control", "max_chars", "length_ratio", "identical", "script", "duplicates")
+FILTER_SAMPLE_SIZE = 1_000  # first pairs of a corpus, from which its scripts and typical length ratio are inferred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,8 @@ class FilterConfig:
 
     # 2,000 characters are about 350 words or 500 tokens; longer segments are paragraphs that were never split.
     max_chars: int = 2_000  # of either side; a Han, Kana or Hangul character counts as three; 0: no limit
-    # Real translations stay below 3 in every corpus that was inspected; above 4 are misalignments.
+    # Real translations stay below 3 in every corpus that was inspected; above 4 are misalignments. Where one side is
+    # typically much shorter (summaries), the ratio is relative to the median of the corpus's first pairs.
     length_ratio: float = 4.0  # how many times longer one side may be, after adding 20 characters to each; 0: no limit
     identical: bool = True  # untranslated sentences; equal names, codes and short labels are kept
     script: bool = True  # most letters of a side are in another script than its language
@@ -57,6 +61,9 @@ class FilterConfig:
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 RATIO_SMOOTHING = 20  # characters, so that "OK" may become "Einverstanden" and "EU" "Europäische Union"
+MAX_TRANSLATION_RATIO = (
+    2.0  # of median lengths, either way; measured: 0.90 to 1.12 for translations, 0.14 for summaries
+)
 WIDE_CHAR_WEIGHT = 3  # a Han, Kana or Hangul character carries about as much information as three letters
 MIN_FOREIGN_LETTERS = 12  # fewer in another script are a name or a code: "iPhone", "README"
 MIN_SENTENCE_WORDS = 4  # lower-case words from which on identical sides are an untranslated sentence
@@ -138,13 +145,22 @@ class _ScriptCheck:
 class PairFilter:
     """Checks single pairs; `KeySet` finds duplicates."""
 
-    def __init__(self, config: FilterConfig, scripts: tuple[Scripts | None, Scripts | None]) -> None:
+    def __init__(
+        self, config: FilterConfig, scripts: tuple[Scripts | None, Scripts | None], typical_ratio: float = 1.0
+    ) -> None:
         self.config = config
         self.scripts = scripts
+        self.typical_ratio = typical_ratio  # of target to source length
         self._script_checks = _ScriptCheck(scripts[0]), _ScriptCheck(scripts[1])
 
-    def __reduce__(self) -> tuple[type[PairFilter], tuple[FilterConfig, tuple[Scripts | None, Scripts | None]]]:
-        return PairFilter, (self.config, self.scripts)
+    @classmethod
+    def from_sample(cls, config: FilterConfig, languages: LanguagePair, sample: Sequence[Pair]) -> PairFilter:
+        """Build the filter of a corpus from its first pairs."""
+        sample = sample[:FILTER_SAMPLE_SIZE]
+        return cls(config, infer_scripts(languages, sample), measure_typical_ratio(sample))
+
+    def __reduce__(self) -> tuple[type[PairFilter], tuple[Any, ...]]:
+        return PairFilter, (self.config, self.scripts, self.typical_ratio)
 
     def drop_reason(self, source: str, target: str) -> str | None:
         """Return the name of the first filter that drops this pair, or None."""
@@ -166,16 +182,22 @@ class PairFilter:
 
     def _check_length(self, source: int, target: int) -> str | None:
         config = self.config
-        short, long = (source, target) if source < target else (target, source)
-        if config.max_chars and long > config.max_chars:
+        if config.max_chars and max(source, target) > config.max_chars:
             return "max_chars"
-        if config.length_ratio and long + RATIO_SMOOTHING > config.length_ratio * (short + RATIO_SMOOTHING):
-            return "length_ratio"
-        return None
+        expected, actual = (source + RATIO_SMOOTHING) * self.typical_ratio, target + RATIO_SMOOTHING
+        short, long = (expected, actual) if expected < actual else (actual, expected)
+        return "length_ratio" if config.length_ratio and long > config.length_ratio * short else None
 
     def _check_identical(self, source: str, target: str) -> str | None:
         is_copy = self.config.identical and source == target and is_untranslated(source)
         return "identical" if is_copy else None
+
+
+def measure_typical_ratio(sample: Sequence[Pair]) -> float:
+    """Return the median ratio of target to source length, or 1.0 if it is in the range of translations."""
+    lengths = [[weighted_length(text.strip()) + RATIO_SMOOTHING for text in (p.source, p.target)] for p in sample]
+    ratio = median(target / source for source, target in lengths) if lengths else 1.0
+    return 1.0 if 1 / MAX_TRANSLATION_RATIO <= ratio <= MAX_TRANSLATION_RATIO else ratio
 
 
 def infer_scripts(languages: LanguagePair, sample: Sequence[Pair]) -> tuple[Scripts | None, Scripts | None]:

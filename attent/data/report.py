@@ -26,7 +26,6 @@ from attent.text.scripts import Scripts
 CountArray = npt.NDArray[np.int64]
 
 CHUNK_PAIRS = 8_192  # processed together
-SCRIPT_SAMPLE_SIZE = 1_000  # pairs from which the script of a side is inferred if its language is unknown
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
 EXCERPT_CHARS = 200
@@ -253,10 +252,9 @@ class CorpusSurvey:
                         self._bad_lines.add(bad.reason, example)
                 if chunk := [entry for entry in entries if isinstance(entry, Pair)]:
                     if pair_filter is None:
-                        scripts = filters.infer_scripts(corpus.languages, chunk[:SCRIPT_SAMPLE_SIZE])
-                        self._source.scripts.add(scripts[0])
-                        self._target.scripts.add(scripts[1])
-                        pair_filter = PairFilter(FilterConfig(), scripts)
+                        pair_filter = PairFilter.from_sample(FilterConfig(), corpus.languages, chunk)
+                        self._source.scripts.add(pair_filter.scripts[0])
+                        self._target.scripts.add(pair_filter.scripts[1])
                         if problem := describe_wrong_languages(corpus, chunk[:LANGUAGE_SAMPLE_SIZE], "data"):
                             self._language_problems.append(problem)
                     self._process_chunk(chunk, pair_filter, corpus.languages.target)

@@ -120,7 +120,7 @@ def test_the_card_counts_held_out_texts(folders: dict[str, Path]) -> None:
 
 
 def test_a_span_model_suggests_fine_tuning(folders: dict[str, Path]) -> None:
-    assert "--set data.filters.length_ratio=0" in events(folders["spans"], "note")[-1]["text"]
+    assert "fine-tune it: attent train --from" in events(folders["spans"], "note")[-1]["text"]
 
 
 def test_a_tokenizer_has_what_its_task_needs(folders: dict[str, Path]) -> None:

@@ -217,6 +217,21 @@ def test_spaces_at_the_ends_do_not_matter(source: str, target: str) -> None:
     assert drop_reason(f" {source}\n", f"\t{target} ") == drop_reason(strip_text(source), strip_text(target))
 
 
+def test_length_ratio_is_relative_to_the_corpus_where_one_side_is_typically_shorter() -> None:
+    def build(length: int) -> PairFilter:
+        pairs = [Pair("x" * 980, "y" * (length + i), "a.tsv", i) for i in range(-10, 11)]
+        return PairFilter.from_sample(DEFAULT, ENGLISH_GERMAN, pairs)
+
+    summaries = pickle.loads(pickle.dumps(build(80)))  # noqa: S301 - a tenth of the source, 20 characters added to each
+    assert summaries.typical_ratio == 0.1
+    lengths = (4, 5, 380, 381)  # a quarter and four times the median, and one character past each
+    assert [summaries.drop_reason("x" * 980, "y" * n) for n in lengths] == ["length_ratio", None, None, "length_ratio"]
+    assert summaries.drop_reason("x" * 980, "z" * 980) == "length_ratio"
+    # A median within a factor of two is that of a translation: the limits do not move.
+    assert [build(n).typical_ratio for n in (479, 480, 1980, 1981)] == [0.499, 1.0, 1.0, 2.001]
+    assert PairFilter.from_sample(DEFAULT, ENGLISH_GERMAN, []).typical_ratio == 1.0
+
+
 def test_pair_filter_is_picklable() -> None:
     pair_filter = pickle.loads(  # noqa: S301
         pickle.dumps(PairFilter(FilterConfig(length_ratio=0), infer_scripts(LanguagePair("en", "ru"), [])))

@@ -119,8 +119,7 @@ class SpanCorruptionTask(text_task.TextTask):
             title="A pre-trained text-to-text model",
             shell_example=command,
             python_example=f"import attent\n\nmodel = attent.load({str(out)!r})",
-            next_step=f"fine-tune it: {command} (for summaries, which are much shorter than their texts, add "
-            "--set data.filters.length_ratio=0)",
+            next_step=f"fine-tune it: {command}",
             note="It is trained to predict removed spans, and for no task yet.",
             has_two_sides=True,
         )

@@ -258,9 +258,8 @@ def _report_store(store: TokenStore, context: base.RunContext) -> None:
     _warn_losses("the training data", len(store), losses, context)
     reason, count = next(iter(losses.counts.most_common(1)), ("", 0))
     if reason in FILTER_OFF_VALUES and count > len(store):
-        example = " (as for summaries, which are shorter than their texts)" if reason == "length_ratio" else ""
         context.warn(
-            f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct{example}, turn it "
+            f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct, turn it "
             f"off: --set data.filters.{reason}={FILTER_OFF_VALUES[reason]}"
         )
 
