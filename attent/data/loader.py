@@ -1,6 +1,6 @@
 """Batch loaders: batches as tensors, fetched by (epoch, step) or iterated with prefetching threads.
 
-A batch is a pure function of its epoch and step, the seed and the rank: resuming needs two integers, ranks need no
+A batch is a pure function of its epoch and step and the seed: resuming needs two integers, ranks need no
 communication, and the number of threads changes nothing. `batch_plan` decides which pairs form a batch.
 """
 
@@ -186,7 +186,7 @@ class PrefetchLoader(Generic[BatchT]):
     """Base of all loaders; subclasses define `num_steps` and `get_batch`, which several threads may call at once."""
 
     def num_steps(self, epoch: int) -> int:
-        """Return the steps of an epoch, the same for every rank."""
+        """Return the steps of an epoch."""
         raise NotImplementedError
 
     def get_batch(self, epoch: int, step: int) -> BatchT:
@@ -280,7 +280,7 @@ class EpochData:
 
 
 class PairLoader(PrefetchLoader[PairBatch]):
-    """Batches of a token store for one of `world_size` ranks: each step has one batch per rank.
+    """Batches of a token store, the same for every rank.
 
     With subword sampling every epoch has other token ids: `store_for_epoch` returns the store of an epoch.
     """
@@ -292,15 +292,11 @@ class PairLoader(PrefetchLoader[PairBatch]):
         *,
         seed: int = 0,
         weights: Sequence[float] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
         store_for_epoch: Callable[[int], TokenStore] | None = None,
     ) -> None:
         if seed < 0:
             raise ValueError(f"`seed` must be 0 or more, but is {seed}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"`rank` must be from 0 to {world_size - 1} (`world_size`={world_size}), but is {rank}")
-        self.store, self.config, self.seed, self.rank, self.world_size = store, config, seed, rank, world_size
+        self.store, self.config, self.seed = store, config, seed
         num_parts = len(store.meta.parts)
         self.weights = [1.0] * num_parts if weights is None else [float(weight) for weight in weights]
         if len(self.weights) != num_parts or not all(0 < weight < MAX_WEIGHT for weight in self.weights):
@@ -327,7 +323,7 @@ class PairLoader(PrefetchLoader[PairBatch]):
         return EpochData(store, batch_plan.load_or_build_plan(store.folder / "plans", key, build))
 
     def num_steps(self, epoch: int) -> int:
-        return -(-len(self.get_epoch(epoch).plan) // self.world_size)
+        return len(self.get_epoch(epoch).plan)
 
     def release_workers(self) -> None:
         if isinstance(self.store_for_epoch, ResampledStores):
@@ -347,14 +343,13 @@ class PairLoader(PrefetchLoader[PairBatch]):
         )
 
     def get_batch(self, epoch: int, step: int) -> PairBatch:
-        """Return this rank's batch; it has no pairs if the last step has fewer batches than ranks."""
         if not 0 <= step < self.num_steps(epoch):
             raise IndexError(f"epoch {epoch} has {self.num_steps(epoch)} steps, so there is no step {step}")
         data, shape, capacity = self.get_epoch(epoch), self.shape, self.shape.row_capacity
-        pairs, rows = data.plan.get_batch(step * self.world_size + self.rank)
+        pairs, rows = data.plan.get_batch(step)
 
         def build_side(sequences: TokenSequences, width: int, pad_id: int, max_length: int) -> TokenBatch:
-            batch_shape = (shape.rows, width) if shape.rows else (max(1, len(pairs)), None)
+            batch_shape = (shape.rows, width) if shape.rows else (len(pairs), None)
             layout = RowLayout.from_sequences(sequences, pairs, rows, batch_shape, pad_id=pad_id, max_length=max_length)
             return layout.to_batch(capacity.max_sentences if shape.rows else None)
 

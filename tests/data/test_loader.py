@@ -127,21 +127,6 @@ def test_no_batch_exceeds_its_token_budget(lengths: list[tuple[int, int]], confi
 
 
 @without_deadline
-@given(lengths, configs, st.integers(1, 5))
-def test_ranks_partition_the_batches_of_one_rank(
-    lengths: list[tuple[int, int]], config: BatchConfig, ranks: int
-) -> None:
-    store = make_store(lengths)
-    alone = list_epoch(PairLoader(store, config, seed=7))
-    together = [PairLoader(store, config, seed=7, rank=rank, world_size=ranks) for rank in range(ranks)]
-    assert len({each.num_steps(0) for each in together}) == 1
-    dealt = [each.get_batch(0, step) for step in range(together[0].num_steps(0)) for each in together]
-    assert len(alone) <= len(dealt) < len(alone) + ranks
-    assert all(is_equal(first, second) for first, second in zip(alone, dealt, strict=False))
-    assert all(len(rest.example_ids) == 0 for rest in dealt[len(alone) :])
-
-
-@without_deadline
 @given(lengths.filter(bool), st.sampled_from(LAYOUTS), st.integers(0, 1), st.data())
 def test_get_batch_equals_iteration(
     lengths: list[tuple[int, int]], layout: Layout, epoch: int, data: st.DataObject
@@ -201,9 +186,7 @@ def test_packing_matches_rows(lengths: list[tuple[int, int]], config: BatchConfi
 
 @pytest.mark.parametrize("layout", ["packed", "flat"])
 def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
-    batches = PairLoader(
-        make_store(draw_wmt_lengths(2000)), BatchConfig(layout=layout, batch_tokens=2048), world_size=3
-    )
+    batches = PairLoader(make_store(draw_wmt_lengths(2000)), BatchConfig(layout=layout, batch_tokens=2048))
     shapes = {
         (tuple(side.ids.shape), tuple(side.packing.ends.shape), side.packing.max_length, number)
         for epoch in range(2)
@@ -326,17 +309,6 @@ def negative_log_likelihood(model: torch.nn.Module, batch: PairBatch) -> torch.T
     )
 
 
-def test_empty_batch_of_the_last_step_runs_through_a_model() -> None:
-    model = attent.build(attent.presets.tiny(vocab=300)).eval()
-    for layout in LAYOUTS:
-        batches = PairLoader(
-            make_store([(3, 4)]), BatchConfig(layout=layout, batch_tokens=16, max_tokens=16), rank=1, world_size=2
-        )
-        empty = batches.get_batch(0, 0)
-        assert empty.example_ids.size == 0
-        assert float(negative_log_likelihood(model, empty).detach()) == 0.0
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batch_is_copied_as_one_tensor(layout: Layout) -> None:
     batch = PairLoader(make_store(draw_wmt_lengths(50)), BatchConfig(layout=layout, batch_tokens=512)).get_batch(0, 0)
@@ -380,14 +352,8 @@ def test_limits_of_the_batch_settings_are_allowed() -> None:
     for settings in ({"max_tokens": 0}, {"batch_tokens": 7, "max_tokens": 8}, {"layout": "flat "}, {"too_long": "cut"}):
         with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
             BatchConfig(**settings)  # type: ignore[arg-type]
-    assert PairLoader(store, BatchConfig(), rank=1, world_size=2, weights=[999.5]).weights == [999.5]
-    for arguments in (
-        {"rank": 2, "world_size": 2},
-        {"rank": -1},
-        {"seed": -1},
-        {"weights": [1000.0]},
-        {"weights": [0.0]},
-    ):
+    assert PairLoader(store, BatchConfig(), weights=[999.5]).weights == [999.5]
+    for arguments in ({"seed": -1}, {"weights": [1000.0]}, {"weights": [0.0]}):
         with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be"):
             PairLoader(store, BatchConfig(), **arguments)  # type: ignore[arg-type]
 
@@ -402,8 +368,6 @@ def test_invalid_arguments_are_refused() -> None:
     store = make_store([(1, 1)])
     with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
         BatchConfig(batch_tokens=100, max_tokens=256)
-    with pytest.raises(ValueError, match="`rank` must be from 0 to 1"):
-        PairLoader(store, BatchConfig(), rank=2, world_size=2)
     with pytest.raises(ValueError, match="`layout` must be packed or flat or bucketed, but is 'paked'"):
         BatchConfig(layout="paked")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`seed` must be 0 or more"):

@@ -151,12 +151,7 @@ class Generator:
             return self._generate_sequences(prompts, rows, limits, options, first_index, should_stop)
 
     def stream(
-        self,
-        prompt: str,
-        options: GenerationOptions | None = None,
-        *,
-        first_index: int = 0,
-        **overrides: Unpack[OptionOverrides],
+        self, prompt: str, options: GenerationOptions | None = None, **overrides: Unpack[OptionOverrides]
     ) -> Iterator[str]:
         """Yield the text in pieces, as soon as later tokens cannot change them; with beam search, the whole."""
         check_list_of_strings([prompt], "prompt")
@@ -165,8 +160,8 @@ class Generator:
             yield self.generate([prompt], options)[0][0].text
             return
         row = self.encode_prompt(prompt)
-        limit = self._compute_max_new_tokens([row], options, first_index)[0]
-        key = derive_rng_key(options.seed, first_index, 0)
+        limit = self._compute_max_new_tokens([row], options, 0)[0]
+        key = derive_rng_key(options.seed, 0, 0)
         encoded = EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
         detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
         with eval_mode(self.model):
