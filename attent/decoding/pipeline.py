@@ -19,6 +19,7 @@ from typing import Any, Protocol, TextIO, cast
 
 import torch
 
+from attent.data.formats.tmx import list_languages
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
@@ -305,9 +306,12 @@ def pretranslate_document(
 ) -> PretranslateResult:
     """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a Markdown file."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
-    if not file.name.lower().endswith(".tmx"):  # where the target's region is written into new variants
+    is_tmx = file.name.lower().endswith(".tmx")
+    if not is_tmx:  # a TMX file gets new variants with the region of the target
         own = ANY_LANGUAGES.fill_open_sides(own.source, own.target)
     try:
+        if is_tmx and requested.target is None:
+            check_tmx_target(content, str(file), LanguagePair(requested.source or own.source, own.target))
         return pretranslate_file(
             content,
             str(file),
@@ -321,6 +325,17 @@ def pretranslate_document(
             raise
         advice = "use another file or model, or name the languages of the file with --src and --tgt to insist"
         raise InputError(f"{error.problem}, but {pipeline.direction}; {advice}") from error
+
+
+def check_tmx_target(content: bytes, name: str, languages: LanguagePair) -> None:
+    """Raise an error if the source has variants in other languages only: a new one is added if it is requested."""
+    source, target = languages.source, languages.target
+    if source is None or target is None:
+        return
+    present = list_languages(content, name)
+    others = [tag for tag in present if not is_same_language(source, tag)]
+    if others and not any(is_same_language(target, tag) for tag in others):
+        raise languages.make_mismatch_error(name, present)
 
 
 def warn_of_other_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:

@@ -192,6 +192,9 @@ XLIFF = (
     '<xliff version="1.2"><file source-language="{}" target-language="{}" original="x"><body><trans-unit id="1">'
     "<source>A man.</source></trans-unit></body></file></xliff>"
 )
+TMX = '<tmx version="1.4"><body><tu>{}</tu></body></tmx>'
+ENGLISH, FRENCH = '<tuv xml:lang="en"><seg>A man.</seg></tuv>', '<tuv xml:lang="fr-CA"><seg>Un homme.</seg></tuv>'
+GERMAN = '<tuv xml:lang="de-AT"><seg/></tuv>'
 
 
 def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, capsys: Capture) -> None:
@@ -203,7 +206,10 @@ def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, caps
         "fr.po": header.format("fr"),
         "en-fr.xlf": XLIFF.format("en", "fr"),
         "de-en.xlf": XLIFF.format("de", "en"),
-        "fr.tmx": '<tmx version="1.4"><body><tu><tuv xml:lang="fr"><seg>a</seg></tuv></tu></body></tmx>',
+        "fr.tmx": TMX.format(FRENCH),
+        "en-fr.tmx": TMX.format(ENGLISH + FRENCH),
+        "en.tmx": TMX.format(ENGLISH),
+        "en-de-fr.tmx": TMX.format(ENGLISH + FRENCH + GERMAN),
         "unknown.po": header.format(""),
         "de_AT.po": header.format("de_AT"),
         "en-de.xlf": XLIFF.format("en-US", "de-DE"),
@@ -212,12 +218,14 @@ def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, caps
     for name, content in documents.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     flags = ["--to", "", "--beam-size", "1", "--max-length", "2"]
-    for name in list(documents)[:4]:
+    for name in list(documents)[:5]:
         message = run_failing(capsys, folder, tmp_path / name, *flags)
         assert f", but {folder} translates from en to de; use another file or model" in message
-    for name in list(documents)[4:]:
+    for name in list(documents)[5:]:
         assert cli.main(["translate", str(folder), str(tmp_path / name), *flags]) == 0
         assert "warning: --" not in capsys.readouterr().err
+    assert "en-fr.tmx does not contain en and de: it has en, fr-ca, but" in message
+    assert cli.main(["translate", str(folder), str(tmp_path / "en-fr.tmx"), *flags, "--tgt", "de"]) == 0
     for name, language in (("fr.po", "fr"), ("text.txt", "en")):
         assert cli.main(["translate", str(folder), str(tmp_path / name), *flags, "--tgt", language]) == 0
         assert f"warning: --tgt is {language}, but {folder} translates from en to de" in capsys.readouterr().err

@@ -142,6 +142,11 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
     return scanner.result
 
 
+def list_languages(content: bytes, name: str) -> list[str]:
+    """Return the languages of all variants, in order of appearance."""
+    return _read_languages(xml.decode_xml(content, name, SCHEMA))[0]
+
+
 class _TmxScanner:
     """Collects the units without a target."""
 
@@ -212,13 +217,8 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
 
     The source is the requested language or the header's; the target the requested one or the only other one.
     """
-    languages: dict[str, None] = {}  # in order of appearance
-    declared: str | None = None
-    for element in xml.scan_elements(text, SCHEMA):
-        if element.tag == "header" and declared is None:
-            declared = element.attributes.get("srclang", "")
-        languages.update(dict.fromkeys(filter(None, map(_get_language, element.find_children("tuv")))))
-    declared = declared if declared and declared.lower() != ALL_LANGUAGES else ""
+    languages, declared = _read_languages(text)
+    declared = declared if declared.lower() != ALL_LANGUAGES else ""
     source = requested.source or _infer_source(languages, requested.target, declared) or ""
     others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
     target = requested.target or (
@@ -227,9 +227,20 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
     if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
         if requested.is_open or len(languages) > 1:
             raise requested.make_mismatch_error(text.name, languages)
-        problem = f"does not contain {requested.source}: it has {next(iter(languages))}"
+        problem = f"does not contain {requested.source}: it has {languages[0]}"
         raise pairs.LanguageMismatchError(f"{text.name} {problem}", "change --src")
     return source, target, choose_tag(target, others) or target
+
+
+def _read_languages(text: FileText) -> tuple[list[str], str]:
+    """Return the languages of all variants, in order of appearance, and the header's."""
+    languages: dict[str, None] = {}
+    declared: str | None = None
+    for element in xml.scan_elements(text, SCHEMA):
+        if element.tag == "header" and declared is None:
+            declared = element.attributes.get("srclang", "")
+        languages.update(dict.fromkeys(filter(None, map(_get_language, element.find_children("tuv")))))
+    return list(languages), declared or ""
 
 
 def _infer_source(languages: Iterable[str], target: str | None, declared: str) -> str | None:
