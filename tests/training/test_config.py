@@ -26,6 +26,9 @@ from attent.training.config import (
 )
 from attent.training.run_options import MINIMUMS, DataConfig, DecodeConfig, TrainConfig, TrainError
 
+PUBLISHED_RUNS = sorted((Path(__file__).resolve().parents[2] / "runs").glob("*.toml"))
+assert PUBLISHED_RUNS
+
 
 def read_overrides(*overrides: str, file: Path | None = None, **flags: object) -> UserSettings:
     return read_user_settings(file, {name.replace("__", "."): value for name, value in flags.items()}, overrides)
@@ -36,6 +39,12 @@ def test_set_overrides_flags_and_flags_override_the_file(tmp_path: Path) -> None
     file.write_text("[train]\nsteps = 1\nseed = 1\nlr = 1.0\n")
     settings = read_overrides("train.lr=3e-4", file=file, train__seed=2, train__lr=0.5)
     assert settings["train"] == {"steps": 1, "seed": 2, "lr": 3e-4}
+
+
+@pytest.mark.parametrize("file", PUBLISHED_RUNS, ids=lambda file: file.stem)
+def test_published_runs_have_current_settings(file: Path) -> None:
+    """An unknown key or an invalid value raises."""
+    assert read_overrides(file=file)["data"]["train"]
 
 
 def test_only_explicit_settings_are_returned() -> None:
