@@ -6,6 +6,7 @@ A `Corpus` describes the files: it is cheap to create and reads them each time t
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -199,16 +200,19 @@ def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> C
 
 
 def _locate_files(corpus: Corpus, path: Path) -> Corpus:
+    from attent.data import builtin  # imported late: few corpora need it
+
+    group = [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]
+    if corpus.name in builtin.BUILTIN_CORPORA:
+        if path.exists() or group:
+            print(f"using the built-in corpus {path}; to use your own, write ./{path}", file=sys.stderr)
+        return _open_folder(corpus, builtin.get_corpus_folder(corpus.name, corpus.languages))
     if path.is_dir():
         return _open_folder(corpus, path)
     if path.exists():
         return _open_file(corpus, path)
-    if group := [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]:
+    if group:
         return _open_moses_pair(corpus, path, group)
-    from attent.data import builtin  # imported late: few corpora need it
-
-    if corpus.name in builtin.BUILTIN_CORPORA:
-        return _open_folder(corpus, builtin.get_corpus_folder(corpus.name, corpus.languages))
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, [*siblings, *builtin.BUILTIN_CORPORA], n=1, cutoff=0.75)
     guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"

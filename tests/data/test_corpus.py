@@ -480,7 +480,9 @@ def test_pipe_is_read() -> None:
 # Built-in corpora.
 
 
-def test_path_takes_precedence_over_a_built_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_in_name_takes_precedence_over_a_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     requested = []
 
     def make_folder(name: str, languages: LanguagePair) -> Path:
@@ -498,9 +500,17 @@ def test_path_takes_precedence_over_a_built_in_name(monkeypatch: pytest.MonkeyPa
     assert (corpus.name, corpus.weight, list_texts(corpus)) == ("multi30k", 2.0, [("a", "b")])
     assert list_texts(corpus.get_sibling_split("test")) == [("c", "d")]
     assert requested == [("multi30k", EN_DE)]
+    assert capsys.readouterr().err == ""
     Path("multi30k").mkdir()
     Path("multi30k/x.tsv").write_text("local\tcopy\n")
-    assert list_texts(open_corpus("multi30k", EN_DE)) == [("local", "copy")]
+    assert list_texts(open_corpus("./multi30k", EN_DE)) == [("local", "copy")]
+    assert capsys.readouterr().err == ""
+    for tag in ("en", "de"):
+        Path(f"phrases.{tag}").write_text("local\n")
+    assert list_texts(open_corpus("./phrases", EN_DE)) == [("local", "local")]
+    for name in ("multi30k", "phrases"):
+        assert list_texts(open_corpus(name, EN_DE)) == [("a", "b")]
+        assert f"using the built-in corpus {name}; to use your own, write ./{name}" in capsys.readouterr().err
 
 
 def test_a_pair_named_by_both_files_is_read_once(tmp_path: Path) -> None:
