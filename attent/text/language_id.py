@@ -95,14 +95,16 @@ class LanguageIdentifier:
             return None
         lengths = np.array([sum(map(len, _WORD.findall(text))) for text in texts])
         lines = [text for text, length in zip(texts, lengths, strict=True) if length >= MIN_CHARS]
-        if not lines and lengths.sum() >= MIN_CHARS:
-            lines = [" ".join(texts)]
-        scores = self._score(lines, [*own, *others])
+        joined = [" ".join(texts)] if not lines and lengths.sum() >= MIN_CHARS else []
+        scores = self._score(lines or joined, [*own, *others])
         margins = scores[len(own) :].max(0) - scores[: len(own)].max(0)
         is_other = margins > MIN_MARGIN
         if not is_other.any() or is_other.mean() <= MIN_SHARE:
             return None
         languages = Counter(others[i] for i in scores[len(own) :].argmax(0)[is_other].tolist())
+        if joined:
+            lines = [text for text, length in zip(texts, lengths, strict=True) if length]
+            is_other, margins = np.ones(len(lines), dtype=bool), lengths[lengths > 0]  # the longest as examples
         clearest = np.argsort(-margins, kind="stable")[: min(MAX_EXAMPLES, int(is_other.sum()))]
         examples = tuple(lines[i].strip() for i in clearest.tolist())
         return LanguageMismatch(languages.most_common(1)[0][0], int(is_other.sum()), len(lines), examples)

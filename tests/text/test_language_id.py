@@ -46,7 +46,10 @@ def test_few_lines_in_another_language_raise_no_alarm(identifier: LanguageIdenti
 def test_short_lines_are_judged_together(identifier: LanguageIdentifier) -> None:
     short = ["ein Hund", "die Kinder", "zwei Frauen", "ein Mann steht"]
     assert identifier.find_mismatch(short[:1], ["en"]) is None
-    assert identifier.find_mismatch(short, ["en"]) is not None
+    mismatch = identifier.find_mismatch(["", *short, "17:30"], ["en"])
+    assert mismatch is not None
+    assert (mismatch.language, mismatch.count, mismatch.total) == ("de", 4, 4)
+    assert mismatch.examples == ("ein Mann steht", "zwei Frauen", "die Kinder")
     assert identifier.find_mismatch(short, ["de"]) is None
 
 
