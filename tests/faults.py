@@ -187,17 +187,17 @@ FAULTS = """
 + torch.arange(end, device=positions.device)
 
 # replaced row keeps the old memory
-@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k replaced
+@ nn/cache.py::Cache.replace_sources: laws/test_steps.py -k replaced
 - layer.cross_attn.write_rows(rows, new_layer.cross_attn)
 + pass
 
 # replaced row keeps the old memory length
-@ nn/cache.py::Cache.replace_rows: laws/test_steps.py -k replaced
+@ nn/cache.py::Cache.replace_sources: laws/test_steps.py -k replaced
 - self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
 + pass
 
-# rewind ignores the number of beams
-@ nn/cache.py::Cache.rewind: laws/test_steps.py -k replaced
+# cache: row lengths ignore the number of beams
+@ nn/cache.py::Cache.set_row_lengths: laws/test_steps.py -k replaced
 - torch.tensor(lengths, device=device) * self.beams
 + torch.tensor(lengths, device=device)
 
@@ -421,7 +421,7 @@ FAULTS = """
 + else torch.float32
 
 # bidirectional position buckets in a decoder
-@ nn/positions.py::RelativePositions.bias: nn/test_positions.py
+@ nn/positions.py::RelativePositions.compute_bias: nn/test_positions.py
 - compute_buckets(distance, self.config.buckets, self.config.max_distance, self.causal)
 + compute_buckets(distance, self.config.buckets, self.config.max_distance, False)
 
@@ -742,7 +742,7 @@ FAULTS = """
 + / 255
 
 # positions: rotary scaling ignored
-@ nn/positions.py::RotaryPositions.angles: interop/test_parity.py
+@ nn/positions.py::RotaryPositions.compute_angles: interop/test_parity.py
 - frequencies = self.config.scaling.scale(frequencies)
 + pass
 
@@ -1143,8 +1143,8 @@ FAULTS = """
 + index_select(-1, self.end_ids).amax(-1, keepdim=True)
 
 # causal adapter: prompt length of the replaced row kept
-@ decoding/causal_adapter.py::PromptCache.replace_rows: decoding/generation/test_generator.py -k refilled_row
-- self.prompt_lengths[row] = length
+@ decoding/causal_adapter.py::PromptCache.replace_sources: decoding/generation/test_generator.py -k refilled_row
+- self.cached_prompt_lengths[row] = length
 + pass
 
 # encoder inference: mean pooling includes padding
@@ -1209,8 +1209,8 @@ FAULTS = """
 
 # positions: sinusoid table of packed rows off by one
 @ nn/positions.py::SinusoidalPositions.embed: laws/test_packing.py
-- table = make_sinusoids(torch.arange(num_positions,
-+ table = make_sinusoids(torch.arange(1, num_positions + 1,
+- table = make_sinusoids(torch.arange(table_size,
++ table = make_sinusoids(torch.arange(1, table_size + 1,
 """
 
 TOKEN = re.compile(r"[^\W\d]\w*|\d[\w.]*|[^\w\s]")

@@ -35,7 +35,7 @@ from attent.decoding.forced_decoding import (
 )
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
-from attent.nn import attention_layers
+from attent.nn import get_attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
 
@@ -164,7 +164,7 @@ def select_weights(weights: Tensor, selection: HeadSelection) -> Tensor:
 
 def find_cross_layers(model: nn.Module) -> list[Attention]:
     """Return the cross-attention of each decoder layer."""
-    named = attention_layers(model)
+    named = get_attention_layers(model)
     layers = [layer for path, layer in named.items() if path.startswith("decoder.") and path.endswith(".cross_attn")]
     if not layers:
         raise AlignmentError(

@@ -38,28 +38,28 @@ class PromptCache(Cache):
     the prompt fills the first, and all beams attend to that one."""
 
     last_prompt_tokens: Tensor = field(kw_only=True)  # (B,)
-    prompt_lengths: list[int] = field(kw_only=True)  # without the last token
+    cached_prompt_lengths: list[int] = field(kw_only=True)  # without the last token
 
     def reorder(self, rows: Tensor) -> None:
         super().reorder(rows)
         self.last_prompt_tokens = self.last_prompt_tokens.index_select(0, rows)
-        self.prompt_lengths = [self.prompt_lengths[row] for row in rows.tolist()]
+        self.cached_prompt_lengths = [self.cached_prompt_lengths[row] for row in rows.tolist()]
 
-    def replace_rows(self, rows: Tensor, source: Cache) -> None:
+    def replace_sources(self, rows: Tensor, new: Cache) -> None:
         """Give rows other prompts, which must fit into the cache."""
-        assert isinstance(source, PromptCache)
-        for layer, other in zip(self.layers, source.layers, strict=True):
+        assert isinstance(new, PromptCache)
+        for layer, other in zip(self.layers, new.layers, strict=True):
             layer.self_attn.write_rows(rows, other.self_attn)
-        self.last_prompt_tokens = self.last_prompt_tokens.index_copy(0, rows, source.last_prompt_tokens)
-        for row, length in zip(rows.tolist(), source.prompt_lengths, strict=True):
-            self.prompt_lengths[row] = length
+        self.last_prompt_tokens = self.last_prompt_tokens.index_copy(0, rows, new.last_prompt_tokens)
+        for row, length in zip(rows.tolist(), new.cached_prompt_lengths, strict=True):
+            self.cached_prompt_lengths[row] = length
         if self.ancestors is not None:
-            shared = torch.arange(self.ancestors.shape[2], device=rows.device) < max(source.prompt_lengths)
+            shared = torch.arange(self.ancestors.shape[2], device=rows.device) < max(new.cached_prompt_lengths)
             self.ancestors[rows] = torch.where(shared, 0, self.ancestors[rows])
 
-    def rewind(self, lengths: Sequence[int]) -> None:
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
         """`lengths` count the tokens after the prompts. The causal mask hides later columns of an earlier text."""
-        positions = [prompt + length for prompt, length in zip(self.prompt_lengths, lengths, strict=True)]
+        positions = [prompt + length for prompt, length in zip(self.cached_prompt_lengths, lengths, strict=True)]
         device = self.last_prompt_tokens.device
         self.used_columns = max(positions) * self.beams
         is_even = min(positions) == max(positions)
@@ -99,9 +99,9 @@ class CausalStepModel:
             beams=beams,
             ancestors=cache.ancestors,
             last_prompt_tokens=last_tokens,
-            prompt_lengths=cached_lengths,
+            cached_prompt_lengths=cached_lengths,
         )
-        state.rewind([0] * len(prompts))
+        state.set_row_lengths([0] * len(prompts))
         return state
 
     def step(self, target: Tensor, state: PromptCache, /) -> Tensor:

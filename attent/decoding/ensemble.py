@@ -35,13 +35,13 @@ class EnsembleState:
         for cache in self.caches:
             cache.reorder(rows)
 
-    def replace_rows(self, rows: Tensor, new: EnsembleState) -> None:
+    def replace_sources(self, rows: Tensor, new: EnsembleState) -> None:
         for cache, other in zip(self.caches, new.caches, strict=True):
-            cache.replace_rows(rows, other)
+            cache.replace_sources(rows, other)
 
-    def rewind(self, lengths: Sequence[int]) -> None:
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
         for cache in self.caches:
-            cache.rewind(lengths)
+            cache.set_row_lengths(lengths)
 
 
 class Ensemble(nn.Module):

@@ -40,11 +40,11 @@ class DecoderState(Protocol):
     def reorder(self, rows: Tensor) -> None:
         """Let row i be what row `rows[i]` was; there may be fewer."""
 
-    def replace_rows(self, rows: Tensor, new: Self) -> None:
+    def replace_sources(self, rows: Tensor, new: Self) -> None:
         """Replace the sources in `rows` by those of `new`, which are no longer than the longest source here."""
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Set how many tokens each row has read: all of them, or 0 for a new source."""
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
+        """Set how many tokens each row has read: the current count, or 0 for a new source."""
 
 
 State = TypeVar("State", bound=DecoderState)

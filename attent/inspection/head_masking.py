@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attent.nn import Attention, attention_layers
+from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
 from attent.nn.feedforward import FeedForward
@@ -59,7 +59,7 @@ def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
     if granularity not in get_args(Granularity):
         raise ModelPartError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
     if granularity == "heads":
-        return [ModelPart(path, h) for path, layer in attention_layers(model).items() for h in range(layer.heads)]
+        return [ModelPart(path, h) for path, layer in get_attention_layers(model).items() for h in range(layer.heads)]
     kinds = Block if granularity == "layers" else (Attention, FeedForward)
     return [
         ModelPart(path.replace(COMPILED_PREFIX, ""))

@@ -27,7 +27,7 @@ from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
-from attent.nn import AttentionRecord, attention_layers
+from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def measure_heads(
     if not sources:
         raise HeadStatsError("there must be at least one pair to measure heads on")
     pairs = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
-    layers = attention_layers(model)
+    layers = get_attention_layers(model)
     accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
     done = 0
     with eval_mode(model), torch.no_grad():

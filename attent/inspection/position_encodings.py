@@ -1,7 +1,7 @@
 """Positional encodings as numbers to draw: the values of each position and pairwise similarities or biases.
 
-A scheme is recognized by what it implements (`embed`, `angles` or `bias` of `attent.nn.positions`), so that new schemes
-are shown without changes here.
+A scheme is recognized by what it implements (`embed`, `compute_angles` or `compute_bias` of `attent.nn.positions`), so
+that new schemes are shown without changes here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def describe_positions(model: nn.Module, length: int = DEFAULT_LENGTH) -> list[d
 def describe_stack_positions(name: str, stack: Stack, length: int) -> dict[str, Any] | None:
     scheme, like = stack.positions, next(stack.parameters())
     positions = torch.arange(min(length, scheme.max_length or length), device=like.device)
-    bias, angles = scheme.bias(positions, positions), scheme.angles(positions)
+    bias, angles = scheme.compute_bias(positions, positions), scheme.compute_angles(positions)
     if bias is not None:
         return build_position_entry(name, stack, "bias", None, bias[0])
     if angles is not None:

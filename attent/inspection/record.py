@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.inspection.attention_trace import AttentionKind, Trace, get_attention_kind, get_layer_index
-from attent.nn import AttentionRecord, Stack, attention_layers
+from attent.nn import AttentionRecord, Stack, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX, Attention
 
 
@@ -62,7 +62,7 @@ def select_attention_layers(
     heads: Sequence[int] | None,
 ) -> dict[str, Attention]:
     """Return the selected attention layers by path; raise if there are none."""
-    all_layers = attention_layers(model)
+    all_layers = get_attention_layers(model)
     if not all_layers:
         raise ValueError(f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none")
     if kind not in (None, *get_args(AttentionKind)):

@@ -15,7 +15,7 @@ from attent.models import build_empty
 from attent.models.config import Seq2SeqConfig
 from attent.models.seq2seq import Seq2Seq
 from attent.models.weights import assign_weights, build_empty_like, collect_tensors
-from attent.nn import Attention, attention_layers
+from attent.nn import Attention, get_attention_layers
 
 ROW_TENSORS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
 COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
@@ -23,7 +23,7 @@ COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
 
 def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Seq:
     """Return a copy without some heads, `{"decoder.blocks.3.cross_attn": [2]}`, by their indices in `model`."""
-    layers = attention_layers(model)
+    layers = get_attention_layers(model)
     remaining = {
         path: [h for h in range(layer.heads) if h not in heads.get(path, ())] for path, layer in layers.items()
     }
@@ -50,7 +50,7 @@ def restore_heads(model: Seq2Seq) -> Seq2Seq:
         return model
     tensors = dict(collect_tensors(model, build_empty_like(model)))
     stacks = {"encoder": config.encoder, "decoder": config.decoder}
-    for path, layer in attention_layers(model).items():
+    for path, layer in get_attention_layers(model).items():
         if layer.remaining_heads is None:
             continue
         indices = compute_feature_indices(layer.remaining_heads, layer)

@@ -11,7 +11,7 @@ Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks
 paths are in `backends`, `fused` and `kernels`.
 """
 
-from attent.nn.attention import Attention, AttentionRecord, attention_layers, set_backend
+from attent.nn.attention import Attention, AttentionRecord, get_attention_layers, set_backend
 from attent.nn.backends import BACKENDS, attend, choose_backend
 from attent.nn.block import Block, Memory, Residual
 from attent.nn.cache import Cache
@@ -34,6 +34,6 @@ from attent.nn.stack import Stack
 __all__ = [
     "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache", "FeedForward",
     "LearnedConfig", "LinearScaling", "Llama3Scaling", "Mask", "Memory", "Packing", "RelativeConfig", "Residual",
-    "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "attention_layers",
-    "choose_backend", "make_sinusoids", "set_backend",
+    "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend",
+    "get_attention_layers", "make_sinusoids", "set_backend",
 ]  # fmt: skip

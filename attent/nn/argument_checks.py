@@ -115,7 +115,7 @@ def check_cache(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory
             f"the cache must be made by this stack's `new_cache`, of (layers, heads, head width, memory) {expected}, "
             f"but is of {actual}"
         )
-    cache.check_capacity(x.shape[0], x.shape[1])
+    cache.check_step(x.shape[0], x.shape[1])
 
 
 def check_memory(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory | None) -> None:

@@ -137,10 +137,10 @@ def make_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
 def set_backend(model: nn.Module, name: str) -> None:
     """Use the named backend in every attention layer of a model ("auto": the fastest that supports the inputs)."""
     check_backend_name(name)
-    for layer in attention_layers(model).values():
+    for layer in get_attention_layers(model).values():
         layer.backend = name
 
 
-def attention_layers(model: nn.Module) -> dict[str, Attention]:
+def get_attention_layers(model: nn.Module) -> dict[str, Attention]:
     """Attention layers by module path, such as `decoder.blocks.3.cross_attn`, also in a compiled model."""
     return {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, Attention)}

@@ -96,7 +96,8 @@ class Cache:
     def rows(self) -> int:
         return self.layers[0].self_attn.keys.shape[0]
 
-    def check_capacity(self, B: int, T: int) -> None:
+    def check_step(self, B: int, T: int) -> None:
+        """Raise ValueError unless T new tokens of each of B rows fit."""
         if self.beams > 1 and self.beams != T:
             raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
         if self.used_columns + T > self.max_columns:
@@ -150,8 +151,8 @@ class Cache:
             index = position[:, None, None].expand(-1, self.beams, 1)
             self.ancestors = self.ancestors.scatter(2, index, beams.expand_as(index))
 
-    def replace_rows(self, rows: Tensor, new: Cache) -> None:
-        """Give some rows the memory of an empty cache with as many beams; `rewind` then restarts them."""
+    def replace_sources(self, rows: Tensor, new: Cache) -> None:
+        """Give some rows the memory of an empty cache with as many beams; `set_row_lengths` then restarts them."""
         for layer, new_layer in zip(self.layers, new.layers, strict=True):
             if layer.cross_attn is not None and new_layer.cross_attn is not None:
                 layer.cross_attn.write_rows(rows, new_layer.cross_attn)
@@ -159,9 +160,9 @@ class Cache:
             assert new.memory_lengths is not None
             self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
 
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Set the number of positions that each row holds: all of them, or 0 where a row restarts. The caller counts
-        them on the host, so this does not synchronize."""
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
+        """Set the positions that each row holds: `lengths[i]` is the current count, or 0 to restart row i. The caller
+        counts them on the host, so this does not synchronize."""
         device = self.layers[0].self_attn.keys.device
         self.used_columns = max(lengths) * self.beams
         ragged = min(lengths) != max(lengths)

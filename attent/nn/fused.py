@@ -73,10 +73,10 @@ def can_fuse(block: Block, x: Tensor) -> bool:
     if block.self_attn_residual.pre_norm or not torch.is_grad_enabled() or not kernels.can_use_kernels(x):
         return False
     supported = x.dtype == kernels.get_compute_dtype(x) in kernels.SUPPORTED_DTYPES
-    return supported and 0 < x.shape[-1] <= kernels.MAX_NORM_WIDTH and x.numel() > 0 and is_unmodified(block)
+    return supported and 0 < x.shape[-1] <= kernels.MAX_NORM_WIDTH and x.numel() > 0 and is_unmodified_block(block)
 
 
-def is_unmodified(block: Block) -> bool:
+def is_unmodified_block(block: Block) -> bool:
     attentions = [block.self_attn] if block.cross_attn is None else [block.self_attn, block.cross_attn]
     residuals = [block.self_attn_residual, block.cross_attn_residual, block.feedforward_residual]
     linears = [linear for each in attentions for linear in (each.query, each.key, each.value, each.output)]
@@ -162,16 +162,16 @@ def attend_fused_projections(attention: Attention, x: Tensor, memory: Tensor | N
         kv = attention.project_keys_values(x if memory is None else memory, angles)
         return attention.attend(attention.project_queries(x, angles), kv, mask, position_bias)
     if memory is None:
-        qkv, qkv_bias = project(attention, x, attention.query, attention.key, attention.value)
+        qkv, qkv_bias = project_with_detached_bias(attention, x, attention.query, attention.key, attention.value)
         fused_qkv = FusedQKV(qkv, None, qkv_bias)
     else:
-        q, q_bias = project(attention, x, attention.query)
-        memory_kv, kv_bias = project(attention, memory, attention.key, attention.value)
+        q, q_bias = project_with_detached_bias(attention, x, attention.query)
+        memory_kv, kv_bias = project_with_detached_bias(attention, memory, attention.key, attention.value)
         fused_qkv = FusedQKV(q, memory_kv, q_bias, kv_bias)
     return concat_heads(attend_qkv(fused_qkv, mask, attention.scale, attention.dropout_rate, attention.backend))
 
 
-def project(attention: Attention, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
+def project_with_detached_bias(attention: Attention, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """(B, T, E) -> (B, T, n, H, D), and the biases (n, H, D), whose gradients the attention kernel computes."""
     shape = len(layers), attention.heads, attention.head_width
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])

@@ -178,19 +178,20 @@ class Mask:
         return isinstance(self.q_start, Tensor) or any(part is not None for part in parts)
 
     @property
-    def is_order_only(self) -> bool:
+    def is_causal_or_full(self) -> bool:
+        """True if neither padding, packing, beams nor a window restricts the keys."""
         return not self.is_per_row and self.window is None
 
     def allows_all_keys(self, Tk: int) -> bool:
         """True if every query attends to all Tk keys, as far as the host knows."""
         reaches_end = not self.causal or (isinstance(self.q_start, int) and self.q_start >= Tk - 1)
-        return self.is_order_only and reaches_end
+        return self.is_causal_or_full and reaches_end
 
     def is_plain_causal(self, Tq: int, Tk: int) -> bool:
         """True in the one case where SDPA's `is_causal` is our rule: a square that starts at the first key."""
         at_first = isinstance(self.q_start, int) and self.q_start == 0
         # Sizes may be symbols while compiling, and SDPA takes a plain bool.
-        return True if self.is_order_only and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
+        return True if self.is_causal_or_full and self.causal and at_first and Tq == Tk else False  # noqa: SIM210
 
     @memoize
     def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:

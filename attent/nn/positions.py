@@ -1,9 +1,9 @@
 """Positional encodings (section 3.5 and later work). A scheme acts at one of three places and leaves the others
 unchanged, so no other code needs to know which one is in use:
 
-    embed   adds to the embeddings, before the first block     sinusoidal (the paper), learned
-    angles  rotates queries and keys in every self-attention   rotary
-    bias    adds to the scores of every self-attention         T5's relative bias, ALiBi
+    embed           adds to the embeddings, before the first block     sinusoidal (the paper), learned
+    compute_angles  rotates queries and keys in every self-attention   rotary
+    compute_bias    adds to the scores of every self-attention         T5's relative bias, ALiBi
 
 Positions are integers, (T,) if all rows have the same, else (B, T) (a cache with ragged rows, packed rows).
 """
@@ -29,17 +29,17 @@ class Positions(nn.Module):
 
     max_length: int | None = None  # number of positions; None: no limit
 
-    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
-        """Add positional embeddings to x. `num_positions`, if known, is more than any of the positions."""
+    def embed(self, x: Tensor, positions: Tensor, table_size: int | None = None) -> Tensor:
+        """Add positional embeddings to x. All positions are below `table_size`, where it is given."""
         return x
 
-    def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
+    def precompute(self, table_size: int, width: int, device: torch.device) -> None:
         """Compute the tables of `embed` now: inside a compiled graph they would be computed in every step."""
 
-    def angles(self, positions: Tensor) -> Angles | None:
+    def compute_angles(self, positions: Tensor) -> Angles | None:
         return None
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+    def compute_bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return None
 
 
@@ -64,23 +64,23 @@ class SinusoidalPositions(Positions):
         self.table: Tensor | None = None  # of the first positions; not part of the state_dict
         self.old_tables: list[Tensor] = []  # smaller ones, which a captured CUDA graph may still read
 
-    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
-        if num_positions is None or positions.dim() == 1:
+    def embed(self, x: Tensor, positions: Tensor, table_size: int | None = None) -> Tensor:
+        if table_size is None or positions.dim() == 1:
             return x + make_sinusoids(positions, x.shape[-1], self.order).to(x.dtype)
         # Packed rows repeat each position many times: sines in float64 would take longer than two layers.
-        table = self.table if self.has_table(num_positions, x.device) else None
+        table = self.table if self.has_table(table_size, x.device) else None
         if table is None:
-            table = make_sinusoids(torch.arange(num_positions, device=positions.device), x.shape[-1], self.order)
+            table = make_sinusoids(torch.arange(table_size, device=positions.device), x.shape[-1], self.order)
         return x + F.embedding(positions, table).to(x.dtype)
 
-    def precompute(self, num_positions: int, width: int, device: torch.device) -> None:
-        if not self.has_table(num_positions, device):
+    def precompute(self, table_size: int, width: int, device: torch.device) -> None:
+        if not self.has_table(table_size, device):
             if self.table is not None:
                 self.old_tables.append(self.table)
-            self.table = make_sinusoids(torch.arange(num_positions, device=device), width, self.order)
+            self.table = make_sinusoids(torch.arange(table_size, device=device), width, self.order)
 
-    def has_table(self, num_positions: int, device: torch.device) -> bool:
-        return self.table is not None and self.table.device == device and len(self.table) >= num_positions
+    def has_table(self, table_size: int, device: torch.device) -> bool:
+        return self.table is not None and self.table.device == device and len(self.table) >= table_size
 
 
 def make_sinusoids(positions: Tensor, width: int, order: FeatureOrder = "interleaved") -> Tensor:
@@ -118,7 +118,7 @@ class LearnedPositions(Positions):
         self.weight = nn.Parameter(torch.empty(config.max_length, width))
         init_normal(self.weight, std=width**-0.5)
 
-    def embed(self, x: Tensor, positions: Tensor, num_positions: int | None = None) -> Tensor:
+    def embed(self, x: Tensor, positions: Tensor, table_size: int | None = None) -> Tensor:
         return x + self.weight[positions]
 
 
@@ -212,7 +212,7 @@ class RotaryPositions(Positions):
         super().__init__()
         self.config, self.head_width = config, head_width
 
-    def angles(self, positions: Tensor) -> Angles:
+    def compute_angles(self, positions: Tensor) -> Angles:
         feature = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
         frequencies = 1.0 / self.config.base ** (feature / self.head_width)  # rounded as in published models
         if self.config.scaling is not None:
@@ -248,7 +248,7 @@ class RelativePositions(Positions):
         self.weight = nn.Parameter(torch.empty(config.buckets, heads))
         init_normal(self.weight, std=0.02)
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    def compute_bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         distance = k_positions[..., None, :] - q_positions[..., :, None]  # (Tq, Tk) or (B, Tq, Tk)
         bucket = compute_buckets(distance, self.config.buckets, self.config.max_distance, self.causal)
         return move_heads_first(self.weight[bucket])  # (..., Tq, Tk, H) -> (1 or B, H, Tq, Tk)
@@ -279,12 +279,12 @@ class AlibiPositions(Positions):
         super().__init__()
         self.heads = heads
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    def compute_bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         distance = (k_positions[..., None, :] - q_positions[..., :, None]).abs()  # (Tq, Tk) or (B, Tq, Tk)
-        return move_heads_first(-distance[..., None] * alibi_slopes(self.heads, distance.device))
+        return move_heads_first(-distance[..., None] * compute_alibi_slopes(self.heads, distance.device))
 
 
-def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+def compute_alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     """2^(-8/H), 2^(-16/H) ... for a power of two; other head counts continue with slopes between those. (H,)"""
     power = 2 ** int(math.log2(heads))
     head = torch.arange(heads, device=device)

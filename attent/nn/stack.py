@@ -70,12 +70,14 @@ class Stack(nn.Module):
         self, positions: Tensor, self_mask: Mask, packing: Packing | None, memory: Memory | None, cache: Cache | None
     ) -> BlockContext:
         """Compute the masks, angles and biases that all blocks share."""
-        angles, memory_mask = self.positions.angles(positions), build_memory_mask(packing, memory, cache)
+        angles, memory_mask = self.positions.compute_angles(positions), build_memory_mask(packing, memory, cache)
         if cache is None:
-            return BlockContext(self_mask, angles, self.positions.bias(positions, positions), memory, memory_mask)
+            return BlockContext(
+                self_mask, angles, self.positions.compute_bias(positions, positions), memory, memory_mask
+            )
         end = cache.used_columns + positions.shape[-1]
         key_positions = torch.arange(end, device=positions.device) // cache.beams
-        position_bias = self.positions.bias(positions, key_positions)
+        position_bias = self.positions.compute_bias(positions, key_positions)
         return BlockContext(self_mask, angles, position_bias, None, memory_mask, cache.next_column, cache.used_columns)
 
     def build_self_mask(self, lengths: Tensor | None, packing: Packing | None, cache: Cache | None) -> Mask:

@@ -30,11 +30,11 @@ class ToyState:
     def reorder(self, rows: Tensor) -> None:
         self.source, self.prefixes = ([x[row] for row in rows.tolist()] for x in (self.source, self.prefixes))
 
-    def replace_rows(self, rows: Tensor, new: ToyState) -> None:
+    def replace_sources(self, rows: Tensor, new: ToyState) -> None:
         for row, source in zip(rows.tolist(), new.source, strict=True):
             self.source[row] = source
 
-    def rewind(self, lengths: Sequence[int]) -> None:
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):
             assert length in (0, len(self.prefixes[row][0]))
             self.prefixes[row] = [read[:length] for read in self.prefixes[row]]

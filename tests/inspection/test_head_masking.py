@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
 from attent.models import Seq2Seq
-from attent.nn import attention_layers
+from attent.nn import get_attention_layers
 from attent.nn.block import Block
 from tests.inspection.toy_translator import model
 
@@ -51,7 +51,7 @@ def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, grain: s
 
 def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
     """Subtract the head's contribution (weights x values x W^O columns) from the layer's output."""
-    layer = attention_layers(of)["decoder.blocks.0.cross_attn"]
+    layer = get_attention_layers(of)["decoder.blocks.0.cross_attn"]
     outputs: list[Tensor] = []
     records = []
     layer.observers.append(records.append)

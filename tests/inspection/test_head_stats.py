@@ -33,7 +33,7 @@ from attent.inspection.head_stats import (
 from attent.inspection.json_arrays import pack_array
 from attent.inspection.record import record
 from attent.models import Seq2Seq, shift_right
-from attent.nn import attention_layers
+from attent.nn import get_attention_layers
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
 from tests.inspection import toy_translator
@@ -328,7 +328,7 @@ def test_measured_values_equal_a_plain_python_loop() -> None:
     expected = measure_in_python(of, toy, SOURCES, TARGETS)
     found = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=100)
     assert [(head.path, head.head) for head in found.heads] == [
-        (path, head) for path, item in attention_layers(toy).items() for head in range(item.heads)
+        (path, head) for path, item in get_attention_layers(toy).items() for head in range(item.heads)
     ]
     for head in found.heads:
         for key, value in expected[head.path, head.head].items():
@@ -379,7 +379,7 @@ def test_observers_are_removed_and_progress_is_reported() -> None:
     toy, told = model().train(), []
     measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60, progress=lambda *done: told.append(done))
     assert toy.training
-    assert not any(layer.observers for layer in attention_layers(toy).values())
+    assert not any(layer.observers for layer in get_attention_layers(toy).values())
     assert told[-1] == (10, 10)
     assert len(told) > 2
     assert told == sorted(told)

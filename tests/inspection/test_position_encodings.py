@@ -75,7 +75,7 @@ def test_learned_values_are_the_table() -> None:
 def test_rotary_similarity_is_that_of_rotated_ones(order: Any) -> None:
     made = stack(RotaryConfig(order=order, base=100.0))
     (info,) = describe_positions(made, 12)
-    ones = made.positions.angles(torch.arange(12)).rotate(torch.ones(1, 1, 12, 4))[0, 0]
+    ones = made.positions.compute_angles(torch.arange(12)).rotate(torch.ones(1, 1, 12, 4))[0, 0]
     torch.testing.assert_close(unpack_array(info["pairwise"]), ones @ ones.T / 4, atol=HALF, rtol=0)
     values = unpack_array(info["values"])
     assert values.shape == (12, 4)
@@ -89,7 +89,7 @@ def test_biases_are_those_added(scheme: PositionsConfig) -> None:
     (info,) = describe_positions(made, 12)
     at = torch.arange(12)
     torch.testing.assert_close(
-        unpack_array(info["pairwise"]), made.positions.bias(at, at)[0].detach(), atol=HALF, rtol=HALF
+        unpack_array(info["pairwise"]), made.positions.compute_bias(at, at)[0].detach(), atol=HALF, rtol=HALF
     )
     assert info["pairwise"]["shape"] == [4, 12, 12]
     assert info["stack"] == "decoder"

@@ -24,7 +24,7 @@ from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.pruning import restore_heads
-from attent.nn import AlibiConfig, Packing, StackConfig, attention_layers, set_backend
+from attent.nn import AlibiConfig, Packing, StackConfig, get_attention_layers, set_backend
 from tests.laws.helpers import assert_close, parametrize_all, unpad
 from tests.laws.models import SEQ2SEQS, make_seq2seq, pairs
 
@@ -93,7 +93,7 @@ def test_stepwise_backends_and_observers_agree(config: Seq2SeqConfig) -> None:
         set_backend(pruned, "explicit")
         assert_close(pruned(source, target, source_lengths), expected)
     shapes = {path: weights[0].shape[1] for path, weights in trace.items()}
-    assert shapes == {path: layer.heads for path, layer in attention_layers(pruned).items()}
+    assert shapes == {path: layer.heads for path, layer in get_attention_layers(pruned).items()}
     assert 0 in shapes.values()
 
 

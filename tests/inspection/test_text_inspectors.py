@@ -16,7 +16,7 @@ from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.nn import attention_layers
+from attent.nn import get_attention_layers
 from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer
 
 VOCABULARY = tokenizer().source
@@ -192,7 +192,7 @@ def test_head_statistics_without_alignment(inspection: dict[str, Any]) -> None:
     assert "previous" in columns
     assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
     heads = inspection["head_stats"]["heads"]
-    assert len(heads) == sum(layer.heads for layer in attention_layers(causal()).values())
+    assert len(heads) == sum(layer.heads for layer in get_attention_layers(causal()).values())
     assert not any("input token" in head["description"] for head in heads)
 
 

@@ -194,22 +194,22 @@ def test_a_replaced_row_equals_a_new_one(config: StackConfig, beams: int, device
     cache = beam_cache(stack, 6, 3, memory, beams)
     compare_steps(cache, oracle, stack, steps=3)
     new = None if memory is None else Memory(random_states(1, 5, device=device), make_tensor(5, device=device))
-    cache.replace_rows(make_tensor(1, device=device), beam_cache(stack, 1, 1, new, beams))
-    cache.rewind([3, 0, 3])
+    cache.replace_sources(make_tensor(1, device=device), beam_cache(stack, 1, 1, new, beams))
+    cache.set_row_lengths([3, 0, 3])
     oracle.restart(1, new)
     compare_steps(cache, oracle, stack, steps=3)
     for row in (0, 2):  # they are full, and restart without a new memory
         oracle.restart(row, None)
-    cache.rewind([0, 3, 0])
+    cache.set_row_lengths([0, 3, 0])
     compare_steps(cache, oracle, stack, steps=2)
     order = make_tensor(1, 0, device=device)
     cache.reorder(order)
     oracle.reorder(order)
-    cache.rewind([5, 2])
+    cache.set_row_lengths([5, 2])
     compare_steps(cache, oracle, stack, steps=1)
     for row in (0, 1):
         oracle.restart(row, None)
-    cache.rewind([0, 0])
+    cache.set_row_lengths([0, 0])
     compare_steps(cache, oracle, stack, steps=2)
 
 

@@ -12,8 +12,8 @@ from attent.nn.positions import (
     Positions,
     RotaryPositions,
     SinusoidalPositions,
-    alibi_slopes,
     build_positions,
+    compute_alibi_slopes,
     compute_buckets,
 )
 
@@ -43,7 +43,7 @@ def test_sinusoids_support_positions_per_row() -> None:
 
 
 def test_each_scheme_uses_one_method() -> None:
-    """embed, angles or bias: the other two have no effect."""
+    """embed, compute_angles or compute_bias: the other two have no effect."""
     configs = {
         "embed": (SinusoidalConfig(), SinusoidalConfig(order="halves"), LearnedConfig(max_length=4)),
         "angles": (RotaryConfig(),),
@@ -54,8 +54,8 @@ def test_each_scheme_uses_one_method() -> None:
         for config in schemes:
             scheme = build_positions(config, width=8, heads=2, head_width=4, causal=True)
             assert torch.equal(scheme.embed(x, at), x) == (method != "embed")
-            assert (scheme.angles(at) is None) == (method != "angles")
-            assert (scheme.bias(at, at) is None) == (method != "bias")
+            assert (scheme.compute_angles(at) is None) == (method != "angles")
+            assert (scheme.compute_bias(at, at) is None) == (method != "bias")
 
 
 def test_embeddings_are_added() -> None:
@@ -78,7 +78,10 @@ def test_rotary_depends_on_distance_only(order: str) -> None:
 
     def score(q_at: int, k_at: int) -> float:
         return float(
-            (rotary.angles(torch.tensor([q_at])).rotate(q) * rotary.angles(torch.tensor([k_at])).rotate(k)).sum()
+            (
+                rotary.compute_angles(torch.tensor([q_at])).rotate(q)
+                * rotary.compute_angles(torch.tensor([k_at])).rotate(k)
+            ).sum()
         )
 
     for distance in (-3, 0, 1, 6):
@@ -92,7 +95,7 @@ def test_rotary_turns_pairs_by_hand(order: str) -> None:
     D, base = 6, 100.0
     rotary = RotaryPositions(RotaryConfig(order=order, base=base), D)
     x = torch.randn(1, 2, 3, D, dtype=torch.float64)
-    turned = rotary.angles(torch.tensor([0, 1, 7])).rotate(x)
+    turned = rotary.compute_angles(torch.tensor([0, 1, 7])).rotate(x)
     for head in range(2):
         for i, t in enumerate((0, 1, 7)):
             for pair in range(D // 2):
@@ -105,8 +108,8 @@ def test_rotary_turns_pairs_by_hand(order: str) -> None:
 
 def test_rotary_supports_positions_per_row() -> None:
     rotary, x = RotaryPositions(RotaryConfig(), 4), torch.randn(2, 3, 2, 4)
-    both = rotary.angles(torch.tensor([[0, 1], [5, 6]])).rotate(x)
-    torch.testing.assert_close(both[1:], rotary.angles(torch.tensor([5, 6])).rotate(x[1:]))
+    both = rotary.compute_angles(torch.tensor([[0, 1], [5, 6]])).rotate(x)
+    torch.testing.assert_close(both[1:], rotary.compute_angles(torch.tensor([5, 6])).rotate(x[1:]))
 
 
 # --- T5 ------------------------------------------------------------------------------------------------------------
@@ -138,13 +141,13 @@ def test_t5_buckets_are_transformers(causal: bool, buckets: int, reach: int) -> 
 def test_relative_bias_is_one_number_per_head_and_bucket(causal: bool) -> None:
     config = RelativeConfig(buckets=8, max_distance=10)
     scheme = build_positions(config, width=6, heads=3, head_width=2, causal=causal)
-    bias = scheme.bias(torch.tensor([2, 3]), torch.arange(5))
+    bias = scheme.compute_bias(torch.tensor([2, 3]), torch.arange(5))
     assert bias.shape == (1, 3, 2, 5)
     for i, q in enumerate((2, 3)):
         for k in range(5):
             bucket = int(compute_buckets(torch.tensor(k - q), 8, 10, causal))
             assert torch.equal(bias[0, :, i, k], scheme.weight[bucket])
-    rows = scheme.bias(torch.tensor([[2, 3], [0, 1]]), torch.arange(5))
+    rows = scheme.compute_bias(torch.tensor([[2, 3], [0, 1]]), torch.arange(5))
     assert torch.equal(rows[:1], bias)
 
 
@@ -157,12 +160,12 @@ def test_alibi_slopes_are_the_published_ones() -> None:
     between = [0.7071067811865476, 0.35355339059327384, 0.17677669529663692, 0.08838834764831849]
     published = {1: [1 / 256], 8: eight, 12: [*eight, *between], 16: [2 ** (-i / 2) for i in range(1, 17)]}
     for heads, slopes in published.items():
-        assert alibi_slopes(heads).tolist() == pytest.approx(slopes, rel=1e-6)
+        assert compute_alibi_slopes(heads).tolist() == pytest.approx(slopes, rel=1e-6)
 
 
 def test_alibi_grows_with_distance() -> None:
     scheme = build_positions(AlibiConfig(), width=8, heads=2, head_width=4, causal=False)
-    bias = scheme.bias(torch.tensor([1, 4]), torch.arange(4))
+    bias = scheme.compute_bias(torch.tensor([1, 4]), torch.arange(4))
     assert bias.shape == (1, 2, 2, 4)
     distances = torch.tensor([[1.0, 0, 1, 2], [4, 3, 2, 1]])
     torch.testing.assert_close(bias[0, 0], -distances / 2**4)

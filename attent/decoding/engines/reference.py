@@ -247,7 +247,7 @@ class SearchSession(Generic[State]):
         beams, state = self._start_rows(indices, capacity=1)  # they will write into the existing cache
         for row, index in zip(free_rows, indices, strict=False):
             self.row_requests[row], self.row_steps[row] = index, 0
-        self.state.replace_rows(rows, state)
+        self.state.replace_sources(rows, state)
         self.beams = self.beams.replace_rows(rows, beams)
         self._rewind()
 
@@ -255,7 +255,7 @@ class SearchSession(Generic[State]):
         """Finished rows keep stepping; reset their cache position so that they never overflow."""
         rows = zip(self.row_requests, self.row_steps, strict=True)
         self.row_steps = [0 if index is None else steps for index, steps in rows]
-        self.state.rewind(self.row_steps)
+        self.state.set_row_lengths(self.row_steps)
         if self.graphed_step is not None:
             self.graphed_step.load_state(self.beams)
 
@@ -267,7 +267,7 @@ class SearchSession(Generic[State]):
             rows = torch.tensor(active, device=self.engine.device)
             self.beams = self.beams.select_rows(rows)
             self.state.reorder(rows)
-            self.state.rewind(self.row_steps)
+            self.state.set_row_lengths(self.row_steps)
             self.graphed_step = None
 
 

@@ -194,11 +194,13 @@ def test_a_refilled_row_gives_the_same_as_a_new_one() -> None:
     for token in (LAST_PROMPT_TOKEN, 11, 12, 13, 14):
         writer.step(torch.full((2, 2), token), room)
         room.reorder_beams(torch.tensor([[1, 0], [1, 1]]))
-    room.replace_rows(torch.tensor([1]), writer.init_decoder_state(long, capacity=1, beams=2))
-    room.rewind([5, 0])
+    room.replace_sources(torch.tensor([1]), writer.init_decoder_state(long, capacity=1, beams=2))
+    room.set_row_lengths([5, 0])
     fresh = writer.init_decoder_state(long, capacity=3, beams=2)
     for tokens in ((LAST_PROMPT_TOKEN, LAST_PROMPT_TOKEN), (21, 22)):
-        both = (writer.step(torch.tensor([tokens] * len(state.prompt_lengths)), state)[-1] for state in (room, fresh))
+        both = (
+            writer.step(torch.tensor([tokens] * len(state.cached_prompt_lengths)), state)[-1] for state in (room, fresh)
+        )
         torch.testing.assert_close(*both)
 
 
