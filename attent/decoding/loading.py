@@ -10,7 +10,7 @@ import torch
 
 from attent import settings
 from attent.decoding.options import InputError
-from attent.models.folder import read_side_file, read_tokenizer
+from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_side_file, read_tokenizer
 from attent.nn.devices import choose_device
 from attent.text.tokenizer import Tokenizer
 
@@ -21,7 +21,8 @@ CPU_MAX_BYTES, FREE_MEMORY_FRACTION, DEFAULT_FREE_BYTES = 2**30, 0.5, 4 * 2**30
 
 def check_model_exists(folder: Path) -> None:
     path = folder.expanduser()
-    if (path / "run.toml").exists() and not (path / "config.json").exists():
+    is_saved = (path / CONFIG_FILE).exists() or (path / WEIGHTS_FILE).exists()
+    if (path / "run.toml").exists() and not is_saved:
         raise InputError(
             f"{folder}: must hold a model, but its run has not saved one yet (the first validation does); "
             f"resume it with: attent train --out {folder}"

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -943,6 +944,17 @@ def test_a_run_without_a_model_is_reported(bilingual_run: Path, tmp_path: Path, 
     (tmp_path / "run.toml").write_bytes((bilingual_run / "run.toml").read_bytes())
     (tmp_path / "text.txt").write_bytes(b"a dog")
     assert "its run has not saved one yet" in run_failing(capsys, tmp_path, tmp_path / "text.txt")
+
+
+@pytest.mark.parametrize("command", [["translate"], ["look", "A dog."], ["score", "--data", "phrases"]])
+def test_a_deleted_config_is_named(command: list[str], bilingual_run: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = shutil.copytree(bilingual_run, tmp_path / "model", ignore=shutil.ignore_patterns("state", "config.json"))
+    assert cli.main([command[0], str(folder), *command[1:]]) == 1
+    error = capsys.readouterr().err
+    assert f"{folder / 'config.json'}: is missing, though manifest.json lists it; copy the model again" in error
+    (folder / "manifest.json").unlink()
+    assert cli.main([command[0], str(folder), *command[1:]]) == 1
+    assert f"{folder}: must hold config.json, but does not" in capsys.readouterr().err
 
 
 def test_missing_files_are_named(
