@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 MAX_LISTED_CONFUSIONS = 3
 
 
-class ClassifyError(ValueError):
-    """The input cannot be classified as requested."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFlags(TextInputFlags):
     """The flags of `attent classify`."""
@@ -88,7 +84,7 @@ def classify(
 def parse_pair(text: str) -> tuple[str, str]:
     first, tab, second = text.partition("\t")
     if not tab:
-        raise ClassifyError(f"with --pairs a line must be two texts separated by a tab, but one is {text[:60]!r}")
+        raise ValueError(f"with --pairs a line must be two texts separated by a tab, but one is {text[:60]!r}")
     return first, second
 
 
@@ -115,7 +111,7 @@ def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], 
     unknown = sorted(set(labels) - set(known))
     if unknown:
         shown = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
-        raise ClassifyError(
+        raise ValueError(
             f"{data}: its labels must be the model's ({shown}), but `{unknown[0]}` is not; is it another set?"
         )
     return labels, predictions
@@ -152,7 +148,7 @@ def classify_texts(predictor: Predictor, data: Path) -> tuple[list[str], list[Cl
 
     path = data.expanduser()
     if not path.is_file():
-        raise ClassifyError(f"{data}: must be a file of labelled texts (.tsv, .jsonl), but is none; check its name")
+        raise ValueError(f"{data}: must be a file of labelled texts (.tsv, .jsonl), but is none; check its name")
     examples = labeled_text.read_labeled_texts([path])
     if examples.skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in examples.skipped.items())

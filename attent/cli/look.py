@@ -187,7 +187,6 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     from attent.data.pairs import LanguagePair
     from attent.decoding.loading import check_model_exists, resolve_target_lang
     from attent.inspection import session
-    from attent.inspection.inspectors.base import InspectionError
     from attent.inspection.inspectors.translation import TranslationInspector
     from attent.inspection.inspectors.vision import VisionInspector
 
@@ -197,13 +196,9 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     if not isinstance(inspector, TranslationInspector):
         extra = find_given({"--target": flags.target, "--to": flags.to, "--data": flags.data})
         if extra is not None:
-            raise InspectionError(
-                f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out"
-            )
+            raise ValueError(f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out")
         if isinstance(inspector, VisionInspector) and sentence is None and not flags.positions:
-            raise InspectionError(
-                f"{folder}: the live page takes text only; name an image: attent look {folder} image.png"
-            )
+            raise ValueError(f"{folder}: the live page takes text only; name an image: attent look {folder} image.png")
         return inspector, None
     tags = inspector.translator.tokenizer.source.tags
     if flags.positions or (sentence is None and not (flags.to or flags.data)):

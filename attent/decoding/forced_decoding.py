@@ -29,10 +29,6 @@ MAX_EXPONENT = 700.0  # exp of more overflows
 TokenIds = Sequence[int]
 
 
-class ForcedDecodingError(ValueError):
-    """Texts that cannot be scored."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TargetScores:
     """The log-probabilities of one target."""
@@ -121,7 +117,7 @@ class EncodedPair:
 
 def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
     if len(sources) != len(targets):
-        raise ForcedDecodingError(
+        raise ValueError(
             f"there must be one target for each source, but there are {len(sources):,} sources and "
             f"{len(targets):,} targets; give both in the same order"
         )
@@ -137,7 +133,7 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Tokenize both sides, truncated to `max_length` and to the model's positions."""
     if max_length < 2:
-        raise ForcedDecodingError(f"`batch_tokens` must be 2 or more, but is {max_length}")
+        raise ValueError(f"`batch_tokens` must be 2 or more, but is {max_length}")
     limits = [min(max_length, stack.positions.max_length or max_length) for stack in (model.encoder, model.decoder)]
     sides = (
         tokenizer.encode_source([text.strip() for text in sources], to),

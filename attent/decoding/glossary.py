@@ -28,10 +28,6 @@ _WORD = re.compile(rf"(?:(?![{UNSPACED_CHARS}])\w)+|\S")
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 
 
-class GlossaryError(InputError):
-    """The glossary is invalid; the message names the line."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GlossaryEntry:
     """A term and its possible translations."""
@@ -58,7 +54,7 @@ class Glossary:
         try:
             content = Path(path).expanduser().read_bytes()
         except OSError as error:
-            raise GlossaryError(
+            raise InputError(
                 f"{path}: must be a text file, but cannot be read ({error.strerror}); its lines must be {LINE_FORMAT}"
             ) from error
         return cls.from_bytes(content, str(path))
@@ -73,7 +69,7 @@ class Glossary:
                 continue
             first = entries.setdefault(entry.term, entry)
             if first.translations != entry.translations:
-                raise GlossaryError(
+                raise InputError(
                     f"{name}:{number}: must be a new term, but `{entry.term}` has another translation in line "
                     f"{first.line_number}; join both with {ALTERNATIVE_SEPARATOR} there, or remove one"
                 )
@@ -130,12 +126,12 @@ def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry |
 def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:
     columns = [column.strip() for column in columns]
     if len(columns) != 2 or not all(columns):
-        raise GlossaryError(
+        raise InputError(
             f"{location}: must be {LINE_FORMAT}, but is `{_shorten_line(columns)}`; {_suggest_fix(columns)}"
         )
     translations = tuple(part.strip() for part in columns[1].split(ALTERNATIVE_SEPARATOR))
     if not all(translations):
-        raise GlossaryError(
+        raise InputError(
             f"{location}: must have a translation on each side of {ALTERNATIVE_SEPARATOR}, but is "
             f"`{_shorten_line(columns)}`; add it"
         )

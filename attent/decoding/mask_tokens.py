@@ -16,10 +16,6 @@ MASK_SPELLINGS = ("[MASK]", MASK_TOKEN)  # accepted for every model
 PLACEHOLDER = "\ufffc"  # "object replacement character", never part of a word
 
 
-class MaskError(ValueError):
-    """Masks that a model cannot read."""
-
-
 @dataclass(frozen=True)
 class SurfaceWord:
     """One or more pieces as text."""
@@ -64,7 +60,7 @@ class MaskTokens:
         unused = (token for token in self.vocabulary.sentinels if token not in used)
         mask_ids = [self._name_to_id[name] if name in self._name_to_id else next(unused, None) for name in names]
         if None in mask_ids:
-            raise MaskError(
+            raise ValueError(
                 f"a text must have at most {len(self.vocabulary.sentinels)} masks, the number of the model's "
                 f"sentinels, but has {len(names)}; split it"
             )

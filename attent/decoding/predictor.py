@@ -41,10 +41,6 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # with padding
 IMAGE_BATCH_SIZE = 64
 
 
-class PredictorError(ValueError):
-    """An input that the model cannot read, or a model that cannot do what was requested."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction:
     """A candidate for a mask."""
@@ -99,7 +95,7 @@ class Predictor:
         notify        receives messages for the user, such as that texts were truncated
         """
         if batch_tokens is not None and batch_tokens < 1:
-            raise PredictorError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
+            raise ValueError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         check_vocabulary(model, tokenizer, name)
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.batch_tokens, self.notify = batch_tokens, notify
@@ -131,7 +127,7 @@ class Predictor:
         line_numbers  numbers of the texts in error messages; None: from 1
         """
         if top_k < 1:
-            raise PredictorError(f"`top_k` must be 1 or more, but is {top_k}")
+            raise ValueError(f"`top_k` must be 1 or more, but is {top_k}")
         self._check_can_fill()
         check_is_list(texts)
         masked_texts = [self._parse_masks(text) for text in texts]
@@ -209,7 +205,7 @@ class Predictor:
         advice = f"use a model of `attent train --task {task}`"
         if isinstance(model, TextEncoder | VisionTransformer):
             advice = f"fine-tune it: attent train --task {task} --from {self.name} --data EXAMPLES --out DIR"
-        raise PredictorError(f"{self.name}: must be a classifier, but has no labels; {advice}")
+        raise ValueError(f"{self.name}: must be a classifier, but has no labels; {advice}")
 
     @property
     def width(self) -> int:
@@ -228,7 +224,7 @@ class Predictor:
         if isinstance(model, TextEncoder):
             can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
         if not can_fill:
-            raise PredictorError(
+            raise ValueError(
                 f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
                 "or `--task spans`, or a BERT with its masked-word head"
             )
@@ -236,10 +232,10 @@ class Predictor:
     def _check_pooling(self, pooling: str) -> None:
         model = self.model
         if pooling not in ("mean", "class"):
-            raise PredictorError(f"`pooling` must be mean or class, but is {pooling!r}")
+            raise ValueError(f"`pooling` must be mean or class, but is {pooling!r}")
         has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
         if pooling == "class" and not has_first:
-            raise PredictorError(f"{self.name}: has no class token; use the pooling `mean`")
+            raise ValueError(f"{self.name}: has no class token; use the pooling `mean`")
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -271,7 +267,7 @@ class Predictor:
 
     def _parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
-            raise PredictorError(f"a text to fill must be a string, but is a {type(text).__name__}")
+            raise ValueError(f"a text to fill must be a string, but is a {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())
 
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
@@ -302,7 +298,7 @@ class Predictor:
     def _encode_pair(self, first: list[int], second: list[int]) -> tuple[TokenizedText, TokenizedText]:
         """Return two texts as one row, and the same with the longer text truncated to the model's positions."""
         if not isinstance(self.model, TextEncoder):
-            raise PredictorError(f"{self.name}: must be an encoder for pairs of texts, but is not; give single texts")
+            raise ValueError(f"{self.name}: must be an encoder for pairs of texts, but is not; give single texts")
         prefix, suffix = self._special_tokens
         has_segments = self.model.config.segments > 1
 
@@ -332,13 +328,13 @@ class Predictor:
 
     def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> TokenizedText:
         if not masked_text.mask_ids:
-            raise PredictorError(
+            raise ValueError(
                 f"text {line_number:,} must have a mask, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
             )
         row, truncated = self._encode_single(self.mask_tokens.encode(masked_text))
         positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
         if positions[-1] >= len(truncated.token_ids) - len(self._special_tokens[1]):
-            raise PredictorError(
+            raise ValueError(
                 f"text {line_number:,} must have its masks among the first {self._max_length} tokens, but one is at "
                 f"{positions[-1] + 1:,}; shorten the text before it"
             )
@@ -440,9 +436,7 @@ def fill_with_spans(text: str, masked_text: MaskedText, predictions: Sequence[Sp
 def check_is_list(items: object) -> None:
     """A string is a sequence too, of characters."""
     if isinstance(items, str | os.PathLike):
-        raise PredictorError(
-            f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]"
-        )
+        raise ValueError(f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]")
 
 
 def check_text_item(item: Item, number: int) -> TextItem:
@@ -450,7 +444,7 @@ def check_text_item(item: Item, number: int) -> TextItem:
         isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
     ):
         return item
-    raise PredictorError(f"item {number:,} must be a text, or a pair of texts, but is a {type(item).__name__}")
+    raise ValueError(f"item {number:,} must be a text, or a pair of texts, but is a {type(item).__name__}")
 
 
 def join_segments(segments: Sequence[tuple[int, ...]]) -> TokenizedText:
@@ -477,7 +471,7 @@ def load_image(item: Item, model: VisionTransformer) -> Tensor:
     shape = (config.channels, config.image_size, config.image_size)
     if not isinstance(item, Tensor) or item.dtype != torch.uint8 or item.shape != shape:
         kind = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"
-        raise PredictorError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
+        raise ValueError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
     return item
 
 
@@ -485,9 +479,9 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer | None, name: str) -> No
     if isinstance(model, VisionTransformer):
         return
     if tokenizer is None:
-        raise PredictorError(f"{name}: must have a tokenizer to read texts, but has none; load both from one folder")
+        raise ValueError(f"{name}: must have a tokenizer to read texts, but has none; load both from one folder")
     if tokenizer.source.size > model.config.vocab:
-        raise PredictorError(
+        raise ValueError(
             f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
             f"{tokenizer.source.size}; load both from the same folder"
         )

@@ -40,10 +40,6 @@ STACK_NAMES, SUBLAYER_NAMES = ("encoder", "decoder"), ("self_attn", "cross_attn"
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
 
 
-class AblationError(ValueError):
-    """The ablation cannot be measured."""
-
-
 # ---- data and results ------------------------------------------------------------------------------------------------
 
 
@@ -59,7 +55,7 @@ class AblationData:
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.references):
             counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise AblationError(
+            raise ValueError(
                 f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
             )
 
@@ -70,7 +66,7 @@ class AblationData:
         """The first `limit` pairs, translated into `to` or else the language of the references."""
         tags = translator.tokenizer.source.tags
         if to is None and tags and len(set(test_set.languages)) > 1:
-            raise AblationError(f"{test_set.name}: must have one target language; name it with --tgt")
+            raise ValueError(f"{test_set.name}: must have one target language; name it with --tgt")
         language = test_set.languages[0] if tags else None
         return cls(
             name=test_set.name,
@@ -209,7 +205,7 @@ class AblationMeter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.translator.model, Seq2Seq):
-            raise AblationError("one model can be ablated at a time, but this is an ensemble; give one folder")
+            raise ValueError("one model can be ablated at a time, but this is an ensemble; give one folder")
         self.model, self.engine = self.translator.model, select_engine(self.translator)
 
     def ablate(
@@ -227,7 +223,7 @@ class AblationMeter:
         """
         requested = list(dict.fromkeys(parts))
         if not requested:
-            raise AblationError("there must be at least one part to mask; name heads, sub-layers or layers")
+            raise ValueError("there must be at least one part to mask; name heads, sub-layers or layers")
         for part in requested:
             find_part(self.model, part)
         if previous is not None and not previous.conditions.find_differences(self.conditions):

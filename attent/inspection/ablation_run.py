@@ -21,7 +21,7 @@ from attent.decoding.translator import load_translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import Granularity, list_parts
-from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneError, PruneTrial, prune_heads, select_heads
+from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneTrial, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
 from attent.models.weights import save_model
@@ -77,7 +77,7 @@ def ablate_folder(
 def check_output_folder(out: Path) -> None:
     target = out.expanduser()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise PruneError(f"{out}: must be a new or an empty folder, but it has files; give another")
+        raise ValueError(f"{out}: must be a new or an empty folder, but it has files; give another")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class AblationJob:
             progress=self.reporter.report_trial,
         )
         if not selection.heads:
-            raise PruneError(
+            raise ValueError(
                 f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}; "
                 f"allow more with --max-bleu-drop"
             )

@@ -25,10 +25,6 @@ AttentionKind = Literal["self", "cross"]
 SpecialKind = Literal["start", "end", "pad", "unknown", "tag", "byte", "mask", "class"]
 
 
-class TraceError(ValueError):
-    """A document that cannot be built or read."""
-
-
 @dataclass(frozen=True)
 class DisplayToken:
     """A token with its display text."""
@@ -166,7 +162,7 @@ class Trace(Mapping[str, list[Tensor]]):
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise TraceError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
+            raise ValueError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
         return cls.from_document(document)
 
     @classmethod
@@ -189,17 +185,17 @@ class Trace(Mapping[str, list[Tensor]]):
 
 def check_format(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise TraceError(
+        raise ValueError(
             f'a trace must have "format": "{FORMAT}", but this does not; give a file of attent look --json'
         )
     if document.get("version") != VERSION:
-        raise TraceError(
+        raise ValueError(
             f"the trace has version {document.get('version')!r}, but this attent reads version {VERSION}; update attent"
         )
     for layer in document.get("layers", ()):
         missing = [key for key in REQUIRED_LAYER_KEYS if key not in layer]
         if missing:
-            raise TraceError(f"a layer of the trace has no {missing[0]!r}; create the file again")
+            raise ValueError(f"a layer of the trace has no {missing[0]!r}; create the file again")
 
 
 def select_keys_values(record: AttentionRecord, heads: slice | list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -213,7 +209,7 @@ def select_keys_values(record: AttentionRecord, heads: slice | list[int]) -> tup
 def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:
     """(B, H, Tq, Tk) -> (H, *shape) of one batch row, without padding."""
     if row >= weights.shape[0] or weights.shape[2] < shape[0] or weights.shape[3] < shape[1]:
-        raise TraceError(
+        raise ValueError(
             f"{path} was recorded with {weights.shape[0]} rows of {weights.shape[2]} x {weights.shape[3]} tokens, but "
             f"row {row} with {shape[0]} x {shape[1]} tokens is requested; give the tokens of the model's last input"
         )

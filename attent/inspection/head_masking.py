@@ -26,10 +26,6 @@ Granularity = Literal["heads", "sublayers", "layers"]
 PART_PATTERN = re.compile(r"(?P<path>[\w.]+)(?::(?P<head>\d{1,6}))?")
 
 
-class ModelPartError(ValueError):
-    """The model has no such part."""
-
-
 @dataclass(frozen=True, order=True)
 class ModelPart:
     """A head `decoder.blocks.3.cross_attn:2`, sub-layer `decoder.blocks.3.cross_attn` or layer `decoder.blocks.3`."""
@@ -41,7 +37,7 @@ class ModelPart:
     def parse(cls, text: str) -> ModelPart:
         match = PART_PATTERN.fullmatch(text)
         if match is None:
-            raise ModelPartError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
+            raise ValueError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
         return cls(match["path"], None if match["head"] is None else int(match["head"]))
 
     def __str__(self) -> str:
@@ -57,7 +53,7 @@ class ModelPart:
 def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
     """List a model's heads, sub-layers or layers in module order."""
     if granularity not in get_args(Granularity):
-        raise ModelPartError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
+        raise ValueError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
     if granularity == "heads":
         return [ModelPart(path, h) for path, layer in get_attention_layers(model).items() for h in range(layer.heads)]
     kinds = Block if granularity == "layers" else (Attention, FeedForward)
@@ -115,12 +111,12 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
     if module is None:
         near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
-        raise ModelPartError(f"the model has no part {part.path!r}; {hint}")
+        raise ValueError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):
-        raise ModelPartError(
+        raise ValueError(
             f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number"
         )
     if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
         heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
-        raise ModelPartError(f"{part}: the heads of {part.path} {heads}")
+        raise ValueError(f"{part}: the heads of {part.path} {heads}")
     return module

@@ -46,10 +46,6 @@ MIN_WORDS = 2  # per side: a single word has no competitor for its links
 StatUnit = Literal["share", "bits", "tokens", "correlation"]
 
 
-class HeadStatsError(ValueError):
-    """Head statistics cannot be measured."""
-
-
 def stat(unit: StatUnit, text: str, label: str = "") -> Any:
     """A field of `HeadValues`, which is also a column of its table; the default label is the name."""
     return field(default=None, metadata={"label": label, "unit": unit, "help": text})
@@ -173,7 +169,7 @@ def measure_heads(
     indices = sample_evenly(len(sources), max_pairs)
     sources, targets = [sources[i] for i in indices], [targets[i] for i in indices]
     if not sources:
-        raise HeadStatsError("there must be at least one pair to measure heads on")
+        raise ValueError("there must be at least one pair to measure heads on")
     pairs = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
     accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
@@ -202,7 +198,7 @@ def measure_heads(
 def sample_evenly(count: int, max_count: int) -> list[int]:
     """Return at most `max_count` evenly spaced indices: corpora are often sorted."""
     if max_count < 1:
-        raise HeadStatsError(f"`max_count` must be 1 or more, but is {max_count}")
+        raise ValueError(f"`max_count` must be 1 or more, but is {max_count}")
     size = min(count, max_count)
     return [i * count // size for i in range(size)]
 

@@ -25,10 +25,6 @@ MAX_FLOAT16 = 65280.0  # fits float16 even after rounding
 MAX_ARRAY_BYTES = 2**31  # larger arrays are rejected as invalid
 
 
-class ArrayError(ValueError):
-    """An array that cannot be decoded."""
-
-
 def pack_array(values: Tensor, array_type: ArrayType, *, drop_low_bit: bool = False) -> dict[str, Any]:
     """`drop_low_bit`: round float16 to three digits, which compresses better."""
     exact = values.detach().cpu().double().numpy()
@@ -52,7 +48,7 @@ def unpack_array(packed: dict[str, Any]) -> Tensor:
         or not isinstance(shape, list)
         or not all(isinstance(n, int) and n >= 0 for n in shape)
     ):
-        raise ArrayError(f"an array must have a type of {', '.join(NUMPY_TYPES)} and a shape; create the file again")
+        raise ValueError(f"an array must have a type of {', '.join(NUMPY_TYPES)} and a shape; create the file again")
     stored = np.dtype(NUMPY_TYPES[kind])
     planes = decompress_bytes(packed.get("data"), math.prod(shape) * stored.itemsize)
     flat = np.frombuffer(planes, np.uint8).reshape(stored.itemsize, -1).T.copy().view(stored).reshape(shape)
@@ -69,6 +65,6 @@ def decompress_bytes(data: Any, num_bytes: int) -> bytes:
             raise ValueError
         return content
     except (ValueError, TypeError, binascii.Error, zlib.error) as error:
-        raise ArrayError(
+        raise ValueError(
             f"an array of {num_bytes:,} bytes is damaged or has another length; create the file again"
         ) from error

@@ -51,10 +51,6 @@ RC_PARAMS: dict[Any, Any] = {
 QUERY_LABELS = {"target": "output", "decoder_input": "decoder input"}
 
 
-class PlotError(ValueError):
-    """The figure cannot be drawn."""
-
-
 class HeadPanel(NamedTuple):
     """One head to draw."""
 
@@ -72,7 +68,7 @@ def plot_context(texts: Iterable[str]) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise PlotError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
+        raise ValueError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
     with matplotlib.rc_context({**RC_PARAMS, "font.family": list(select_fonts(frozenset("".join(texts))))}):
         yield
 
@@ -130,7 +126,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
+        raise ValueError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
     texts = [text.get_text() for text in figure.findobj(Text)]
     content = io.BytesIO()
     file_type = path.suffix.lower()[1:]
@@ -200,9 +196,9 @@ def select_panels(
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
         selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
-        raise PlotError(f"no head matches {selection}; the layers are: {paths}")
+        raise ValueError(f"no head matches {selection}; the layers are: {paths}")
     if not all(panel.weights.numel() for panel in panels):
-        raise PlotError("there must be tokens on both sides, but there are none; give another sentence")
+        raise ValueError("there must be tokens on both sides, but there are none; give another sentence")
     return panels
 
 
@@ -382,7 +378,7 @@ def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: 
     layer = panels[0].layer
     if any(panel.layer["path"] != layer["path"] for panel in panels):
         paths = ", ".join(sorted({panel.layer["path"] for panel in panels}))
-        raise PlotError(f"lines show one layer, but these match: {paths}; choose one")
+        raise ValueError(f"lines show one layer, but these match: {paths}; choose one")
     queries, keys = (document["sides"][layer[name]] for name in ("queries", "keys"))
     count = max(len(queries["tokens"]), len(keys["tokens"]))
     size = min(MAX_CELL_SIZE, (MAX_HEIGHT - 2) / count)
@@ -459,7 +455,7 @@ def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str,
     similarities or biases on the right. Stacks with equal encodings are drawn once."""
     entries = group_position_entries(source)
     if not entries:
-        raise PlotError("there must be a positional encoding to draw, but this model has none")
+        raise ValueError("there must be a positional encoding to draw, but this model has none")
     with plot_context([]):
         figure = create_figure(9.5, 3.7 * len(entries) + 0.2)
         parts = figure.subfigures(len(entries), 1, squeeze=False)[:, 0]
@@ -531,7 +527,7 @@ def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
     baseline = ablation[measure]
     measured = [each for each in ablation["parts"] if each.get(measure) is not None]
     if not measured:
-        raise PlotError("there must be ablation results to draw, but there are none; run attent look --ablate first")
+        raise ValueError("there must be ablation results to draw, but there are none; run attent look --ablate first")
     heads = {each["part"]: each[measure] - baseline for each in measured if each["kind"] == "head"}
     others = {each["part"]: each[measure] - baseline for each in measured if each["kind"] != "head"}
     rows = len({part.partition(":")[0] for part in heads})

@@ -25,14 +25,10 @@ DEFAULT_MAX_BLEU_DROP = 0.2  # BLEU
 MAX_LOSS_PER_BLEU = 0.1
 
 
-class PruneError(ValueError):
-    """The heads cannot be pruned."""
-
-
 def prune_heads(model: nn.Module, heads: Collection[ModelPart]) -> Seq2Seq:
     """Return a copy of the model without these heads."""
     if not isinstance(model, Seq2Seq):
-        raise PruneError(f"the model must be an encoder-decoder, but is a {type(model).__name__}; give another")
+        raise ValueError(f"the model must be an encoder-decoder, but is a {type(model).__name__}; give another")
     removed: dict[str, set[int]] = {}
     for part in heads:
         removed.setdefault(part.path, set()).add(get_prunable_head(model, part))
@@ -42,9 +38,9 @@ def prune_heads(model: nn.Module, heads: Collection[ModelPart]) -> Seq2Seq:
 def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
     attention = find_part(model, part)
     if part.head is None or not isinstance(attention, Attention):
-        raise PruneError(f"{part}: must be a head, such as decoder.blocks.0.cross_attn:2")
+        raise ValueError(f"{part}: must be a head, such as decoder.blocks.0.cross_attn:2")
     if attention.kv_heads != attention.heads:
-        raise PruneError(
+        raise ValueError(
             f"{part}: models with grouped-query attention cannot be pruned, but this one has {attention.heads} heads "
             f"and {attention.kv_heads} KV heads"
         )
@@ -93,9 +89,9 @@ def select_heads(
     measure_without  returns BLEU and loss of the model without some heads
     """
     if not ablation.get_effects("head"):
-        raise PruneError("the ablation must have heads to prune, but has none; ablate heads first")
+        raise ValueError("the ablation must have heads to prune, but has none; ablate heads first")
     if not max_bleu_drop >= 0:
-        raise PruneError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
+        raise ValueError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
     min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
     selector = HeadSelector(measure_without, ablation.bleu, min_bleu, max_loss, progress)
     selector.add_group(rank_heads(ablation, max_bleu_drop))

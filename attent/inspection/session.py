@@ -24,7 +24,7 @@ from attent.inspection import ablate, head_stats
 from attent.inspection.attention_trace import AttentionKind
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
-from attent.inspection.inspectors.base import InspectionError, InspectionRequest, Inspector
+from attent.inspection.inspectors.base import InspectionRequest, Inspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.inspectors.vision import VisionInspector
@@ -202,7 +202,7 @@ class Inspection:
         candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
         candidates = [entry for entry in candidates if not heads or entry["head"] in heads]
         if not candidates:
-            raise InspectionError("there must be a recorded head to draw, but none matches; select others")
+            raise ValueError("there must be a recorded head to draw, but none matches; select others")
         best = max(candidates, key=self._rate_head)
         return best["path"], best["head"]
 

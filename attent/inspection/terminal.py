@@ -35,10 +35,6 @@ BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\
 LEFT_TO_RIGHT_MARK = "\u200e"  # zero-width
 
 
-class TerminalPlotError(ValueError):
-    """The head cannot be drawn."""
-
-
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +112,7 @@ def draw_head(
         [format_token(token) for token in document["sides"][layer[name]]["tokens"]] for name in ("queries", "keys")
     )
     if not rows or not columns:
-        raise TerminalPlotError(f"{path} must have tokens on both sides, but has none")
+        raise ValueError(f"{path} must have tokens on both sides, but has none")
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
     horizontal = [[pad_text(truncate_text(word, MAX_WORD_WIDTH), VERTICAL_COLUMN_WIDTH + 1) for word in columns]]
     if len(rows) <= MAX_ROWS:
@@ -131,19 +127,19 @@ def find_layer(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     layers = {layer["path"]: layer for layer in document["layers"]}
     if path not in layers:
         near = get_close_matches(path, layers, n=1, cutoff=0.0)
-        raise TerminalPlotError(f"there is no layer {path!r}; did you mean {near[0] if near else 'another document'}?")
+        raise ValueError(f"there is no layer {path!r}; did you mean {near[0] if near else 'another document'}?")
     return layers[path]
 
 
 def select_head(layer: Mapping[str, Any], weights: Tensor, head: int | str | None) -> Tensor:
     """(H, Tq, Tk) -> (Tq, Tk)"""
     if not len(weights):
-        raise TerminalPlotError(f"{layer['path']} has no heads; choose another layer")
+        raise ValueError(f"{layer['path']} has no heads; choose another layer")
     if head is None or head == "mean":
         return weights.mean(0)
     head_indices = list(layer.get("head_indices", range(weights.shape[0])))
     if head not in head_indices:
-        raise TerminalPlotError(
+        raise ValueError(
             f"the heads of {layer['path']} are {', '.join(map(str, head_indices))}, but {head} was requested"
         )
     return weights[head_indices.index(head)]

@@ -34,10 +34,6 @@ HF_CLASS_NAMES = {
 }
 
 
-class ConvertError(ValueError):
-    """A model that cannot be converted; the message says why and what to do."""
-
-
 def convert_model(
     model_folder: Path, out: Path, to: TargetFormat, dtype: Dtype | None = None, quantization: Quantization = "int8"
 ) -> str:
@@ -61,9 +57,9 @@ def convert_model(
 def check_paths(folder: Path, out: Path) -> None:
     """Raise early, before a large model is read."""
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
-        raise ConvertError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
+        raise ValueError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConvertError(f"{out}: exists, and nothing is overwritten; give a new or an empty folder")
+        raise ValueError(f"{out}: exists, and nothing is overwritten; give a new or an empty folder")
 
 
 def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
@@ -95,7 +91,7 @@ def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, q
 
     if not isinstance(model, Seq2Seq):
         expected, actual = MODEL_DESCRIPTIONS[Seq2Seq][0], MODEL_DESCRIPTIONS[type(model)][0]
-        raise ConvertError(f"the model must be {expected} for CTranslate2, but is {actual}; use --to hf or --to attent")
+        raise ValueError(f"the model must be {expected} for CTranslate2, but is {actual}; use --to hf or --to attent")
     assert tokenizer is not None
     ctranslate2.write_conversion(model, tokenizer, folder, quantization=quantization)
     write_files(folder, tokenizer.files)
@@ -165,7 +161,7 @@ def build_vocab_json(vocabulary: Vocabulary, folder: Path) -> bytes:
     pieces = vocabulary.to_pieces(range(vocabulary.size))
     ids = {tags.get(i, piece): i for i, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
-        raise ConvertError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
+        raise ValueError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
     return to_json_bytes(ids)
 
 

@@ -6,10 +6,6 @@ import torch
 from torch import nn
 
 
-class DeviceError(ValueError):
-    """The requested device cannot be used; the message says why and what there is."""
-
-
 def choose_device(name: str | None = None) -> torch.device:
     """Return the named device, after one allocation on it; None or "auto": CUDA, else Apple's GPU, else the CPU."""
     available = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -21,7 +17,7 @@ def choose_device(name: str | None = None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         devices = "only cpu" if available == "cpu" else available
-        raise DeviceError(f"device {name}: cannot be used here ({reason}); this machine has {devices}") from error
+        raise ValueError(f"device {name}: cannot be used here ({reason}); this machine has {devices}") from error
     return device
 
 

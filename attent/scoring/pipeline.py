@@ -21,7 +21,6 @@ from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,
     GoldAlignment,
-    GoldAlignmentError,
     evaluate_alignment,
     read_gold_alignments,
 )
@@ -277,9 +276,7 @@ class _Scorer:
         """Select the heads that align best and save them in the folder, for `attent translate --alignment`."""
         languages = loaded.group_by_language(self.test_set)
         if len(languages) > 1:
-            raise GoldAlignmentError(
-                f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt"
-            )
+            raise ValueError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
         sides, language = (self.test_set.sources, self.test_set.references), languages[0][0]
         result: AlignmentReport | MeasuredSelection
         if self.gold is None:

@@ -14,7 +14,6 @@ import torch
 from attent.cli.convert import Quantization, TargetFormat, convert
 from attent.decoding.loading import load_tokenizer
 from attent.interop import load
-from attent.interop.export import ConvertError
 from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights
 from attent.models.config import mirror_encoder
 from attent.models.folder import read_extra_files
@@ -197,7 +196,7 @@ def test_a_missing_tokenizer_is_reported(tmp_path: Path, capsys: Capture) -> Non
 def test_ctranslate2_accepts_only_translators(tmp_path: Path) -> None:
     folder = write_causal_lm_folder(tmp_path)
     with pytest.raises(
-        ConvertError,
+        ValueError,
         match=r"must be a .* for CTranslate2, but is a language model.*; use --to hf or",
     ):
         convert(folder, tmp_path / "quick", to="ctranslate2")
@@ -232,7 +231,7 @@ def test_nothing_is_overwritten(to: TargetFormat, ours: Path, tmp_path: Path) ->
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("dear")
     for out in ("full", "full/letters.txt", "ours"):
-        with pytest.raises(ConvertError, match="exists, and nothing is overwritten; give a new or an empty"):
+        with pytest.raises(ValueError, match="exists, and nothing is overwritten; give a new or an empty"):
             convert(ours, tmp_path / out, to=to)
     assert (tmp_path / "full" / "letters.txt").read_text() == "dear"
 
@@ -257,7 +256,7 @@ def test_a_failed_conversion_leaves_no_files(tmp_path: Path) -> None:
 def test_a_ctranslate2_model_cannot_be_converted_back(ours: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(ours, tmp_path / "quick", to="ctranslate2")
-    with pytest.raises(ConvertError, match="is a CTranslate2 model, which cannot be converted back"):
+    with pytest.raises(ValueError, match="is a CTranslate2 model, which cannot be converted back"):
         convert(tmp_path / "quick", tmp_path / "back", to="attent")
 
 

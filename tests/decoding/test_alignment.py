@@ -31,7 +31,7 @@ from attent.decoding.alignment import (
     select_by_agreement,
     select_weights,
 )
-from attent.decoding.forced_decoding import EncodedPair, ForcedDecodingError, encode_pairs
+from attent.decoding.forced_decoding import EncodedPair, encode_pairs
 from attent.inspection.record import record
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
@@ -191,7 +191,7 @@ def test_pairs_without_words_have_no_links() -> None:
     )
     assert [len(alignment.all_links) for alignment in got] == [0, 0, 0, 2]
     assert [alignment.mutual_links for alignment in got[:3]] == [(), (), ()]
-    with pytest.raises(ForcedDecodingError, match="target for each source"):
+    with pytest.raises(ValueError, match="target for each source"):
         align_texts(model, of, ["a"], [], get_default_selection(model))
 
 

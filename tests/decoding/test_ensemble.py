@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attent.decoding import Translator
 from attent.decoding.engines.reference import TorchEngine
-from attent.decoding.ensemble import Ensemble, EnsembleError, check_tokenizers
+from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.search import State, StepModel
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -144,17 +144,17 @@ def test_a_search_with_copies_of_a_model_equals_that_of_the_model() -> None:
     ],
 )
 def test_different_vocabularies_raise_an_error(change: dict[str, int], message: str) -> None:
-    with pytest.raises(EnsembleError, match=message):
+    with pytest.raises(ValueError, match=message):
         Ensemble([make_model(1), make_model(1, replace(CONFIG, **change))])
 
 
 def test_an_empty_ensemble_raises_an_error() -> None:
-    with pytest.raises(EnsembleError, match="must have at least one model"):
+    with pytest.raises(ValueError, match="must have at least one model"):
         Ensemble([])
 
 
 def test_different_tokenizers_raise_an_error_with_the_folder() -> None:
     ours, others = tokenizer("bpe"), tokenizer("unigram")
     check_tokenizers([ours, Tokenizer.from_files(dict(ours.files))], ["a", "b"])
-    with pytest.raises(EnsembleError, match=r"^c: must have the tokenizer of a to form an ensemble with it"):
+    with pytest.raises(ValueError, match=r"^c: must have the tokenizer of a to form an ensemble with it"):
         check_tokenizers([ours, ours, others], ["a", "b", "c"])

@@ -11,7 +11,6 @@ import torch
 
 from attent.decoding import forced_decoding, translator
 from attent.decoding.forced_decoding import (
-    ForcedDecodingError,
     TargetScores,
     compute_perplexity,
     encode_pairs,
@@ -141,9 +140,9 @@ def test_perplexity_is_that_of_the_mean_token() -> None:
 
 
 def test_invalid_inputs_raise_an_error() -> None:
-    with pytest.raises(ForcedDecodingError, match="target for each source, but there are 1 sources and 2 targets"):
+    with pytest.raises(ValueError, match="target for each source, but there are 1 sources and 2 targets"):
         score_targets(make_model(), tokenizer(), ["a"], ["a", "b"])
-    with pytest.raises(ForcedDecodingError, match="`batch_tokens` must be 2 or more, but is 1"):
+    with pytest.raises(ValueError, match="`batch_tokens` must be 2 or more, but is 1"):
         score_targets(make_model(), tokenizer(), ["a"], ["a"], batch_tokens=1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.decoding.glossary import Glossary, GlossaryError
+from attent.decoding.glossary import Glossary
 from attent.decoding.options import InputError
 
 
@@ -41,7 +41,7 @@ def test_comments_empty_lines_bom_and_crlf_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_line_is_reported_with_its_number(line: str, says: str) -> None:
-    with pytest.raises(GlossaryError, match=re.escape(says)):
+    with pytest.raises(InputError, match=re.escape(says)):
         build_glossary("cat\tKatze", line)
 
 
@@ -51,7 +51,7 @@ def test_invalid_utf8_is_reported_with_its_line_number() -> None:
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(GlossaryError, match="must be a text file, but cannot be read"):
+    with pytest.raises(InputError, match="must be a text file, but cannot be read"):
         Glossary.from_file(tmp_path / "none.tsv")
 
 
@@ -95,7 +95,7 @@ def test_terms_match_anywhere_in_scripts_without_spaces() -> None:
 
 
 def test_an_invalid_mapping_is_reported() -> None:
-    with pytest.raises(GlossaryError, match="`dog` of the glossary: must be a term, a tab and its translation"):
+    with pytest.raises(InputError, match="`dog` of the glossary: must be a term, a tab and its translation"):
         Glossary.from_terms({"dog": " "})
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from attent.decoding import mbr, translator
 from attent.decoding.alignment import find_cross_layers
 from attent.decoding.constraints.no_repeat import has_loop
-from attent.decoding.constraints.prefix import PrefixError
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair
@@ -460,7 +459,7 @@ def test_a_prefix_or_required_phrase_needs_a_single_sentence(trained_translator:
     for control in (PhraseConstraints(prefix="Ein"), PhraseConstraints(required=("Hund",))):
         with pytest.raises(TranslationError, match=r"must be one sentence of at most .* tokens, but has 2"):
             trained_translator.translate([f"{TEXTS[0]} {TEXTS[1]}"], constraints=control, split_sentences=True)
-    with pytest.raises(PrefixError, match="must be shorter than max_length"):
+    with pytest.raises(ValueError, match="must be shorter than max_length"):
         trained_translator.translate(
             TEXTS[:1], SearchOptions(max_length=2), constraints=PhraseConstraints(prefix="Ein hund steht")
         )

@@ -15,12 +15,11 @@ from attent.inspection import Trace
 from attent.inspection.attention_trace import (
     DisplayToken,
     PatchImage,
-    TraceError,
     TraceSide,
     build_layer,
     unpack_weights,
 )
-from attent.inspection.json_arrays import ArrayError, pack_array, unpack_array
+from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.models import Seq2Seq
 from attent.nn import Stack, StackConfig
 from tests.inspection.toy_translator import model
@@ -147,7 +146,7 @@ def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
     with attent.record(seq2seq) as trace:
         seq2seq(SOURCE, TARGET, *LENGTHS)
     with pytest.raises(
-        TraceError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
+        ValueError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
     ):
         trace.to_document(sides(9, 4))
 
@@ -162,7 +161,7 @@ def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
     ],
 )
 def test_invalid_documents_are_rejected(text: str, words: str) -> None:
-    with pytest.raises(TraceError, match=words):
+    with pytest.raises(ValueError, match=words):
         Trace.from_json(text)
 
 
@@ -210,5 +209,5 @@ def test_array_format_is_as_documented() -> None:
     ],
 )
 def test_damaged_arrays_are_rejected(change: dict[str, Any]) -> None:
-    with pytest.raises(ArrayError, match="create the file again"):
+    with pytest.raises(ValueError, match="create the file again"):
         unpack_array(pack_array(torch.rand(2), "unit16") | change)

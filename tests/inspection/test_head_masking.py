@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.inspection.head_masking import ModelPart, ModelPartError, list_parts, mask_parts
+from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers
 from attent.nn.block import Block
@@ -115,5 +115,5 @@ def test_parts_may_overlap_and_errors_restore_weights(of: Seq2Seq) -> None:
     ],
 )
 def test_unknown_parts_are_rejected(of: Seq2Seq, text: str, words: str) -> None:
-    with pytest.raises(ModelPartError, match=words), mask_parts(of, [ModelPart.parse(text)]):
+    with pytest.raises(ValueError, match=words), mask_parts(of, [ModelPart.parse(text)]):
         pass

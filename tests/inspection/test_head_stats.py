@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding.forced_decoding import ForcedDecodingError, encode_pairs
+from attent.decoding.forced_decoding import encode_pairs
 from attent.inspection import head_stats as module
 from attent.inspection.attention_trace import TraceSide, build_layer
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.head_stats import (
     HEAD_STATS_FILE,
     HeadStats,
-    HeadStatsError,
     HeadStatsReport,
     HeadValues,
     is_punctuation,
@@ -403,11 +402,11 @@ def test_language_tag_is_not_a_word() -> None:
 
 def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
-    with pytest.raises(HeadStatsError, match="there must be at least one pair"):
+    with pytest.raises(ValueError, match="there must be at least one pair"):
         measure_heads(toy, of, [], [])
-    with pytest.raises(HeadStatsError, match="`max_count` must be 1 or more, but is 0"):
+    with pytest.raises(ValueError, match="`max_count` must be 1 or more, but is 0"):
         measure_heads(toy, of, SOURCES, TARGETS, max_pairs=0)
-    with pytest.raises(ForcedDecodingError, match="target for each source"):
+    with pytest.raises(ValueError, match="target for each source"):
         measure_heads(toy, of, SOURCES, TARGETS[1:])
 
 
@@ -596,7 +595,7 @@ def test_samples_are_evenly_spaced() -> None:
     assert module.sample_evenly(10, 4) == [0, 2, 5, 7]
     assert module.sample_evenly(3, 9) == [0, 1, 2]
     assert module.sample_evenly(0, 1) == []
-    with pytest.raises(module.HeadStatsError, match="must be 1 or more, but is 0"):
+    with pytest.raises(ValueError, match="must be 1 or more, but is 0"):
         module.sample_evenly(3, 0)
 
 

@@ -20,7 +20,7 @@ from tests.inspection import toy_translator
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
 
 from attent.inspection import plots
-from attent.inspection.plots import PlotError, plot_ablation, plot_heads, plot_positions, save_figure
+from attent.inspection.plots import plot_ablation, plot_heads, plot_positions, save_figure
 
 SOURCE = ["A", "man", "rides", "a", "bike", "."]
 TARGET = ["Ein", "Mann", "fährt", "Rad", "."]
@@ -104,7 +104,7 @@ def test_lines_connect_tokens_of_one_layer(tmp_path: Path) -> None:
     assert set(SOURCE) | set(TARGET) | {"head 0", "head 1"} <= set(labels)
     alone = draw_texts(plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[1], style="lines"), tmp_path)
     assert "decoder cross-attention, layer 0, head 1" in alone
-    with pytest.raises(PlotError, match="lines show one layer, but these match: decoder"):
+    with pytest.raises(ValueError, match="lines show one layer, but these match: decoder"):
         plot_heads(document(), style="lines")
 
 
@@ -180,7 +180,7 @@ def test_figures_are_reproducible(ending: str, tmp_path: Path) -> None:
 
 def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
     figure = plot_heads(document(), path="decoder.blocks.0.cross_attn", heads=[0])
-    with pytest.raises(PlotError, match=r"must end in \.png, \.svg, \.pdf; change the name"):
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg, \.pdf; change the name"):
         save_figure(figure, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
 
@@ -200,20 +200,20 @@ def test_missing_glyphs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotError, match=r"not installed: pip install 'attent\[viz\]'"):
+    with pytest.raises(ValueError, match=r"not installed: pip install 'attent\[viz\]'"):
         plot_heads(document())
 
 
 def test_missing_layers_are_rejected() -> None:
-    with pytest.raises(PlotError, match=r"no head matches 'decoder\.9'; the layers are: encoder"):
+    with pytest.raises(ValueError, match=r"no head matches 'decoder\.9'; the layers are: encoder"):
         plot_heads(document(), path="decoder.9")
-    with pytest.raises(PlotError, match=r"no head matches '\*', cross-attention, heads \[7\]"):
+    with pytest.raises(ValueError, match=r"no head matches '\*', cross-attention, heads \[7\]"):
         plot_heads(document(), kind="cross", heads=[7])
     empty = document(layers=1)
     empty["layers"] = [
         build_layer("encoder.blocks.0.self_attn", ("source", "source"), torch.zeros(1, 0, 0), causal=False, scale=1)
     ]
-    with pytest.raises(PlotError, match="there must be tokens on both sides"):
+    with pytest.raises(ValueError, match="there must be tokens on both sides"):
         plot_heads(empty)
 
 
@@ -242,7 +242,7 @@ def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
     labels = draw_texts(plot_positions(stack), tmp_path)
     assert any(text in labels for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
     assert ("head 3" in labels) == (scheme.kind == "alibi")
-    with pytest.raises(PlotError, match="but this model has none"):
+    with pytest.raises(ValueError, match="but this model has none"):
         plot_positions([])
 
 
@@ -260,5 +260,5 @@ def test_ablation_shows_every_head(tmp_path: Path) -> None:
     assert any("40.10 unmasked (1,014 sentences)" in text for text in labels)
     by_loss = draw_texts(plot_ablation(section | {"bleu": None}), tmp_path)
     assert {"+0.07", "-0.03", "change of loss"} <= set(by_loss)
-    with pytest.raises(PlotError, match="run attent look --ablate first"):
+    with pytest.raises(ValueError, match="run attent look --ablate first"):
         plot_ablation(section | {"parts": []})

@@ -14,7 +14,6 @@ from attent.inspection.attention_trace import build_layer
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.terminal import (
     MAX_LIST_LINES,
-    TerminalPlotError,
     draw_head,
     escape_control_characters,
     format_token,
@@ -126,20 +125,18 @@ def test_head_indices_are_kept() -> None:
     text = document(["a", "b"], ["c", "d"])
     text["layers"][0]["head_indices"] = [2, 5]
     draw_head(text, path=PATH, head=5)
-    with pytest.raises(
-        TerminalPlotError, match=r"the heads of decoder\.blocks\.0\.cross_attn are 2, 5, but 1 was requested"
-    ):
+    with pytest.raises(ValueError, match=r"the heads of decoder\.blocks\.0\.cross_attn are 2, 5, but 1 was requested"):
         draw_head(text, path=PATH, head=1)
 
 
 def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(
-        TerminalPlotError, match=r"there is no layer 'decoder\.cross'; did you mean decoder\.blocks\.0\.cross_attn"
+        ValueError, match=r"there is no layer 'decoder\.cross'; did you mean decoder\.blocks\.0\.cross_attn"
     ):
         draw_head(document(["a"], ["b"]), path="decoder.cross")
-    with pytest.raises(TerminalPlotError, match="must have tokens on both sides"):
+    with pytest.raises(ValueError, match="must have tokens on both sides"):
         draw_head(document([], ["b"]), path=PATH)
-    with pytest.raises(TerminalPlotError, match="has no heads"):
+    with pytest.raises(ValueError, match="has no heads"):
         draw_head(document(["a"], ["b"], heads=0), path=PATH)
 
 

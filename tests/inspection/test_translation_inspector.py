@@ -17,7 +17,7 @@ from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
-from attent.inspection.inspectors.base import InspectionError, InspectionRequest, PageBudget
+from attent.inspection.inspectors.base import InspectionRequest, PageBudget
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.models import shift_right
 from attent.models.config import mirror_encoder
@@ -180,7 +180,7 @@ def test_predictions_of_long_texts_are_fewer() -> None:
 def test_text_may_be_as_long_as_the_positions(inspector: TranslationInspector) -> None:
     stack = type("Limited", (), {"positions": type("Positions", (), {"max_length": 4})})
     base.check_length(stack, 4, "the text")
-    with pytest.raises(base.InspectionError, match="the text must have at most 4 tokens for this model, but has 5"):
+    with pytest.raises(ValueError, match="the text must have at most 4 tokens for this model, but has 5"):
         base.check_length(stack, 5, "the text")
     base.check_length(type("Free", (), {"positions": type("Positions", (), {"max_length": None})}), 10**6, "the text")
 
@@ -234,9 +234,9 @@ def test_too_long_sentence_is_rejected() -> None:
     short = replace(STACK, positions=LearnedConfig(max_length=6))
     assert mirror_encoder(short).positions == short.positions
     inspector = TranslationInspector(Translator(model(short), tokenizer()))
-    with pytest.raises(InspectionError, match="the sentence must have at most 6 tokens"):
+    with pytest.raises(ValueError, match="the sentence must have at most 6 tokens"):
         inspector.inspect(InspectionRequest(text=" ".join([TEXT] * 3)))
-    with pytest.raises(InspectionError, match="the translation must have at most 6 tokens"):
+    with pytest.raises(ValueError, match="the translation must have at most 6 tokens"):
         inspector.inspect(InspectionRequest(text="a", target=" ".join([TEXT] * 3)))
 
 

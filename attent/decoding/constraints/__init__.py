@@ -12,8 +12,8 @@ from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, apply_constraints
 from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
-from attent.decoding.constraints.prefix import ForcedPrefix, PrefixError
-from attent.decoding.constraints.required_phrases import RequiredPhraseError, RequiredPhrases, allocate_beams
+from attent.decoding.constraints.prefix import ForcedPrefix
+from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
 from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchOptions, SearchRequest
 
@@ -29,8 +29,6 @@ __all__ = [
     "MinLength",
     "NoLoops",
     "NoRepeatNgram",
-    "PrefixError",
-    "RequiredPhraseError",
     "RequiredPhrases",
     "TargetVocabulary",
     "allocate_beams",

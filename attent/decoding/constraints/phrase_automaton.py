@@ -30,10 +30,6 @@ MAX_TABLE_BYTES = 2**31
 MAX_CACHED_TABLES = 8  # a server sees the same word lists again
 
 
-class BannedPhraseError(ValueError):
-    """The phrases cannot be banned."""
-
-
 # --- characters ------------------------------------------------------------------------------------------------------
 
 
@@ -50,7 +46,7 @@ def build_spelling_variants(words: Iterable[str]) -> list[str]:
     for word in words:
         text = " ".join(word.translate(dict.fromkeys(map(ord, ZERO_WIDTH_CHARS))).split())
         if not text:
-            raise BannedPhraseError(f"a banned phrase must have letters, but is {word!r}; leave it out")
+            raise ValueError(f"a banned phrase must have letters, but is {word!r}; leave it out")
         variants |= dict.fromkeys(unicodedata.normalize(form, text).casefold() for form in ("NFC", "NFD"))
     return list(variants)
 
@@ -260,7 +256,7 @@ class TokenSpellings:
     def _check_memory(self, states: int, words: int) -> None:
         needed = 2 * states * self.size
         if needed > MAX_TABLE_BYTES:
-            raise BannedPhraseError(
+            raise ValueError(
                 f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {words} spellings with "
                 f"{self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
             )

@@ -12,10 +12,6 @@ from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 
 
-class PrefixError(ValueError):
-    """The prefix leaves no room for a translation."""
-
-
 class ForcedPrefix:
     """Start each target with its request's prefix. State: the row of the prefix in a table.
 
@@ -27,7 +23,7 @@ class ForcedPrefix:
     ) -> None:
         for request in requests:
             if request.max_length and len(request.prefix_ids) >= request.max_length:
-                raise PrefixError(
+                raise ValueError(
                     f"the prefix must be shorter than max_length={request.max_length} tokens, but has "
                     f"{len(request.prefix_ids)}; shorten it or raise max_length"
                 )

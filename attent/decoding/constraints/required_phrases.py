@@ -26,10 +26,6 @@ OTHER_TOKEN, OTHER_CONTINUATION = -1, -2  # stand for tokens that no phrase cont
 BAN_RESERVE = 2  # tokens kept free to get around a banned phrase, and one more for each missing phrase
 
 
-class RequiredPhraseError(ValueError):
-    """The required phrases cannot be met."""
-
-
 def count_required_phrases(request: SearchRequest) -> Counter[Phrase]:
     return Counter(tuple(phrase) for phrase in request.required_phrases if phrase)
 
@@ -40,12 +36,12 @@ def check_phrases(requests: Sequence[SearchRequest], vocabulary: TargetVocabular
     for phrase, banned_phrases in phrases:
         text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
         if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
-            raise RequiredPhraseError(
+            raise ValueError(
                 f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
                 f"leave it out"
             )
         if banned := find_phrase(text, banned_phrases):
-            raise RequiredPhraseError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
+            raise ValueError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
 
 
 def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
@@ -115,7 +111,7 @@ class RequiredPhrases:
             needed = len(prefix) + missing[i] + 1
             if missing[i] and max_length and needed > max_length:
                 after_prefix = f" after a prefix of {len(prefix)}" if prefix else ""
-                raise RequiredPhraseError(
+                raise ValueError(
                     f"the required phrases must fit into max_length={max_length} tokens, but {missing[i]} tokens"
                     f"{after_prefix} and the end token make {needed}; require less or raise max_length"
                 )

@@ -48,11 +48,7 @@ MAX_QKV_VALUES = 1_750_000  # values of queries, keys and values on a page; if t
 OPTION_USERS = {"target": "translators", "to": "translators", "prefix": "translators", "text_pair": "text encoders"}
 
 
-class InspectionError(ValueError):
-    """The input or the model cannot be inspected."""
-
-
-class InputTooLongError(InspectionError):
+class InputTooLongError(ValueError):
     """The input has more tokens than the model or the request allows."""
 
 
@@ -111,7 +107,7 @@ class Inspector(Generic[ModelT]):
         """Return the trace document of a request."""
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
-                raise InspectionError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
+                raise ValueError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
         with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
             recorded = self._run(request, should_stop)
         check_cancelled(should_stop)

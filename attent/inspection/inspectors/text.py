@@ -36,7 +36,7 @@ class CausalLMInspector(base.Inspector[CausalLM]):
 
     def __init__(self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "") -> None:
         if vocabulary.size > model.config.vocab:
-            raise base.InspectionError(
+            raise ValueError(
                 f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
                 f"{vocabulary.size}; load both from the same folder"
             )
@@ -114,9 +114,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
             segments += [segment] * (len(row) + len(vocabulary.suffix_ids))
         masks = [i for i, token in enumerate(ids) if token == vocabulary.mask]
         if masks and self.model.masked_lm is None:
-            raise base.InspectionError(
-                f"the model has no masked-language-model head; replace {self.mask_piece} by a word"
-            )
+            raise ValueError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
         return EncoderInput(ids, segments, words, masks)
 
     def _compute_states(self, rows: Sequence[Sequence[int]], segment_ids: Sequence[int]) -> Tensor:
@@ -182,7 +180,7 @@ def build_sections(
 def validate_text(text: str) -> str:
     text = replace_surrogates(text)
     if not text.strip():
-        raise base.InspectionError("the sentence must not be empty")
+        raise ValueError("the sentence must not be empty")
     return text
 
 

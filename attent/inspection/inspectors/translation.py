@@ -45,7 +45,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         ablation: dict[str, Any] | None = None,
     ) -> None:
         if not isinstance(translator.model, Seq2Seq):
-            raise base.InspectionError("one model can be inspected at a time, but this is an ensemble; give one folder")
+            raise ValueError("one model can be inspected at a time, but this is an ensemble; give one folder")
         super().__init__(translator.model, name=name, head_stats=head_stats, ablation=ablation)
         self.translator, self.languages = translator, languages
 
@@ -78,7 +78,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
     def _build_search_request(self, request: base.InspectionRequest) -> SearchRequest:
         text = self.translator.clean_text(request.text)
         if not text:
-            raise base.InspectionError("the sentence must not be empty")
+            raise ValueError("the sentence must not be empty")
         source = self.translator.tokenizer.source
         (row,) = add_end_and_tag([encode_with_sentinels(source, text)], source, request.to)
         num_added = 1 if request.to is None else 2  # end token and language tag
@@ -88,9 +88,9 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
         size = self.model.config.output_vocab
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
         if invalid:
-            raise base.InspectionError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
+            raise ValueError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
         if len(request.prefix) >= limit:
-            raise base.InspectionError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
+            raise ValueError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
         return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
 
     def _trace_search(
@@ -103,7 +103,7 @@ class TranslationInspector(base.Inspector[Seq2Seq]):
             search_request = replace(search_request, forbid_loops=not has_loop(search_request.source_ids))
         search_trace = trace_search(engine, search_request, search)
         if not search_trace.hypotheses:
-            raise base.InspectionError("no translation can continue this prefix; remove its last token")
+            raise ValueError("no translation can continue this prefix; remove its last token")
         if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
             return trace_search(engine, search_request, replace(search, forbid_loops=True)), True
         return search_trace, False

@@ -65,7 +65,7 @@ def build_image_side(pixels: Tensor, config: VisionConfig, name: str) -> TraceSi
 def encode_png(pixels: Tensor) -> bytes:
     """Encode uint8 pixels (C, height, width) as a gray or RGB PNG, without an image package."""
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
-        raise base.InspectionError(
+        raise ValueError(
             f"pixels must be uint8 of shape (1 or 3, height, width), but are {pixels.dtype} of {tuple(pixels.shape)}"
         )
     channels, height, width = pixels.shape

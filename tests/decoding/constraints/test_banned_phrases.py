@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases
 from attent.decoding.constraints.base import GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import BannedPhraseError, TokenSpellings, find_phrase
+from attent.decoding.constraints.phrase_automaton import TokenSpellings, find_phrase
 from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import find_word_continuations, get_token_bytes
 from attent.text import TokenizerConfig, Vocabulary, train_tokenizer
@@ -367,7 +367,7 @@ def test_a_phrase_in_the_prefix_is_allowed_but_its_continuation_is_not() -> None
 
 
 def test_an_empty_phrase_is_rejected() -> None:
-    with pytest.raises(BannedPhraseError, match="must have letters, but is '  '; leave it out"):
+    with pytest.raises(ValueError, match="must have letters, but is '  '; leave it out"):
         BannedPhrases([SearchRequest(source_ids=(), banned_phrases=("a", "  "))], TokenSpellings([b"", b"a"], 0))
 
 

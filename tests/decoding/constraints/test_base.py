@@ -15,7 +15,7 @@ from attent.decoding.constraints.base import Constraint, GeneratedTokens, apply_
 from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.phrase_automaton import TokenSpellings
-from attent.decoding.constraints.prefix import ForcedPrefix, PrefixError
+from attent.decoding.constraints.prefix import ForcedPrefix
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
 from attent.decoding.options import SearchRequest
 
@@ -170,7 +170,7 @@ def test_an_empty_prefix_masks_nothing() -> None:
 
 
 def test_a_prefix_as_long_as_max_length_is_rejected() -> None:
-    with pytest.raises(PrefixError, match="shorter than max_length=3 tokens, but has 3; shorten it"):
+    with pytest.raises(ValueError, match="shorter than max_length=3 tokens, but has 3; shorten it"):
         ForcedPrefix([SearchRequest(source_ids=(), prefix_ids=[2, 3, 4], max_length=3)], None)
 
 
