@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Generator",
-    "Predictor",
-    "Translator",
-    "__version__",
-    "build",
-    "load",
-    "look",
-    "presets",
-    "record",
-    "score",
+    "Generator", "Predictor", "Translator", "__version__", "build", "load", "look", "presets", "record", "score",
     "train",
-]
+]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {

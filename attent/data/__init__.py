@@ -17,21 +17,9 @@ if TYPE_CHECKING:
     from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 
 __all__ = [
-    "BatchConfig",
-    "CorpusError",
-    "EncodingConfig",
-    "FilterConfig",
-    "LanguagePair",
-    "LoaderPosition",
-    "Pair",
-    "PairLoader",
-    "ReadOptions",
-    "ResampledStores",
-    "TokenStore",
-    "learn_tokenizer",
-    "open_corpora",
-    "prepare_store",
-]
+    "BatchConfig", "CorpusError", "EncodingConfig", "FilterConfig", "LanguagePair", "LoaderPosition", "Pair",
+    "PairLoader", "ReadOptions", "ResampledStores", "TokenStore", "learn_tokenizer", "open_corpora", "prepare_store",
+]  # fmt: skip
 
 _PUBLIC_NAMES = {
     "batch_plan": ("BatchConfig",),

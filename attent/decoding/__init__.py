@@ -25,21 +25,10 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Generation",
-    "GenerationOptions",
-    "Generator",
-    "Glossary",
-    "HypothesisTensors",
-    "PhraseConstraints",
-    "SamplingOptions",
-    "SearchCancelled",
-    "SearchOptions",
-    "Translation",
-    "Translator",
-    "beam_search",
-    "greedy_search",
+    "Generation", "GenerationOptions", "Generator", "Glossary", "HypothesisTensors", "PhraseConstraints",
+    "SamplingOptions", "SearchCancelled", "SearchOptions", "Translation", "Translator", "beam_search", "greedy_search",
     "translate_texts",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -13,29 +13,16 @@ from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedToken
 from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.prefix import ForcedPrefix
-from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
+from attent.decoding.constraints.required_phrases import RequiredPhrases
 from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchOptions, SearchRequest
 
 CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, ForcedPrefix)
 
 __all__ = [
-    "CONSTRAINTS",
-    "NEG_INF",
-    "BannedPhrases",
-    "Constraint",
-    "ForcedPrefix",
-    "GeneratedTokens",
-    "MinLength",
-    "NoLoops",
-    "NoRepeatNgram",
-    "RequiredPhrases",
-    "TargetVocabulary",
-    "allocate_beams",
-    "apply_constraints",
-    "build_constraints",
+    "NEG_INF", "Constraint", "GeneratedTokens", "TargetVocabulary", "apply_constraints", "build_constraints",
     "has_loop",
-]
+]  # fmt: skip
 
 
 def build_constraints(
