@@ -73,20 +73,20 @@ def _count_overlaps(texts: Sequence[str]) -> Iterator[tuple[Ints, Floats]]:
     N = len(texts)
     codes = [np.frombuffer("".join(t.split()).encode("utf-32-le", "surrogatepass"), np.uint32) for t in texts]
     lengths = np.array([len(code) for code in codes])
-    row = np.repeat(np.arange(N), lengths)
-    left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(row))  # characters up to the end of the text
-    letters, letter = np.unique(np.concatenate([np.empty(0, np.uint32), *codes]), return_inverse=True)
-    start, gram = np.arange(len(row)), np.zeros(len(row), np.int64)  # of each n-gram: its start, and an id
+    char_rows = np.repeat(np.arange(N), lengths)  # the text of each character
+    chars_left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(char_rows))  # up to the end of the text
+    alphabet, char_ids = np.unique(np.concatenate([np.empty(0, np.uint32), *codes]), return_inverse=True)
+    starts, gram_ids = np.arange(len(char_rows)), np.zeros(len(char_rows), np.int64)  # of each n-gram
     for n in range(1, MAX_NGRAM + 1):
-        fits = left[start] >= n
-        start, gram = start[fits], gram[fits]
-        key = (gram * len(letters) + letter[start + n - 1]) * N + row[start]
-        pairs, pair, counts = np.unique(key, return_inverse=True, return_counts=True)
-        gram_keys = pairs // N
-        grams = np.cumsum(np.diff(gram_keys, prepend=gram_keys[:1]) != 0)  # id of each (n-gram, text) pair's n-gram
-        gram = grams[pair]
-        totals = np.bincount(row[start], minlength=N)
-        yield totals, _count_shared(grams, pairs % N, counts, totals)
+        fits = chars_left[starts] >= n
+        starts, gram_ids = starts[fits], gram_ids[fits]
+        keys = (gram_ids * len(alphabet) + char_ids[starts + n - 1]) * N + char_rows[starts]
+        pairs, pair_ids, counts = np.unique(keys, return_inverse=True, return_counts=True)  # of n-gram and text
+        pair_keys = pairs // N
+        pair_grams = np.cumsum(np.diff(pair_keys, prepend=pair_keys[:1]) != 0)  # the n-gram's id in each pair
+        gram_ids = pair_grams[pair_ids]
+        totals = np.bincount(char_rows[starts], minlength=N)
+        yield totals, _count_shared(pair_grams, pairs % N, counts, totals)
 
 
 def _count_shared(grams: Ints, rows: Ints, counts: Ints, totals: Ints) -> Floats:

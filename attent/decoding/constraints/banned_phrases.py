@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import REJECTED, TokenSpellings, TransitionTables, WordList
+from attent.decoding.constraints.phrase_automaton import REJECTED, PhraseList, TokenSpellings, TransitionTables
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import HIDDEN, OTHER, UNICODE_SIZE, WORD, get_char_kinds
@@ -41,9 +41,9 @@ class BannedPhrases:
         self.next_state = torch.from_numpy(tables.next_state).to(device)
         self.banned_tokens = torch.from_numpy(tables.banned_tokens).to(device)
         self.ends_in_match = torch.from_numpy(tables.ends_in_match).to(device)
-        self.is_silent = torch.from_numpy(spellings.lengths == 0).to(device)
-        self.partial_ids = torch.tensor(spellings.partial_ids, dtype=torch.int64, device=device)
-        if spellings.partial_ids:
+        self.has_no_whole_char = torch.from_numpy(spellings.lengths == 0).to(device)
+        self.partial_char_token_ids = torch.tensor(spellings.partial_char_token_ids, dtype=torch.int64, device=device)
+        if spellings.partial_char_token_ids:
             self._init_byte_tables(spellings, tables, device)
 
     @classmethod
@@ -57,9 +57,11 @@ class BannedPhrases:
     ) -> None:
         self.head_bytes = torch.from_numpy(spellings.head_bytes).to(device, torch.int64)
         self.tail_bytes = torch.from_numpy(spellings.tail_bytes).to(device, torch.int64)
-        self.has_only_bytes = not spellings.lengths[spellings.partial_ids].any()  # as in SentencePiece
+        self.has_only_bytes = not spellings.lengths[spellings.partial_char_token_ids].any()  # as in SentencePiece
         self.partial_rows = torch.zeros(spellings.size, dtype=torch.int64, device=device)  # of head_bytes, tail_bytes
-        self.partial_rows[self.partial_ids] = torch.arange(1, len(self.partial_ids) + 1, device=device)
+        self.partial_rows[self.partial_char_token_ids] = torch.arange(
+            1, len(self.partial_char_token_ids) + 1, device=device
+        )
         self.char_classes = torch.from_numpy(tables.char_classes).to(device)
         continues_word = np.isin(get_char_kinds(), (WORD, HIDDEN))
         self.word_char_counts = torch.from_numpy(np.concatenate([[0], continues_word.cumsum()])).to(device)
@@ -89,13 +91,13 @@ class BannedPhrases:
     def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         automaton_state, partial_char, _, _ = state.unbind(1)
         near_limit = generated.max_lengths - generated.lengths <= 2
-        if not len(self.partial_ids):
+        if not len(self.partial_char_token_ids):
             return logits.masked_fill_(self._get_banned_tokens(automaton_state, near_limit), NEG_INF)
         is_banned = self._get_banned_partials(automaton_state, partial_char, near_limit)
-        partial_logits = logits.index_select(1, self.partial_ids).masked_fill_(is_banned, NEG_INF)
+        partial_logits = logits.index_select(1, self.partial_char_token_ids).masked_fill_(is_banned, NEG_INF)
         broken = self._break_character(automaton_state, partial_char > 0)
         logits.masked_fill_(self._get_banned_tokens(broken, near_limit), NEG_INF)
-        return logits.index_copy_(1, self.partial_ids, partial_logits)
+        return logits.index_copy_(1, self.partial_char_token_ids, partial_logits)
 
     def _get_banned_tokens(self, automaton_state: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, V) which tokens of whole characters are banned."""
@@ -108,8 +110,8 @@ class BannedPhrases:
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         automaton_state, partial_char, start, prefix_left = state.unbind(1)
-        if len(self.partial_ids):
-            next_automaton_state, next_char = self._advance_partial(automaton_state, partial_char, token)
+        if len(self.partial_char_token_ids):
+            next_automaton_state, next_char = self._advance_token(automaton_state, partial_char, token)
         else:
             next_automaton_state, next_char = self._advance_whole_chars(automaton_state, token), partial_char
         # A banned phrase that was generated nevertheless restarts the automaton.
@@ -122,26 +124,26 @@ class BannedPhrases:
     def _advance_whole_chars(self, automaton_state: Tensor, token: Tensor) -> Tensor:
         """Return the state after the whole characters of a token."""
         row = self.row_index[automaton_state, self.first_class[token]].long()
-        return torch.where(self.is_silent[token], automaton_state, self.next_state[row, token].long())
+        return torch.where(self.has_no_whole_char[token], automaton_state, self.next_state[row, token].long())
 
     # --- incomplete characters ---
 
     def _get_banned_partials(self, automaton_state: Tensor, partial_char: Tensor, near_limit: Tensor) -> Tensor:
         """Return (R, N) which tokens with incomplete characters are banned."""
-        automaton_state, partial_char = self._advance_partial(
-            automaton_state[:, None], partial_char[:, None], self.partial_ids
+        automaton_state, partial_char = self._advance_token(
+            automaton_state[:, None], partial_char[:, None], self.partial_char_token_ids
         )
         cannot_continue = (partial_char > 0) & ~self._can_continue_word(partial_char)
         return (automaton_state == REJECTED) | (
             self.ends_in_match[automaton_state] & (near_limit[:, None] | cannot_continue)
         )
 
-    def _advance_partial(self, automaton_state: Tensor, partial_char: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    def _advance_token(self, automaton_state: Tensor, partial_char: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state after tokens of any kind; shapes broadcast."""
-        row, has_text = self.partial_rows[token], ~self.is_silent[token]
+        row, has_text = self.partial_rows[token], ~self.has_no_whole_char[token]
         for byte in self.head_bytes[row].unbind(-1):
             automaton_state, partial_char = self._advance_byte(automaton_state, partial_char, byte)
-        if token is self.partial_ids and self.has_only_bytes:
+        if token is self.partial_char_token_ids and self.has_only_bytes:
             return automaton_state, partial_char
         automaton_state = self._break_character(automaton_state, has_text & (partial_char > 0))
         partial_char = partial_char.where(~has_text, 0)
@@ -183,7 +185,7 @@ class BannedPhrases:
         return self.word_char_counts[torch.maximum(low, high)] > self.word_char_counts[low]
 
 
-def get_banned_list(request: SearchRequest) -> WordList:
+def get_banned_list(request: SearchRequest) -> PhraseList:
     return tuple(sorted(set(request.banned_phrases)))
 
 

@@ -21,13 +21,13 @@ from attent.text.vocabulary import ESCAPE
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-WordList = tuple[str, ...]
+PhraseList = tuple[str, ...]
 PartialMatches = frozenset[tuple[int, int]]  # (phrase, characters matched)
 
 AFTER_ESCAPE: PartialMatches = frozenset({(-1, 0)})
 UNRESTRICTED, REJECTED = 0, 1  # states: no banned phrases at all; after a banned phrase
 MAX_TABLE_BYTES = 2**31
-MAX_CACHED_TABLES = 8  # a server sees the same word lists again
+MAX_CACHED_TABLES = 8  # a server sees the same lists of phrases again
 
 
 # --- characters ------------------------------------------------------------------------------------------------------
@@ -40,13 +40,13 @@ def build_case_foldings() -> dict[str, str]:
     return {char: char.casefold() for char in chars if char.casefold() != char}
 
 
-def build_spelling_variants(words: Iterable[str]) -> list[str]:
+def build_spelling_variants(phrases: Iterable[str]) -> list[str]:
     """Return the case-folded spellings to find, with composed and with decomposed accents."""
     variants: dict[str, None] = {}
-    for word in words:
-        text = " ".join(word.translate(dict.fromkeys(map(ord, ZERO_WIDTH_CHARS))).split())
+    for phrase in phrases:
+        text = " ".join(phrase.translate(dict.fromkeys(map(ord, ZERO_WIDTH_CHARS))).split())
         if not text:
-            raise ValueError(f"a banned phrase must have letters, but is {word!r}; leave it out")
+            raise ValueError(f"a banned phrase must have letters, but is {phrase!r}; leave it out")
         variants |= dict.fromkeys(unicodedata.normalize(form, text).casefold() for form in ("NFC", "NFD"))
     return list(variants)
 
@@ -164,12 +164,12 @@ class CharacterAutomaton:
 
 
 @lru_cache(MAX_CACHED_TABLES)
-def build_text_automaton(phrases: WordList) -> CharacterAutomaton:
+def build_text_automaton(phrases: PhraseList) -> CharacterAutomaton:
     texts = build_spelling_variants(phrases)
     return CharacterAutomaton(texts, CharacterClasses.from_texts(texts), REJECTED + 1)
 
 
-def find_phrase(text: str, phrases: WordList, *, is_partial: bool = False) -> str | None:
+def find_phrase(text: str, phrases: PhraseList, *, is_partial: bool = False) -> str | None:
     """Return a phrase that the text contains; None if it has none. `is_partial`: the last word may be continued."""
     if not phrases:
         return None
@@ -192,7 +192,7 @@ def find_phrase(text: str, phrases: WordList, *, is_partial: bool = False) -> st
 class TransitionTables:
     """The transitions of Q states by K character classes and by V tokens."""
 
-    start_states: dict[WordList, int]
+    start_states: dict[PhraseList, int]
     char_classes: NDArray[np.int16]  # (UNICODE_SIZE,)
     char_transitions: Ints  # (Q, K) the state after a character
     ends_in_match: Bools  # (Q,) the text would end in a banned phrase if it ended here
@@ -223,29 +223,29 @@ class TokenSpellings:
         self.char_codes = np.zeros((self.size, max(self.lengths, default=0)), dtype=np.int64)
         columns = np.arange(self.char_codes.shape[1])
         self.char_codes[columns < self.lengths[:, None]] = [ord(char) for text in texts for char in text]
-        self.partial_ids = [i for i, (head, _, tail) in enumerate(parts) if head or tail]
-        self.head_bytes = pad_rows([parts[i][0] for i in self.partial_ids])
-        self.tail_bytes = pad_rows([parts[i][2] for i in self.partial_ids])
-        self._cache: dict[frozenset[WordList], TransitionTables] = {}
+        self.partial_char_token_ids = [i for i, (head, _, tail) in enumerate(parts) if head or tail]
+        self.head_bytes = pad_byte_rows([parts[i][0] for i in self.partial_char_token_ids])
+        self.tail_bytes = pad_byte_rows([parts[i][2] for i in self.partial_char_token_ids])
+        self._cache: dict[frozenset[PhraseList], TransitionTables] = {}
 
-    def get_tables(self, word_lists: frozenset[WordList]) -> TransitionTables:
+    def get_tables(self, phrase_lists: frozenset[PhraseList]) -> TransitionTables:
         """Return the tables for requests that each have one of these lists."""
-        tables = self._cache.pop(word_lists, None) or self._build_tables(sorted(word_lists))
-        self._cache[word_lists] = tables
+        tables = self._cache.pop(phrase_lists, None) or self._build_tables(sorted(phrase_lists))
+        self._cache[phrase_lists] = tables
         for oldest in list(self._cache)[:-MAX_CACHED_TABLES]:
             del self._cache[oldest]
         return tables
 
-    def _build_tables(self, word_lists: Sequence[WordList]) -> TransitionTables:
-        variants = {words: build_spelling_variants(words) for words in word_lists}
+    def _build_tables(self, phrase_lists: Sequence[PhraseList]) -> TransitionTables:
+        variants = {phrases: build_spelling_variants(phrases) for phrases in phrase_lists}
         texts = [text for spellings in variants.values() for text in spellings]
         classes = CharacterClasses.from_texts([*texts, *([ESCAPE, "0", "1"] if self.has_escape else [])])
         width = len(classes.kinds)
-        start_states: dict[WordList, int] = {(): UNRESTRICTED}
+        start_states: dict[PhraseList, int] = {(): UNRESTRICTED}
         rows, ends_in_match = [[UNRESTRICTED] * width, [REJECTED] * width], [False, False]
-        for words in filter(None, word_lists):
-            automaton = CharacterAutomaton(variants[words], classes, len(rows))
-            start_states[words] = len(rows)
+        for phrases in filter(None, phrase_lists):
+            automaton = CharacterAutomaton(variants[phrases], classes, len(rows))
+            start_states[phrases] = len(rows)
             rows += automaton.rows
             ends_in_match += automaton.ends_in_match
         self._check_memory(len(rows), len(texts))
@@ -253,17 +253,17 @@ class TokenSpellings:
             start_states, classes.class_ids, np.array(rows, dtype=np.int32), np.array(ends_in_match)
         )
 
-    def _check_memory(self, states: int, words: int) -> None:
+    def _check_memory(self, states: int, spellings: int) -> None:
         needed = 2 * states * self.size
         if needed > MAX_TABLE_BYTES:
             raise ValueError(
-                f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {words} spellings with "
-                f"{self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
+                f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {spellings} spellings "
+                f"with {self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
             )
 
     def _compile_tables(
         self,
-        start_states: dict[WordList, int],
+        start_states: dict[PhraseList, int],
         char_classes: NDArray[np.int16],
         char_transitions: Ints,
         ends_in_match: Bools,
@@ -337,7 +337,7 @@ def split_token_bytes(piece: bytes) -> tuple[bytes, str, bytes]:
     return (piece[:head], text, decoder.getstate()[0]) if text else (piece, "", b"")
 
 
-def pad_rows(rows: Sequence[bytes]) -> Ints:
+def pad_byte_rows(rows: Sequence[bytes]) -> Ints:
     """Pad with -1; row 0 is empty, for tokens of whole characters."""
     width = max(map(len, rows), default=0)
     return np.array([[-1] * width, *([*row, *[-1] * (width - len(row))] for row in rows)], dtype=np.int32)

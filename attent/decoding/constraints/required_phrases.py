@@ -23,6 +23,7 @@ from attent.decoding.options import SearchRequest
 
 Phrase = tuple[int, ...]
 OTHER_TOKEN, OTHER_CONTINUATION = -1, -2  # stand for tokens that no phrase contains; the second extends a word
+TOTAL_NEEDED, HAS_BANS = -2, -1  # columns of a state: the tokens that all phrases need, whether phrases are banned
 BAN_RESERVE = 2  # tokens kept free to get around a banned phrase, and one more for each missing phrase
 
 
@@ -82,8 +83,8 @@ class RequiredPhrases:
         self.phrase_lengths = torch.tensor([len(phrase) for phrase in rows])
         self.borders = torch.tensor([compute_borders(phrase, length) for phrase in rows])  # (D, L + 1, L)
         self.prefix_lengths = torch.arange(1, length + 1)
-        # A phrase that starts inside a word cannot follow another one directly.
-        self.needs_separator = self._continues_word(self.phrase_tokens[:, 0]).long()
+        # A phrase that starts inside a word cannot follow another one directly: it costs one more token.
+        self.separator_costs = self._continues_word(self.phrase_tokens[:, 0]).long()
         self._check_lengths(requests)
         for name, value in list(vars(self).items()):
             if isinstance(value, Tensor):
@@ -126,7 +127,7 @@ class RequiredPhrases:
             rows.append([*table_rows, *padding, *counts.values(), *padding, *[0] * self.max_phrases, 0, has_bans])
         state = torch.tensor(rows, dtype=torch.int64, device=self.phrase_lengths.device)
         state = state.view(len(requests), 3 * self.max_phrases + 2)
-        state[:, -2] = self._count_needed(state)
+        state[:, TOTAL_NEEDED] = self._count_needed(state)
         return state
 
     def _split_state(self, state: Tensor) -> tuple[Tensor, ...]:
@@ -146,7 +147,7 @@ class RequiredPhrases:
         missing, matched = missing - is_met.long(), matched.where(~is_met, 0)
         extends = (self.phrase_tokens[row, :-1] == token[:, None, None]) & self.borders[row, matched]  # (R, C, L)
         matched = torch.where(extends, self.prefix_lengths, 0).amax(-1).where(missing > 0, 0)
-        return torch.cat([row, missing, matched, state[:, -2:]], 1)
+        return torch.cat([row, missing, matched, state[:, TOTAL_NEEDED:]], 1)
 
     def get_next_tokens(self, state: Tensor) -> Tensor:
         """Return (R, C) the next token of each phrase that is not met, else -1."""
@@ -154,23 +155,23 @@ class RequiredPhrases:
         return self.phrase_tokens[row, matched.where(~is_complete, 0)].where(missing > is_complete.long(), -1)
 
     def _count_needed(self, state: Tensor, *, at_boundary: bool = False) -> Tensor:
-        """Return (R,) how many tokens meet all phrases: the current one is completed, or abandoned if that is shorter,
-        and the others follow one after the other. `at_boundary`: no word can be continued here."""
+        """Return (R,) the fewest tokens that meet all phrases: finish the phrase in progress or drop it, whichever is
+        shorter, then append the others. `at_boundary`: no word can be continued here."""
         row, missing, matched, lengths, is_complete = self._split_state(state)
-        separators = self.needs_separator[row]
-        costs = lengths + separators
+        separator_costs = self.separator_costs[row]
+        costs = lengths + separator_costs
         if_lost = (missing * costs).sum(1)  # if the next token extends the word of a complete phrase
         if_met = if_lost - (is_complete * costs).sum(1)
-        starts_inside_word = ((missing > is_complete.long()) & (separators > 0)).any(1)
+        starts_inside_word = ((missing > is_complete.long()) & (separator_costs > 0)).any(1)
         abandoned = if_met - (starts_inside_word & ~is_complete.any(1) & (not at_boundary)).long()
         extends_word = self._continues_word(self.phrase_tokens[row, matched])
-        completed = torch.where(extends_word, if_lost[:, None], if_met[:, None]) - matched - separators
+        completed = torch.where(extends_word, if_lost[:, None], if_met[:, None]) - matched - separator_costs
         can_complete = (matched > 0) & ~is_complete & ~(extends_word & at_boundary)
         return torch.minimum(abandoned, completed.where(can_complete, if_lost[:, None]).amin(1))
 
     def compute_banks(self, state: Tensor) -> Tensor:
         """Return (R,) the number of required tokens generated so far: the bank of Post and Vilar."""
-        return state[:, -2] - self._count_needed(state)
+        return state[:, TOTAL_NEEDED] - self._count_needed(state)
 
     def is_satisfied(self, state: Tensor) -> Tensor:
         _, missing, _, _, is_complete = self._split_state(state)
@@ -203,7 +204,7 @@ class RequiredPhrases:
 
         if not self.has_bans:
             return keep_fitting(room)
-        reserve = (BAN_RESERVE + (missing - is_complete.long()).sum(1, keepdim=True)) * state[:, -1:]
+        reserve = (BAN_RESERVE + (missing - is_complete.long()).sum(1, keepdim=True)) * state[:, HAS_BANS, None]
         allowed = keep_fitting(room - reserve)
         for relaxed in (keep_fitting(room), keep_fitting(room, may_extend=True)):
             allowed = torch.where(allowed.amax(1, keepdim=True) > NEG_INF, allowed, relaxed)
