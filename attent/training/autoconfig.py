@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -31,17 +31,36 @@ from attent.training.schedule import compute_paper_lr
 
 T = TypeVar("T")
 
-# (minimum number of pairs, (size, epochs until such a model stops improving))
-SIZE_AND_EPOCHS_BY_PAIRS: tuple[tuple[int, tuple[Size, int]], ...] = (
-    (0, ("tiny", 60)),
-    (100_000, ("small", 25)),
-    (2_000_000, ("base", 8)),
-    (20_000_000, ("base", 3)),
+
+class Recipe(NamedTuple):
+    """Settings of a translation model for a number of pairs."""
+
+    size: Size
+    epochs: int  # until such a model stops improving
+    dropout: float
+    rdrop: float
+
+
+# By the minimum number of pairs. R-Drop and many epochs cost a GPU minutes where data is scarce.
+GPU_RECIPES: tuple[tuple[int, Recipe], ...] = (
+    (0, Recipe("small", 160, dropout=0.3, rdrop=5.0)),
+    (100_000, Recipe("small", 60, dropout=0.3, rdrop=5.0)),
+    (500_000, Recipe("small", 25, dropout=0.2, rdrop=0.0)),
+    (2_000_000, Recipe("base", 8, dropout=0.1, rdrop=0.0)),
+    (20_000_000, Recipe("base", 3, dropout=0.1, rdrop=0.0)),
 )
+CPU_RECIPES: tuple[tuple[int, Recipe], ...] = (
+    (0, Recipe("tiny", 60, dropout=0.3, rdrop=0.0)),
+    (100_000, Recipe("small", 25, dropout=0.3, rdrop=0.0)),
+    (500_000, Recipe("small", 25, dropout=0.2, rdrop=0.0)),
+    (2_000_000, Recipe("small", 8, dropout=0.1, rdrop=0.0)),  # base would take weeks
+    (20_000_000, Recipe("small", 3, dropout=0.1, rdrop=0.0)),
+)
+CPU_MINUTES = 30.0  # at most, unless --minutes or --steps is given
 MIN_STEPS = 2_000  # with fewer, no model has learned much, however few the pairs are
 MAX_STEPS = 300_000  # the paper's big model
 NUM_VALIDATIONS = 50
-DROPOUT_BY_PAIRS = ((0, 0.3), (500_000, 0.2), (2_000_000, 0.1))  # larger models overfit more
+DEFAULT_PATIENCE = 10
 BATCH_TOKENS_BY_SIZE: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 FIXED_SETTINGS = ("size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
@@ -69,9 +88,8 @@ def look_up(thresholds: Sequence[tuple[int, T]], count: int) -> T:
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
-def choose_size_and_epochs(num_pairs: int, device_type: str) -> tuple[Size, int]:
-    size, epochs = look_up(SIZE_AND_EPOCHS_BY_PAIRS, num_pairs)
-    return ("small" if size == "base" and device_type == "cpu" else size), epochs  # base on a CPU would take weeks
+def choose_recipe(num_pairs: int, device_type: str) -> Recipe:
+    return look_up(CPU_RECIPES if device_type == "cpu" else GPU_RECIPES, num_pairs)
 
 
 def choose_model(
@@ -79,13 +97,14 @@ def choose_model(
 ) -> tuple[Size, Seq2SeqConfig, str]:
     """Return (size, config, reason) of a translation model."""
     num_pairs = data_size.num_examples
-    size = run.size or choose_size_and_epochs(num_pairs, device_type)[0]
+    recipe = choose_recipe(num_pairs, device_type)
+    size = run.size or recipe.size
     reason = "as requested" if run.size else f"for {num_pairs:,} pairs"
     if not run.size and size != "base":
-        too_slow = device_type == "cpu" and size == "small" and num_pairs >= 2_000_000
-        reason += ": base would take weeks on a CPU" if too_slow else ": a larger model would overfit"
+        too_slow = device_type == "cpu" and size != choose_recipe(num_pairs, "cuda").size
+        reason += ": a larger model would take too long on a CPU" if too_slow else ": a larger model would overfit"
     preset = fit_to_tokenizer(getattr(presets, size)(tokenizer.source.size), tokenizer)
-    dropout = max(look_up(DROPOUT_BY_PAIRS, num_pairs), preset.encoder.dropout if size == "big" else 0.0)
+    dropout = max(recipe.dropout, preset.encoder.dropout if size == "big" else 0.0)
     encoder, decoder = (replace(stack, dropout=dropout) for stack in (preset.encoder, preset.decoder))
     config = run_config.build_model_config(requested, replace(preset, encoder=encoder, decoder=decoder))
     if config.encoder.dropout == dropout:
@@ -150,14 +169,20 @@ def fill_train_config(
     batch = train.batch_tokens or (CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"])
     steps_per_epoch = data_size.num_tokens / (batch * train.accumulate)
     divisor = FINETUNE_DIVISOR if finetune else 1
-    epochs = choose_size_and_epochs(data_size.num_examples, device.type)[1] / divisor
-    steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, math.ceil(epochs * steps_per_epoch)))
+    recipe = choose_recipe(data_size.num_examples, device.type)
+    num_steps = math.ceil(recipe.epochs / divisor * steps_per_epoch)
+    steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
     # Equation 3, without a higher rate after a short warm-up; doubled for small models as in the paper's own code
     # (tensor2tensor), given enough steps.
     paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
     paper_lr *= 2 if model.encoder.width < 512 and steps >= MIN_STEPS else 1
     lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
+    if not finetune:
+        train = replace(train, rdrop=recipe.rdrop if train.rdrop is None else train.rdrop)
+        # The score improves until the learning rate reaches zero.
+        if train.patience is None and train.schedule in (None, "cosine"):
+            train = replace(train, patience=0)
     return fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
 
@@ -175,7 +200,9 @@ def fill_defaults(
         save_every=train.save_every or every,
         warmup=warmup,
         lr=lr,
+        schedule=train.schedule or "cosine",
         rdrop=0.0 if train.rdrop is None else train.rdrop,
+        patience=(0 if train.minutes else DEFAULT_PATIENCE) if train.patience is None else train.patience,
         precision=train.precision or pick_precision(device),
         micro_batch_tokens=train.micro_batch_tokens or (CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else None),
         compile=device.type == "cuda" if train.compile is None else train.compile,
@@ -206,20 +233,13 @@ def describe_schedule(train: TrainConfig, num_batches: int, note: str = "", batc
     times = f" x {train.accumulate}" if train.accumulate > 1 else ""
     batches = batches or f"batches of {train.batch_tokens:,} tokens{times}"
     yield (
-        f"schedule: {train.optimizer}, learning rate up to {train.lr:g} after {train.warmup:,} steps, {batches}, at "
-        f"most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
+        f"schedule: {train.optimizer}, {train.schedule}, learning rate up to {train.lr:g} after {train.warmup:,} "
+        f"steps, {batches}, at most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
+        + (f", R-Drop {train.rdrop:g}" if train.rdrop else "")
     )
     patience = f"; stops after {train.patience} without improvement" if train.patience else ""
     note = f" ({note})" if note else ""
     yield f"validate every {train.valid_every:,} steps{note}, checkpoint every {train.save_every:,}{patience}"
-
-
-def apply_budget_defaults(train: TrainConfig, requested: UserSettings) -> TrainConfig:
-    """With `--minutes`: a learning rate that falls to zero at the end, and no early stop before it has."""
-    if train.minutes is None:
-        return train
-    changes: dict[str, Any] = {"schedule": "cosine", "patience": 0}
-    return replace(train, **{name: value for name, value in changes.items() if name not in requested})
 
 
 def plan_steps(seconds: float, step_seconds: float, scoring_seconds: float, valid_share: float | None) -> int:
@@ -247,8 +267,8 @@ def estimate_training(
 ) -> TrainingEstimate:
     """Measure training steps for `seconds`, and extrapolate."""
     device, threads = activate_device(None), torch.get_num_threads()
-    size, epochs = choose_size_and_epochs(num_pairs, device.type)
-    trainer = _build_trainer(size, rows, tokenizer, device)
+    recipe = choose_recipe(num_pairs, device.type)
+    trainer = _build_trainer(recipe.size, rows, tokenizer, device)
     try:
         if device.type == "cpu":  # small models are often faster with one thread
             count, times = pick_threads(lambda: trainer.measure_step_seconds(seconds / 2, min_steps=1))
@@ -261,11 +281,11 @@ def estimate_training(
     batches = trainer.train_batches
     num_steps = batches.num_steps(0)
     speed = sum(batches.get_batch(0, step).num_tokens for step in range(num_steps)) / num_steps / step_seconds
-    total = num_tokens * epochs / speed
+    total = num_tokens * recipe.epochs / speed
     return TrainingEstimate(
-        size=size,
+        size=recipe.size,
         parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
-        epochs=epochs,
+        epochs=recipe.epochs,
         device=device_name,
         tokens_per_second=round(speed),
         seconds=(round(total * TIME_MARGIN[0]), round(total * TIME_MARGIN[1])),

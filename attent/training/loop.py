@@ -291,6 +291,7 @@ class Trainer:
         assert config.lr is not None
         assert config.warmup is not None
         assert config.steps is not None
+        assert config.schedule is not None
         lr = compute_lr(
             step, schedule=config.schedule, peak_lr=config.lr, warmup=config.warmup, total_steps=config.steps
         )

@@ -215,7 +215,8 @@ class TrainSession:
         self.requested = run_config.merge_with_previous(self.requested, previous, keep_omitted=not is_new)
         if is_new:
             run = run_config.validate_settings(self.requested, "--set")
-            run = replace(run, train=autoconfig.apply_budget_defaults(run.train, self.requested.get("train", {})))
+            if self.distributed.device.type == "cpu" and not (run.init_from or run.train.steps or run.train.minutes):
+                run = replace(run, train=replace(run.train, minutes=get_task_class(run.task).cpu_minutes))
             self.unresolved = run.train
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:
@@ -259,12 +260,18 @@ class TrainSession:
             left = distributed.broadcast([60 * train.minutes - (time.monotonic() - self.start)])[0]
             scoring = distributed.broadcast([scoring])[0]
             steps = autoconfig.plan_steps(left, step_seconds, scoring, train.valid_share)
+            note = ""
+            if "minutes" not in self.requested.get("train", {}):
+                steps, note = (
+                    min(steps, run.train.steps or steps),
+                    " at most (the default on a CPU; --minutes changes it)",
+                )
             unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
             finetune = run.init_from is not None
             train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
             self.emit(
                 Note(
-                    text=f"{train.minutes:g} minutes: {steps:,} steps of {step_seconds:.2f} s, about "
+                    text=f"{train.minutes:g} minutes{note}: {steps:,} steps of {step_seconds:.2f} s, about "
                     f"{format_duration(scoring)} for the final scores"
                 )
             )

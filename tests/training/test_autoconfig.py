@@ -32,7 +32,7 @@ def amount(pairs: int) -> DataSize:
     ("pairs", "kind", "size", "dropout"),
     [
         (1_000, "cpu", "tiny", 0.3),
-        (29_000, "cuda", "tiny", 0.3),
+        (29_000, "cuda", "small", 0.3),
         (200_000, "cuda", "small", 0.3),
         (600_000, "cuda", "small", 0.2),
         (4_000_000, "cuda", "base", 0.1),
@@ -50,7 +50,8 @@ def test_the_size_and_dropout_come_from_the_amount_of_data(pairs: int, kind: str
 
 
 @pytest.mark.parametrize(
-    ("pairs", "reason"), [(600_000, "a larger model would overfit"), (3_000_000, "base would take weeks on a CPU")]
+    ("pairs", "reason"),
+    [(600_000, "a larger model would overfit"), (3_000_000, "a larger model would take too long on a CPU")],
 )
 def test_one_reason_is_given_for_a_small_model_on_a_cpu(pairs: int, reason: str) -> None:
     size, _, given = choose_model(RunConfig(), {}, amount(pairs), tokenizer(), "cpu")
@@ -93,7 +94,7 @@ def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: boo
 def test_given_values_are_unchanged() -> None:
     requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
-        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3,
+        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3, schedule="constant", patience=3,
     )  # fmt: skip
     for finetune in (False, True):
         assert fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU, finetune=finetune) == requested
@@ -127,7 +128,7 @@ def test_choices_are_described() -> None:
     for part in (
         "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.3",
         "schedule: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} steps",
-        f"validate every {train.valid_every:,} steps (greedy)", "stops after 10 without improvement",
+        f"validate every {train.valid_every:,} steps (greedy)",
     ):  # fmt: skip
         assert part in text
 
@@ -153,13 +154,32 @@ def test_steps_follow_from_the_time(seconds: float, scoring: float, share: float
     assert autoconfig.plan_steps(seconds, 2.0, scoring, share) == steps
 
 
-def test_with_a_time_budget_the_learning_rate_falls_to_zero_and_nothing_stops_early() -> None:
-    train = autoconfig.apply_budget_defaults(TrainConfig(minutes=3), {"minutes": 3})
-    assert (train.schedule, train.patience) == ("cosine", 0)
-    requested = {"minutes": 3, "schedule": "constant", "patience": 4}
-    train = autoconfig.apply_budget_defaults(TrainConfig(minutes=3, schedule="constant", patience=4), requested)
-    assert (train.schedule, train.patience) == ("constant", 4)
-    assert autoconfig.apply_budget_defaults(TrainConfig(), {}) == TrainConfig()
+@pytest.mark.parametrize(
+    ("requested", "finetune", "expected"),
+    [
+        (TrainConfig(), False, ("cosine", 0)),
+        (TrainConfig(), True, ("cosine", 10)),
+        (TrainConfig(minutes=3), True, ("cosine", 0)),
+        (TrainConfig(schedule="inverse_sqrt"), False, ("inverse_sqrt", 10)),
+        (TrainConfig(schedule="constant", patience=4, minutes=3), False, ("constant", 4)),
+    ],
+)
+def test_nothing_stops_before_the_learning_rate_is_zero(
+    requested: TrainConfig, finetune: bool, expected: tuple[str, int]
+) -> None:
+    train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU, finetune=finetune)
+    assert (train.schedule, train.patience) == expected
+
+
+@pytest.mark.parametrize(
+    ("pairs", "device", "finetune", "rdrop"),
+    [(499_999, GPU, False, 5.0), (500_000, GPU, False, 0.0), (99, CPU, False, 0.0), (99, GPU, True, 0.0)],
+)
+def test_rdrop_is_for_little_data_on_a_gpu(pairs: int, device: torch.device, finetune: bool, rdrop: float) -> None:
+    model = presets.small(100)
+    assert fill_train_config(TrainConfig(), "small", model, amount(pairs), device, finetune=finetune).rdrop == rdrop
+    requested = TrainConfig(rdrop=2.0)
+    assert fill_train_config(requested, "small", model, amount(pairs), device, finetune=finetune).rdrop == 2.0
 
 
 @pytest.mark.parametrize(
@@ -181,12 +201,14 @@ def test_the_training_time_is_estimated_from_the_measured_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "size", "epochs"),
+    ("pairs", "gpu", "cpu"),
     [
-        (99_999, "tiny", 60), (100_000, "small", 25), (1_999_999, "small", 25), (2_000_000, "base", 8),
-        (19_999_999, "base", 8), (20_000_000, "base", 3),
+        (99_999, ("small", 160), ("tiny", 60)), (100_000, ("small", 60), ("small", 25)),
+        (499_999, ("small", 60), ("small", 25)), (500_000, ("small", 25), ("small", 25)),
+        (1_999_999, ("small", 25), ("small", 25)), (2_000_000, ("base", 8), ("small", 8)),
+        (19_999_999, ("base", 8), ("small", 8)), (20_000_000, ("base", 3), ("small", 3)),
     ],
 )  # fmt: skip
-def test_sizes_and_epochs_change_exactly_at_their_limits(pairs: int, size: str, epochs: int) -> None:
-    assert autoconfig.choose_size_and_epochs(pairs, "cuda") == (size, epochs)
-    assert autoconfig.choose_size_and_epochs(pairs, "cpu") == (size if size == "tiny" else "small", epochs)
+def test_recipes_change_exactly_at_their_limits(pairs: int, gpu: tuple[str, int], cpu: tuple[str, int]) -> None:
+    assert autoconfig.choose_recipe(pairs, "cuda")[:2] == gpu
+    assert autoconfig.choose_recipe(pairs, "cpu")[:2] == cpu

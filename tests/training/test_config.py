@@ -202,7 +202,7 @@ def test_the_patch_size_is_checked_once_the_image_size_is_known() -> None:
 
 def test_image_classification_does_not_stop_early() -> None:
     assert validate_settings({"task": "images"}, "--set").train.patience == 0
-    assert validate_settings({"task": "mlm"}, "--set").train.patience == 10
+    assert validate_settings({"task": "mlm"}, "--set").train.patience is None
 
 
 # ---- minutes or steps ------------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ import torch
 
 from attent.models import Seq2SeqConfig
 from attent.settings import read_json
-from attent.training import checkpoint, hardware
+from attent.training import autoconfig, checkpoint, hardware
 from attent.training.config import TrainError, read_run
 from attent.training.event_log import EventLog
 from attent.training.events import Event, Note, Progress, Started
 from attent.training.loop import write_model
 from attent.training.run import TrainResult, describe_average, train
 from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
+from attent.training.tasks.translation import TranslationTask
 from tests.training import toys
 from tests.training.runs import write_corpus
 
@@ -124,6 +125,21 @@ def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:
 
 
 # ---- a time budget and threads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("minutes", "recipe_steps"), [(30.0, 3), (0.02, 2_000)])
+def test_a_cpu_run_ends_after_its_recipe_or_its_default_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, recipe_steps: int
+) -> None:
+    monkeypatch.setattr(TranslationTask, "cpu_minutes", minutes)
+    monkeypatch.setattr(autoconfig, "MIN_STEPS", recipe_steps)
+    monkeypatch.setattr(autoconfig, "MAX_STEPS", recipe_steps)
+    events: list[Event] = []
+    result = train_small(tmp_path, steps=None, listeners=[events.append])
+    run = read_run(tmp_path / "run" / RUN_FILE).train
+    assert (run.minutes, run.steps, result.stop_reason) == (minutes, result.step, "steps")
+    assert result.step == 3 if recipe_steps == 3 else result.step < recipe_steps
+    assert any(isinstance(event, Note) and "minutes at most (the default on a CPU" in event.text for event in events)
 
 
 def test_steps_are_decided_once_from_the_minutes(tmp_path: Path) -> None:

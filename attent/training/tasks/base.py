@@ -210,7 +210,8 @@ class Task(ABC):
     unit: ClassVar[str]  # of what it is trained on: "pair", "text"
     metrics: ClassVar[tuple[str, ...]]  # that can select the best model; the first is the default
     used_settings: ClassVar[frozenset[str]]  # which of `attent.training.config.TASK_SETTINGS` it reads
-    default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from the paper's recipe
+    default_settings: ClassVar[dict[str, Any]] = {}  # where they differ from `RunConfig`'s
+    cpu_minutes: ClassVar[float | None] = None  # the most that training from scratch takes on a CPU by default
     look_example_input: ClassVar[str] = ""  # of the `attent look` command that is suggested at the end
 
     tokenizer: Tokenizer | None  # saved in the model folder

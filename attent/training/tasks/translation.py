@@ -52,6 +52,7 @@ class TranslationTask(base.Task):
             "train.rdrop", "train.valid_sentences", "decode",
         }
     )  # fmt: skip
+    cpu_minutes = autoconfig.CPU_MINUTES
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
