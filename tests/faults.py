@@ -561,14 +561,14 @@ FAULTS = """
 + problem = (lambda *_: None)(
 
 # decoding: no length penalty
-@ decoding/search.py::SearchContext.compute_length_penalty: decoding/test_search.py laws/test_search.py
+@ decoding/search.py::SearchContext.compute_score_divisor: decoding/test_search.py laws/test_search.py
 - return (exact.clamp(min=1) ** self.options.length_penalty).float()
 + return torch.ones_like(lengths).float()
 
 # decoding: length penalty without the end token
 @ decoding/search.py::collect_finished: decoding/test_search.py
-- context.compute_length_penalty(lengths)
-+ context.compute_length_penalty(lengths - 1)
+- context.compute_score_divisor(lengths)
++ context.compute_score_divisor(lengths - 1)
 
 # decoding: end tokens accepted beyond the first K
 @ decoding/search.py::split_finished: decoding/test_search.py -k plain_search
@@ -577,8 +577,8 @@ FAULTS = """
 
 # decoding: search stops too early
 @ decoding/search.py::find_done_sources: decoding/test_search.py -k stopping
-- log_probs.amax(1) / context.compute_length_penalty(max_lengths)
-+ log_probs.amax(1) / context.compute_length_penalty(lengths)
+- log_probs.amax(1) / context.compute_score_divisor(max_lengths)
++ log_probs.amax(1) / context.compute_score_divisor(lengths)
 
 # decoding: patience off by one
 @ decoding/search.py::find_done_sources: decoding/test_search.py -k patience

@@ -141,7 +141,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
     """Open the input and check the flags before loading a large model."""
     from attent.cli.line_progress import ProgressDisplay, use_utf8
     from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
-    from attent.decoding.pipeline import translate_lines, warn_of_other_languages
+    from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
     from attent.storage.manifest import check_outputs
 
     use_utf8(sys.stdout)
@@ -153,7 +153,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         pipeline = build_pipeline(model, options, flags, progress)
-        warn_of_other_languages(pipeline, flags.tgt, progress)
+        warn_of_requested_languages(pipeline, flags.tgt, progress)
         if file is not None and is_document(file, flags):
             write_document(pipeline, content, file, flags, progress)
         elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.output is None):

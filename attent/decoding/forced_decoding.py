@@ -129,12 +129,13 @@ def encode_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     to: str | None = None,
-    max_length: int = BATCH_TOKENS,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> list[EncodedPair]:
-    """Tokenize both sides, truncated to `max_length` and to the model's positions."""
-    if max_length < 2:
-        raise ValueError(f"`batch_tokens` must be 2 or more, but is {max_length}")
-    limits = [min(max_length, stack.positions.max_length or max_length) for stack in (model.encoder, model.decoder)]
+    """Tokenize both sides, truncated to a batch of one pair (`batch_tokens`) and to the model's positions."""
+    if batch_tokens < 2:
+        raise ValueError(f"`batch_tokens` must be 2 or more, but is {batch_tokens}")
+    positions = (model.encoder.positions, model.decoder.positions)
+    limits = [min(batch_tokens, scheme.max_length or batch_tokens) for scheme in positions]
     sides = (
         tokenizer.encode_source([text.strip() for text in sources], to),
         tokenizer.encode_target([text.strip() for text in targets]),

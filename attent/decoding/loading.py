@@ -42,7 +42,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return read_tokenizer(folder) or Tokenizer.load(folder)
 
 
-def read_run_data(folder: Path | None) -> dict[str, Any]:
+def read_data_settings(folder: Path | None) -> dict[str, Any]:
     """Return the `data` table of the training run, verified by the manifest; empty for a folder from elsewhere."""
     content = None if folder is None else read_side_file(folder, "run.toml")
     with suppress(settings.SettingsError):  # another tool's file

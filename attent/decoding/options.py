@@ -151,7 +151,7 @@ class SearchOptions:
         formula = SCORE_FORMULAS[self.length_penalty_type]
         return formula if self.length_penalty_type == "none" else f"{formula}, alpha = {self.length_penalty:g}"
 
-    def compute_length_penalty(self, length: int) -> float:
+    def compute_score_divisor(self, length: int) -> float:
         """Return the divisor of a sum of log-probabilities."""
         match self.length_penalty_type:
             case "avg":

@@ -25,7 +25,7 @@ from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
-from attent.decoding.loading import read_run_data
+from attent.decoding.loading import read_data_settings
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, Segment, StopCheck
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import Translation, Translator
@@ -69,14 +69,13 @@ class TranslationPipeline:
     @cached_property
     def languages(self) -> tuple[str | None, str | None]:
         """Source and target language of the training run; None if the folder does not have it, or has several."""
-        data, known = read_run_data(self.translator.folder), self.translator.languages
+        data, known = read_data_settings(self.translator.folder), self.translator.language_identifier
         source = data.get("src") or (",".join(known.sources) if known else None)
         target = self.to or data.get("tgt") or (",".join(known.targets) if known else None)
         is_single = [isinstance(side, str) and side != "" and "," not in side for side in (source, target)]
         return source if is_single[0] else None, target if is_single[1] else None
 
-    @property
-    def direction(self) -> str:
+    def describe_direction(self) -> str:
         source, target = (language or "any language" for language in self.languages)
         return f"{self.translator.folder} translates from {source} to {target}"
 
@@ -135,7 +134,7 @@ def translate_lines(
     with closing(iterate_translated_blocks(pipeline, source, parse_line)) as blocks:
         for block, (text, messages, error) in blocks:
             if not line_count:
-                warn_of_wrong_language(pipeline, get_texts(block.lines), progress)
+                warn_of_text_language(pipeline, get_texts(block.lines), progress)
             out.write(text)
             out.flush()
             for message in messages:
@@ -153,7 +152,8 @@ def get_texts(lines: Sequence[Line]) -> list[str]:
     return [line if isinstance(line, str) else line.text for line in lines]
 
 
-def warn_of_wrong_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
+def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
+    """Warn if the texts look like another language than the model's source."""
     if problem := pipeline.translator.describe_wrong_language(texts):
         progress.print_message(f"warning: {problem}")
 
@@ -161,7 +161,7 @@ def warn_of_wrong_language(pipeline: TranslationPipeline, texts: Sequence[str], 
 def iterate_translated_blocks(
     pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line]
 ) -> Generator[tuple[LineBlock[Line], BlockOutput], None, None]:
-    """Yield blocks with their output, in order. None is held back while the input has no more to read yet."""
+    """Yield blocks with their output, in order. Before waiting for more input, yield all that were read so far."""
     blocks = source.read_blocks(pipeline.block_lines, parse_line)
     if pipeline.max_pending_blocks == 0:
         yield from ((block, translate_block(pipeline, block)) for block in blocks)
@@ -324,7 +324,7 @@ def pretranslate_document(
         if not requested.is_open:
             raise
         advice = "use another file or model, or name the languages of the file with --src and --tgt to insist"
-        raise InputError(f"{error.problem}, but {pipeline.direction}; {advice}") from error
+        raise InputError(f"{error.problem}, but {pipeline.describe_direction()}; {advice}") from error
 
 
 def check_tmx_target(content: bytes, name: str, languages: LanguagePair) -> None:
@@ -338,17 +338,19 @@ def check_tmx_target(content: bytes, name: str, languages: LanguagePair) -> None
         raise languages.make_mismatch_error(name, present)
 
 
-def warn_of_other_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:
+def warn_of_requested_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:
     """Warn if a requested language is not that of the model."""
     requested = {"--src": pipeline.source_lang, "--tgt": tgt}
     for (flag, language), own in zip(requested.items(), pipeline.languages, strict=True):
         if language and own and not is_same_language(language, own):
-            progress.print_message(f"warning: {flag} is {language}, but {pipeline.direction}; check the model")
+            progress.print_message(
+                f"warning: {flag} is {language}, but {pipeline.describe_direction()}; check the model"
+            )
 
 
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
     translated: list[str] = []
-    warn_of_wrong_language(pipeline, texts[: pipeline.block_lines], progress)
+    warn_of_text_language(pipeline, texts[: pipeline.block_lines], progress)
     for first in range(0, len(texts), pipeline.block_lines):
         block = texts[first : first + pipeline.block_lines]
         translated += [translation.text for translation in pipeline.translate(block, first)]

@@ -277,7 +277,7 @@ class Predictor:
         firsts = self._vocabulary.encode([text if isinstance(text, str) else text[0] for text in texts])
         seconds = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
         rows = [
-            self._encode_single(ids) if isinstance(text, str) else self._encode_pair(ids, next(seconds))
+            self._encode_and_truncate(ids) if isinstance(text, str) else self._encode_pair(ids, next(seconds))
             for text, ids in zip(texts, firsts, strict=True)
         ]
         num_truncated = sum(row is not truncated for row, truncated in rows)
@@ -287,7 +287,7 @@ class Predictor:
             )
         return [truncated for _, truncated in rows]
 
-    def _encode_single(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
+    def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
         """Return a text with its special tokens, and the same truncated to the model's positions."""
         prefix, suffix = self._special_tokens
         row = join_segments([(*prefix, *token_ids, *suffix) or (self._vocabulary.start,)])
@@ -331,7 +331,7 @@ class Predictor:
             raise ValueError(
                 f"text {line_number:,} must have a mask, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
             )
-        row, truncated = self._encode_single(self.mask_tokens.encode(masked_text))
+        row, truncated = self._encode_and_truncate(self.mask_tokens.encode(masked_text))
         positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
         if positions[-1] >= len(truncated.token_ids) - len(self._special_tokens[1]):
             raise ValueError(

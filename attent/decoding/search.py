@@ -92,8 +92,8 @@ class SearchContext:
     def all_constraints(self) -> tuple[Constraint, ...]:
         return self.constraints if self.required_phrases is None else (*self.constraints, self.required_phrases)
 
-    def compute_length_penalty(self, lengths: Tensor) -> Tensor:
-        """`SearchOptions.compute_length_penalty` of many lengths."""
+    def compute_score_divisor(self, lengths: Tensor) -> Tensor:
+        """`SearchOptions.compute_score_divisor` of many lengths."""
         # On a CPU a power in float32 may differ in its last bit depending on the element's position in the tensor.
         exact = lengths.double() if lengths.device.type == "cpu" else lengths.float()
         match self.options.length_penalty_type:
@@ -391,7 +391,7 @@ def collect_finished(beams: BeamState, finished: tuple[Tensor, Tensor], context:
     """Return the hypotheses that end at this step; the end token is already there as padding."""
     parents, log_probs = finished[0], finished[1].masked_fill(beams.done[:, None], NEG_INF)
     lengths = (beams.lengths[:, None] + 1).expand_as(parents)
-    scores = log_probs / context.compute_length_penalty(lengths)
+    scores = log_probs / context.compute_score_divisor(lengths)
     return HypothesisTensors(gather_beams(beams.tokens, parents), log_probs, scores, lengths)
 
 
@@ -405,7 +405,7 @@ def find_done_sources(
 ) -> Tensor:
     """True (B,) where no live beam can enter the n best: a log-probability only falls, and the penalty is most
     favorable at the maximum length."""
-    best_possible = log_probs.amax(1) / context.compute_length_penalty(max_lengths)
+    best_possible = log_probs.amax(1) / context.compute_score_divisor(max_lengths)
     done = (lengths >= max_lengths) | (best_possible <= finished.scores[:, context.options.n_best - 1])
     if context.options.patience is not None:
         done = done | (finished_counts >= round(context.options.patience * context.num_beams))
@@ -465,7 +465,7 @@ def collect_output(beams: BeamState, context: SearchContext) -> HypothesisTensor
     is_truncated = (beams.lengths >= beams.max_lengths)[:, None]
     lengths = beams.lengths[:, None].expand_as(beams.log_probs)
     log_probs = beams.log_probs.masked_fill(~is_truncated, NEG_INF)
-    scores = log_probs / context.compute_length_penalty(lengths)
+    scores = log_probs / context.compute_score_divisor(lengths)
     truncated = HypothesisTensors(beams.tokens, log_probs, scores, lengths)
     truncated = truncated.select(stable_topk_indices(scores, scores.shape[1]))
     both = beams.finished.concat(truncated, context)

@@ -67,7 +67,7 @@ def trace_search(engine: TorchEngine[Any], request: SearchRequest, options: Sear
     while not bool(session.beams.done):
         engine.check_cancelled()
         live = trace_step(session, context, nodes, live)
-    ((_, hypotheses),) = session.pop_finished()
+    ((_, hypotheses),) = session.collect_and_refill()
     last_nodes = tuple(find_last_nodes(nodes, hypotheses))
     return SearchTrace(nodes=tuple(nodes), hypotheses=tuple(hypotheses), last_nodes=last_nodes)
 
@@ -77,12 +77,12 @@ def trace_step(
 ) -> list[int | None]:
     """Run one step, append its candidates to `nodes`, and return the nodes of the beams after it."""
     beams, step = session.beams, int(session.beams.lengths)
-    logits = session.engine.model.step(beams.get_next_inputs(context.start_id), session.state)
+    logits = session.engine.model.step(beams.get_next_inputs(context.start_id), session.decoder_state)
     candidates = list_candidates(beams, logits.clone(), context)  # constraints change logits in place
     session.beams, parents = advance_beams(beams, logits, context)
     session.row_steps = [steps + 1 for steps in session.row_steps]
     if parents is not None:
-        session.state.reorder_beams(parents)
+        session.decoder_state.reorder_beams(parents)
     beam_of = find_live_beams(session.beams, parents, step)
     live_after: list[int | None] = [None] * context.num_beams
     for rank, (parent, token, log_prob, total) in enumerate(candidates):
@@ -99,7 +99,7 @@ def trace_step(
                 log_prob=log_prob,
                 total_log_prob=total,
                 is_live=beam is not None,
-                score=total / context.options.compute_length_penalty(step + 1) if is_finished else None,
+                score=total / context.options.compute_score_divisor(step + 1) if is_finished else None,
             )
         )
     return live_after

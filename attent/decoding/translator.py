@@ -42,7 +42,7 @@ from attent.decoding.loading import (
     choose_placement,
     compute_max_rows,
     load_tokenizer,
-    read_run_data,
+    read_data_settings,
 )
 from attent.decoding.options import (
     NO_CONSTRAINTS,
@@ -128,7 +128,7 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        check_tokenizer(model, tokenizer)
+        check_vocabulary_sizes(model, tokenizer)
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -232,7 +232,10 @@ class Translator:
             hypotheses = [[next(results) for _ in group] for group in groups]
             aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
         per_group = zip(texts, groups, self._detokenize(hypotheses), aligned, strict=True)
-        return [join_hypotheses(text, group, n_best, options, links) for text, group, n_best, links in per_group]
+        return [
+            join_hypotheses(text, group, segment_hypotheses, options, word_alignment)
+            for text, group, segment_hypotheses, word_alignment in per_group
+        ]
 
     def stream(
         self,
@@ -260,7 +263,7 @@ class Translator:
             session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
             while not is_finished:
                 session.step()
-                finished = [hypotheses for _, hypotheses in session.pop_finished()]
+                finished = [hypotheses for _, hypotheses in session.collect_and_refill()]
                 is_finished = bool(finished)
                 if is_finished:
                     check_hypotheses(finished[0], segment, request, options)
@@ -304,14 +307,14 @@ class Translator:
     # --- before the search ---------------------------------------------------------------------------------------
 
     @cached_property
-    def languages(self) -> LanguageIdentifier | None:
+    def language_identifier(self) -> LanguageIdentifier | None:
         """The languages that the model was trained on, learned from its training text; None if they are not stored."""
         content = None if self.folder is None else read_side_file(self.folder, LANGUAGES_FILE)
         return None if content is None else LanguageIdentifier.from_bytes(content)
 
     def describe_wrong_language(self, texts: Sequence[str]) -> str | None:
         """Describe source texts that look like another language of the model than one that it translates from."""
-        known = self.languages
+        known = self.language_identifier
         mismatch = None if known is None else known.find_mismatch(texts, known.sources)
         if known is None or mismatch is None:
             return None
@@ -339,9 +342,9 @@ class Translator:
         return [min((limit for limit in side if limit is not None), default=None) for side in limits]
 
     @cached_property
-    def _trained_max_tokens(self) -> int:
+    def _raised_max_tokens(self) -> int:
         """`data.max_tokens` of the training run if it was raised above the default, else 0."""
-        tokens = read_run_data(self.folder).get("max_tokens")
+        tokens = read_data_settings(self.folder).get("max_tokens")
         return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
 
     def _split_texts(
@@ -355,7 +358,7 @@ class Translator:
         first_index: int = 0,
     ) -> tuple[list[list[Segment]], dict[str, list[int]]]:
         """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
-        max_tokens = max(MAX_UNSPLIT_TOKENS, self._trained_max_tokens)
+        max_tokens = max(MAX_UNSPLIT_TOKENS, self._raised_max_tokens)
         max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
         cleaned = [self.clean_text(text) for text in texts]
         uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
@@ -551,7 +554,7 @@ class Translator:
             if supported:
                 yield ctranslate2, supported
             for reason in dict.fromkeys(reasons[index] for index in rest):
-                self.notify(f"CTranslate2 {reason}: using the torch engine, which is slower")
+                self.notify_once(f"CTranslate2 {reason}: using the torch engine, which is slower")
         with_phrases = [index for index in rest if requests[index].required_phrases]
         for indices in (with_phrases, [index for index in rest if not requests[index].required_phrases]):
             if indices:
@@ -570,7 +573,7 @@ class Translator:
             build_constraints=partial(build_constraints, vocabulary=self._target_vocabulary),
             should_stop=should_stop,
             use_gpu_engine=self.use_gpu_engine,
-            notify=self.notify,
+            notify=self.notify_once,
             device_lock=self._locks.device_lock,
         )
 
@@ -586,7 +589,7 @@ class Translator:
         from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 
         for path in [] if self.folder is None else find_ignored_conversions(self.folder):
-            self.notify(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
+            self.notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
@@ -595,7 +598,7 @@ class Translator:
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
-            self.notify(f"{error}; using the torch engine, which is slower")
+            self.notify_once(f"{error}; using the torch engine, which is slower")
             return None
 
     def _compute_batch_size(self, source: int, target: int, beams: int) -> int:
@@ -609,7 +612,7 @@ class Translator:
         row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
         return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
-    def notify(self, message: str) -> None:
+    def notify_once(self, message: str) -> None:
         """Pass a message on, once."""
         with self._locks.notify_lock:
             if self._notify is not None and message not in self.notified:
@@ -659,7 +662,7 @@ class Translator:
         with self._locks.device_lock:
             alignments = align_rows(model, self.tokenizer, sources, targets, pairs, selection)
         if sum(len(each.unreliable_links) - len(each.links) for each in alignments) > 0:
-            self.notify(
+            self.notify_once(
                 f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
                 f"is almost even; train longer, or select other heads with attent score --alignment"
             )
@@ -719,7 +722,7 @@ def load_translator(
     return Translator.load(*folders, **vars(options), notify=notify)
 
 
-def check_tokenizer(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
+def check_vocabulary_sizes(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
     for side, size, vocab in (
         ("source", tokenizer.source.size, model.config.vocab),
         ("target", tokenizer.target.size, model.config.output_vocab),
@@ -821,21 +824,21 @@ def build_translation(
 def join_hypotheses(
     text: str,
     segments: Sequence[Segment],
-    n_best: Sequence[list[Hypothesis]],
+    segment_hypotheses: Sequence[list[Hypothesis]],
     options: SearchOptions,
     alignment: Alignment | None,
 ) -> Translation:
-    """Return the translation of a text from the hypotheses of its segments."""
+    """Return the translation of a text from the n-best lists of its segments."""
     if len(segments) == 1:
-        return build_translation(n_best[0], text, alignment)
-    best = [hypotheses[0] for hypotheses in n_best]
+        return build_translation(segment_hypotheses[0], text, alignment)
+    best = [hypotheses[0] for hypotheses in segment_hypotheses]
     log_prob = sum(hypothesis.log_prob for hypothesis in best)
     length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
     joined = "".join(item.text + segment.gap for item, segment in zip(best, segments, strict=True))
     whole = Hypothesis(
         token_ids=tuple(token for hypothesis in best for token in hypothesis.token_ids),
         log_prob=log_prob,
-        score=log_prob / options.compute_length_penalty(length),
+        score=log_prob / options.compute_score_divisor(length),
         is_finished=all(hypothesis.is_finished for hypothesis in best),
         text=joined.strip(),
         tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),

@@ -327,7 +327,7 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         threads=translator.threads,
         batch_tokens=translator.batch_tokens,
         use_gpu_engine=translator.use_gpu_engine,
-        notify=translator.notify,
+        notify=translator.notify_once,
     )
 
 
@@ -342,7 +342,7 @@ def select_engine(translator: Translator) -> EngineName:
         assert isinstance(translator.model, Seq2Seq)
         check_expressible(translator.model.config)
     except ConversionError as error:
-        translator.notify(f"{error}; using the torch engine, which is slower")
+        translator.notify_once(f"{error}; using the torch engine, which is slower")
         return "torch"
     return "ctranslate2"
 

@@ -17,7 +17,7 @@ import torch
 
 from attent import settings
 from attent.data.pairs import LanguagePair
-from attent.decoding.loading import DTYPES, load_tokenizer, read_run_data
+from attent.decoding.loading import DTYPES, load_tokenizer, read_data_settings
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate, head_stats
@@ -125,7 +125,7 @@ def load_cached(
 
 def read_languages(folder: Path) -> tuple[str | None, str | None]:
     """Return source and target language of the training run, if the folder has one."""
-    data = read_run_data(folder)
+    data = read_data_settings(folder)
     return data.get("src"), data.get("tgt")
 
 

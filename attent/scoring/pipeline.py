@@ -294,7 +294,7 @@ class _Scorer:
 
 def describe_wrong_direction(translator: Translator, requested: LanguagePair, test_set: TestSet) -> str | None:
     """Describe a test set that is read in another direction than the model translates, or is in other languages."""
-    known = translator.languages
+    known = translator.language_identifier
     if known is None:
         return None
     for tag, tags in ((requested.source, known.sources), (requested.target, known.targets)):

@@ -118,7 +118,7 @@ def test_long_texts_are_truncated_before_the_end() -> None:
     assert not short.truncated
     source, target = toy_tokenizer.encode_source(["a dog"])[0], toy_tokenizer.encode_target(["ein Hund " * 10])[0]
     assert long.log_probs[:7] == pytest.approx(score_step_by_step(model, source, target[:7]), abs=1e-9)
-    (row,) = encode_pairs(make_model(), toy_tokenizer, ["a dog " * 99], ["e"], max_length=20)
+    (row,) = encode_pairs(make_model(), toy_tokenizer, ["a dog " * 99], ["e"], batch_tokens=20)
     assert (row.truncated, len(row.source), row.source[-1]) == (True, 20, toy_tokenizer.source.end)
     assert score_targets(make_model(), toy_tokenizer, ["a dog " * 99], ["e"], batch_tokens=20)[0].truncated
 

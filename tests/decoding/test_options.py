@@ -56,9 +56,9 @@ def test_sampled_texts_may_outnumber_the_beams() -> None:
 
 def test_length_penalties_at_length_0_and_above() -> None:
     average, wu, none = (SearchOptions(length_penalty=2.0, length_penalty_type=kind) for kind in ("avg", "wu", "none"))  # type: ignore[arg-type]
-    assert [average.compute_length_penalty(length) for length in (0, 1, 3)] == [1, 1, 9]
-    assert [wu.compute_length_penalty(length) for length in (1, 7)] == [1, 4]
-    assert none.compute_length_penalty(7) == 1
+    assert [average.compute_score_divisor(length) for length in (0, 1, 3)] == [1, 1, 9]
+    assert [wu.compute_score_divisor(length) for length in (1, 7)] == [1, 4]
+    assert none.compute_score_divisor(7) == 1
     assert average.score_formula == "score = log_prob / length^alpha, alpha = 2"
     assert none.score_formula == "score = log_prob"
 

@@ -49,8 +49,7 @@ def test_a_beam_that_holds_everything_finds_the_best(kind: Any, alpha: float, n_
     for source, got in enumerate(run_search(toy, rows, 4, search, (PAD,))):
         every = list_all_targets(5, 4, {START, PAD})
         expected = {
-            tokens: toy.log_prob(source, tokens, (PAD,)) / search.compute_length_penalty(len(tokens))
-            for tokens in every
+            tokens: toy.log_prob(source, tokens, (PAD,)) / search.compute_score_divisor(len(tokens)) for tokens in every
         }
         best = sorted(expected, key=expected.__getitem__, reverse=True)[:n_best]
         ended = [hypothesis for hypothesis in got if hypothesis.is_finished]
@@ -70,7 +69,7 @@ def test_every_score_equals_that_of_forced_decoding(beam_size: int, kind: Any) -
             tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
             log_prob = toy.log_prob(source, tokens)
             assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-5)
-            assert hypothesis.score == pytest.approx(log_prob / search.compute_length_penalty(len(tokens)), abs=1e-5)
+            assert hypothesis.score == pytest.approx(log_prob / search.compute_score_divisor(len(tokens)), abs=1e-5)
             assert not {START, END} & set(hypothesis.token_ids)
             assert hypothesis.is_finished or len(hypothesis.token_ids) == 6
 
@@ -192,7 +191,7 @@ def test_stopping_early_changes_nothing(alpha: float, kind: Any, n_best: int, mo
     assert run_search(toy, rows, 20, search) == stopped
     monkeypatch.setattr(searching, "find_done_sources", never_done_sources)
     assert run_search(toy, rows, 20, search) == stopped
-    assert steps < 20 or search.compute_length_penalty(20) > 10  # with such a penalty any length may win
+    assert steps < 20 or search.compute_score_divisor(20) > 10  # with such a penalty any length may win
 
 
 def test_it_stops_when_no_better_hypothesis_is_possible() -> None:
@@ -289,9 +288,9 @@ def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> N
     search = SearchOptions(length_penalty=0.6, length_penalty_type=kind)
     context = SearchContext(options=search, start_id=START, end_id=END, suppressed_tokens=torch.tensor([START]))
     lengths = torch.arange(1, 300)
-    expected = torch.tensor([search.compute_length_penalty(length) for length in lengths.tolist()])
-    assert torch.equal(context.compute_length_penalty(lengths), expected)
-    assert torch.equal(context.compute_length_penalty(lengths[3:7]), expected[3:7])
+    expected = torch.tensor([search.compute_score_divisor(length) for length in lengths.tolist()])
+    assert torch.equal(context.compute_score_divisor(lengths), expected)
+    assert torch.equal(context.compute_score_divisor(lengths[3:7]), expected[3:7])
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

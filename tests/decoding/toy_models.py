@@ -127,7 +127,7 @@ def search_plainly(
 
 def make_hypothesis(ids: Tokens, total: Tensor, options: SearchOptions) -> Hypothesis:
     finished = ids[-1] == END
-    score = float(total / torch.tensor(options.compute_length_penalty(len(ids)), dtype=torch.float32))
+    score = float(total / torch.tensor(options.compute_score_divisor(len(ids)), dtype=torch.float32))
     return Hypothesis(token_ids=ids[:-1] if finished else ids, log_prob=float(total), score=score, is_finished=finished)
 
 

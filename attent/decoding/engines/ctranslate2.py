@@ -198,7 +198,7 @@ class CTranslate2Engine:
             beam_size=call.options.beam_size,
             patience=call.num_hypotheses / call.options.beam_size,
             num_hypotheses=call.num_hypotheses,
-            length_penalty=get_length_penalty(call.options),
+            length_penalty=get_length_exponent(call.options),
             no_repeat_ngram_size=call.options.no_repeat_ngram_size,
             max_input_length=0,
             max_decoding_length=max_length,
@@ -220,12 +220,12 @@ class CTranslate2Engine:
         hypotheses = []
         for tokens, ct2_score in zip(result.hypotheses, result.scores, strict=True):
             ids = [self._target_ids[token] for token in tokens]
-            log_prob = ct2_score * len(ids) ** get_length_penalty(options)
+            log_prob = ct2_score * len(ids) ** get_length_exponent(options)
             if log_prob > converter.SUPPRESSED_LOGIT / 2:
                 is_finished = bool(ids) and ids[-1] == self.config.end_id
                 token_ids, score = (
                     tuple(ids[:-1] if is_finished else ids),
-                    log_prob / options.compute_length_penalty(len(ids)),
+                    log_prob / options.compute_score_divisor(len(ids)),
                 )
                 hypotheses.append(
                     Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
@@ -237,8 +237,8 @@ class CTranslate2Engine:
     ) -> list[Hypothesis] | None:
         """Return the n best of a request whose maximum length may be below that of its call; None: search again.
 
-        The longest hypothesis shows when the search stopped; up to the request's own maximum it is the same search. If
-        anything was truncated there, all finished ones must be among the results, since they rank before it.
+        If no hypothesis is longer than the request's own maximum, a search with that maximum gives the same. If one of
+        the n best is truncated, finished ones that rank before it may be missing from the results.
         """
         if max((len(each.token_ids) + each.is_finished for each in hypotheses), default=0) > max_length:
             return None
@@ -291,8 +291,8 @@ class TranslateCall:
         return replace(self, num_hypotheses=self.num_hypotheses + more)
 
 
-def get_length_penalty(options: SearchOptions) -> float:
-    """Return the exponent. With a beam of one it only affects the score, which we compute ourselves."""
+def get_length_exponent(options: SearchOptions) -> float:
+    """Return the exponent of the length. With a beam of one it only affects the score, which we compute ourselves."""
     if options.beam_size == 1 or options.length_penalty_type != "avg":
         return ZERO_LENGTH_PENALTY
     return max(options.length_penalty, ZERO_LENGTH_PENALTY)
@@ -323,7 +323,7 @@ def replace_log_prob(hypothesis: Hypothesis, log_probs: list[float], options: Se
     """`log_probs` are those of the tokens and of the end token, which the hypothesis may lack."""
     log_prob = math.fsum(log_probs if hypothesis.is_finished else log_probs[:-1])
     length = len(hypothesis.token_ids) + hypothesis.is_finished
-    return replace(hypothesis, log_prob=log_prob, score=log_prob / options.compute_length_penalty(length))
+    return replace(hypothesis, log_prob=log_prob, score=log_prob / options.compute_score_divisor(length))
 
 
 # --- the conversion ------------------------------------------------------------------------------------------------

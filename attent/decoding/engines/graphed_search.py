@@ -55,8 +55,8 @@ class GraphedSearchStep:
 
     def step(self, position: int) -> BeamState:
         """Extend every beam by one token; `position` is that of the longest row."""
-        columns = -(-(position + 1) // GRAPH_STRIDE) * GRAPH_STRIDE
-        num_positions = min(columns, self.cache.max_columns // self.cache.beams)
+        num_positions = -(-(position + 1) // GRAPH_STRIDE) * GRAPH_STRIDE
+        num_positions = min(num_positions, self.cache.max_columns // self.cache.beams)
         if num_positions not in self.graphs:
             self.graphs[num_positions] = self._capture(num_positions)
         self.graphs[num_positions].replay()

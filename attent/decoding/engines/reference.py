@@ -106,9 +106,11 @@ class TorchEngine(Generic[State]):
         return self._search_gpu_batch(batch, self.build_context(options, [request]))
 
     def _search_on_gpu(self, requests: Sequence[SearchRequest], context: SearchContext) -> Results:
-        if not self.use_gpu_engine or not eligibility.may_support(self.model, context):
+        if not self.use_gpu_engine:
             return
-        if are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
+        eligibility.drop_searches_if_moved(self.model, context)
+        is_supported = eligibility.may_support(self.model, context)
+        if is_supported and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
             yield from search_in_batches(requests, context.options, lambda b: self._search_gpu_batch(b, context))
 
     def _search_gpu_batch(self, batch: RequestBatch, context: SearchContext) -> HypothesisBatch | Unavailable:
@@ -123,7 +125,7 @@ class TorchEngine(Generic[State]):
                 max_rows = self._choose_max_rows(batch, context.num_beams)
                 result = search.search(self.model, batch, context, max_rows, self.check_cancelled)
                 return result or Unavailable.OUT_OF_MEMORY
-            except eligibility.recoverable_errors() as error:
+            except eligibility.get_recoverable_errors() as error:
                 self._disable_gpu_search(error)
                 return Unavailable.UNSUPPORTED
 
@@ -152,7 +154,7 @@ class TorchEngine(Generic[State]):
                 self.check_cancelled()
                 session.step()
                 if can_poll_device(session.num_steps - 1, self.device) or max(session.row_steps) == session.capacity:
-                    yield from session.pop_finished()
+                    yield from session.collect_and_refill()
 
     def pad_sources(self, requests: Sequence[SearchRequest]) -> tuple[Tensor, Tensor]:
         """Return the source ids (B, T) and their lengths."""
@@ -174,7 +176,7 @@ class SearchSession(Generic[State]):
         self.row_steps = [0] * len(self.row_requests)
         self.num_steps = 0
         self.graphed_step: GraphedSearchStep | None = None
-        self.beams, self.state = self._start_rows(indices[:size], self.capacity)
+        self.beams, self.decoder_state = self._start_rows(indices[:size], self.capacity)
 
     def _start_rows(self, indices: Sequence[int], capacity: int) -> tuple[BeamState, State]:
         requests = [self.requests[index] for index in indices]
@@ -186,27 +188,27 @@ class SearchSession(Generic[State]):
         if self.graphed_step is None and self.num_steps >= WARMUP_STEPS and self.engine.use_gpu_engine:
             self.graphed_step = self._make_graphed_step()
         if self.graphed_step is None:
-            self.beams = search_step(self.engine.model, self.state, self.beams, self.context)
+            self.beams = search_step(self.engine.model, self.decoder_state, self.beams, self.context)
         else:
             self.beams = self.graphed_step.step(max(self.row_steps))
         self.num_steps += 1
         self.row_steps = [steps + 1 for steps in self.row_steps]
 
     def _make_graphed_step(self) -> GraphedSearchStep | None:
-        state: object = self.state
+        state: object = self.decoder_state
         if type(state) is not Cache or not can_capture(state, self.context):  # not a subclass: prompts differ per row
             return None
         return GraphedSearchStep(self.engine.model, state, self.beams, self.context)
 
-    def pop_finished(self) -> Results:
-        """Yield what is done, then refill its rows or drop them."""
+    def collect_and_refill(self) -> Results:
+        """Yield the hypotheses of finished rows, then refill these rows or drop them."""
         finished = [i for i, done in enumerate(self.beams.done.tolist()) if done and self.row_requests[i] is not None]
         if finished:
             yield from self._collect_hypotheses(finished)
             for row in finished:
                 self.row_requests[row] = None
         if max(self.row_steps) == self.capacity:
-            self._rewind()
+            self._update_row_lengths()
         size, free = len(self.row_requests), [row for row, index in enumerate(self.row_requests) if index is None]
         if self.pending:
             if len(free) * REFILL_DIVISOR >= min(size, REFILL_DIVISOR * len(self.pending)):
@@ -247,15 +249,15 @@ class SearchSession(Generic[State]):
         beams, state = self._start_rows(indices, capacity=1)  # they will write into the existing cache
         for row, index in zip(free_rows, indices, strict=False):
             self.row_requests[row], self.row_steps[row] = index, 0
-        self.state.replace_sources(rows, state)
+        self.decoder_state.replace_sources(rows, state)
         self.beams = self.beams.replace_rows(rows, beams)
-        self._rewind()
+        self._update_row_lengths()
 
-    def _rewind(self) -> None:
+    def _update_row_lengths(self) -> None:
         """Finished rows keep stepping; reset their cache position so that they never overflow."""
         rows = zip(self.row_requests, self.row_steps, strict=True)
         self.row_steps = [0 if index is None else steps for index, steps in rows]
-        self.state.set_row_lengths(self.row_steps)
+        self.decoder_state.set_row_lengths(self.row_steps)
         if self.graphed_step is not None:
             self.graphed_step.load_state(self.beams)
 
@@ -266,8 +268,8 @@ class SearchSession(Generic[State]):
         if active:
             rows = torch.tensor(active, device=self.engine.device)
             self.beams = self.beams.select_rows(rows)
-            self.state.reorder(rows)
-            self.state.set_row_lengths(self.row_steps)
+            self.decoder_state.reorder(rows)
+            self.decoder_state.set_row_lengths(self.row_steps)
             self.graphed_step = None
 
 

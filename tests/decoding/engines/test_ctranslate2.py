@@ -97,7 +97,7 @@ def search_plainly(model: Seq2Seq, request: SearchRequest, search: SearchOptions
 
 def make_hypothesis(ids: tuple[int, ...], total: float, search: SearchOptions) -> Hypothesis:
     ended = ids[-1] == END
-    score = total / search.compute_length_penalty(len(ids))
+    score = total / search.compute_score_divisor(len(ids))
     return Hypothesis(token_ids=ids[:-1] if ended else ids, log_prob=total, score=score, is_finished=ended)
 
 
@@ -146,8 +146,8 @@ def test_results_match_a_plain_search(name: str, seed: int, ends: float, tmp_pat
 )
 def test_a_zero_exponent_is_passed_as_a_tiny_one(search: SearchOptions) -> None:
     # With 0 CTranslate2 continues until the best hypothesis has finished, however many others have.
-    assert 0 < ctranslate2.get_length_penalty(search) < 1e-9
-    assert 29 ** ctranslate2.get_length_penalty(search) == pytest.approx(1, abs=1e-9)
+    assert 0 < ctranslate2.get_length_exponent(search) < 1e-9
+    assert 29 ** ctranslate2.get_length_exponent(search) == pytest.approx(1, abs=1e-9)
 
 
 def test_each_request_keeps_its_maximum_length(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_greedy_search_keeps_constraints_and_has_the_models_score(
             score_hypothesis(model, list(requests[index].source_ids), hypothesis), abs=1e-4
         )
         assert hypothesis.score == pytest.approx(
-            hypothesis.log_prob / search.compute_length_penalty(len(hypothesis.token_ids) + hypothesis.is_finished)
+            hypothesis.log_prob / search.compute_score_divisor(len(hypothesis.token_ids) + hypothesis.is_finished)
         )
 
 

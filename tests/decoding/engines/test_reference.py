@@ -273,7 +273,7 @@ def test_a_sample_has_the_score_of_forced_decoding() -> None:
         for hypothesis in got:
             tokens = (*hypothesis.token_ids, END) if hypothesis.is_finished else hypothesis.token_ids
             assert hypothesis.log_prob == pytest.approx(toy.log_prob(request.source_ids[0], tokens, (PAD,)), abs=1e-5)
-            assert hypothesis.score == pytest.approx(hypothesis.log_prob / search.compute_length_penalty(len(tokens)))
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / search.compute_score_divisor(len(tokens)))
             assert hypothesis.is_finished or len(hypothesis.token_ids) == request.max_length
             assert not {START, PAD, END} & set(hypothesis.token_ids)
             different.add((request.rng_key, hypothesis.token_ids))
@@ -527,7 +527,7 @@ def test_candidates_include_the_winner() -> None:
         session: SearchSession[ToyState] = SearchSession(engine, [request], [0], context)
         while session.row_requests:
             session.step()
-            if list(session.pop_finished()):
+            if list(session.collect_and_refill()):
                 break
             assert any(list(best.token_ids[: len(ids)]) == ids for ids in session.list_candidates())
 

@@ -98,7 +98,7 @@ class SearchBuffers:
         self.input_tokens = ints(sizes.rows, K)
         self.counters = ints(4)
         self.settings = ints(2)
-        self.length_penalties = floats(sizes.max_target_length + 2)
+        self.score_divisors = floats(sizes.max_target_length + 2)
         self.sources = ints(sizes.sources, kernels.SOURCE_FIELDS)
         self.forbid_loops = ints(sizes.sources)
         self.loop_limits = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
@@ -121,7 +121,7 @@ class SearchBuffers:
         min_length = max((each.min_length for each in context.constraints if isinstance(each, MinLength)), default=0)
         patience = context.options.patience
         max_finished = INT32_MAX if patience is None else min(INT32_MAX, round(patience * context.num_beams))
-        lengths = torch.arange(len(self.length_penalties), device=self.rows.device)
+        lengths = torch.arange(len(self.score_divisors), device=self.rows.device)
         self.rows.fill_(-1)
         self.rows[: len(rows)] = rows
         self.sources[:S] = sources
@@ -129,7 +129,7 @@ class SearchBuffers:
         self.input_tokens.fill_(context.start_id)
         self.counters.copy_(torch.tensor([len(rows), len(rows), S, 0], dtype=torch.int32))
         self.settings.copy_(torch.tensor([min(min_length, INT32_MAX), max_finished], dtype=torch.int32))
-        self.length_penalties.copy_(context.compute_length_penalty(lengths))
+        self.score_divisors.copy_(context.compute_score_divisor(lengths))
         self.log_probs.fill_(NEG_INF)
         self.log_probs[:, 0] = 0
         for scores in (self.finished_scores, self.finished_log_probs):
@@ -137,16 +137,16 @@ class SearchBuffers:
         for counts in (self.lengths, self.finished_counts, self.finished_nodes):
             counts.zero_()
 
-    def compact_rows(self, size: int) -> None:
+    def compact_rows(self, num_rows: int) -> None:
         """Move the active rows to the front."""
-        order = (self.rows[:, 0] < 0).to(torch.uint8).argsort(stable=True)[:size]
-        self.rows[:size] = self.rows[order]
-        self.input_tokens[:size] = self.input_tokens[order]
-        self.rows[size:] = -1  # or a later compaction would find them again
+        order = (self.rows[:, 0] < 0).to(torch.uint8).argsort(stable=True)[:num_rows]
+        self.rows[:num_rows] = self.rows[order]
+        self.input_tokens[:num_rows] = self.input_tokens[order]
+        self.rows[num_rows:] = -1  # or a later compaction would find them again
 
     def to_beam_state(self, S: int) -> BeamState:
         """Return the state of `search`; `tokens` holds one entry per beam: length * K + beam, the tree node of its
-        last token."""
+        last token. `rng_keys` and `done` are fillers, which ranking the hypotheses does not read."""
         log_probs, lengths, K = self.log_probs[:S], self.lengths[:S].long(), self.log_probs.shape[1]
         last = lengths[:, None] * K + torch.arange(K, device=log_probs.device)
         nodes = self.finished_nodes[:S].long()
@@ -225,14 +225,14 @@ class GpuBeamSearch:
     ) -> HypothesisBatch:
         max_rows = max(max_rows, self._count_allocated_rows(int(batch.max_target_lengths.max())))
         rows = choose_row_count(batch.encoder_order_lengths, max_rows, context.num_beams)
-        size = round_up_rows(rows)
+        graph_rows = round_up_rows(rows)
         sizes = compute_buffer_sizes(batch, rows)
         device_batch = copy_to_device(batch, rows, context.device)
         self.inference_model.refresh(model)
-        buffers = self._ensure_buffers(model, replace(sizes, rows=size), context)
+        buffers = self._ensure_buffers(model, replace(sizes, rows=graph_rows), context)
         self._encode_sources(batch, device_batch, buffers)
         buffers.reset(device_batch.rows, device_batch.sources, device_batch.forbid_loops, context)
-        self._run_steps(buffers, size, context, check_cancelled)
+        self._run_steps(buffers, graph_rows, context, check_cancelled)
         return collect_hypotheses(buffers, device_batch.sources, sizes.max_target_length, context)
 
     def _count_allocated_rows(self, max_target_length: int) -> int:
@@ -273,42 +273,42 @@ class GpuBeamSearch:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _run_steps(
-        self, buffers: SearchBuffers, size: int, context: SearchContext, check_cancelled: Callable[[], None]
+        self, buffers: SearchBuffers, graph_rows: int, context: SearchContext, check_cancelled: Callable[[], None]
     ) -> None:
         counts: deque[AsyncRowCount] = deque()
         while True:
             check_cancelled()
             for _ in range(POLL_INTERVAL):
-                self._replay_step(buffers, size, context)
+                self._replay_step(buffers, graph_rows, context)
             counts.append(AsyncRowCount(buffers.counters))
             if len(counts) < 2:
                 continue
             active_rows = counts.popleft().active_rows
             if active_rows <= 0:
                 return
-            if 2 * round_up_rows(active_rows) <= size:
-                size = round_up_rows(active_rows)
-                buffers.compact_rows(size)
+            if 2 * round_up_rows(active_rows) <= graph_rows:
+                graph_rows = round_up_rows(active_rows)
+                buffers.compact_rows(graph_rows)
 
-    def _replay_step(self, buffers: SearchBuffers, size: int, context: SearchContext) -> None:
+    def _replay_step(self, buffers: SearchBuffers, graph_rows: int, context: SearchContext) -> None:
         """Run one step; the first of its size runs eagerly and is then captured."""
-        if size in self.graphs:
-            self.graphs[size].replay()
+        if graph_rows in self.graphs:
+            self.graphs[graph_rows].replay()
             return
-        self._step(buffers, size, context)
+        self._step(buffers, graph_rows, context)
         device = buffers.rows.device
         if device.type == "cuda":
             self.capture_stream = self.capture_stream or torch.cuda.Stream(device)
             self.graph_pool = self.graph_pool or torch.cuda.graph_pool_handle()
-            self.graphs[size] = capture_graph(
-                lambda: self._step(buffers, size, context),
+            self.graphs[graph_rows] = capture_graph(
+                lambda: self._step(buffers, graph_rows, context),
                 pool=self.graph_pool,
                 stream=self.capture_stream,
                 trim_memory=False,
             )
 
-    def _step(self, buffers: SearchBuffers, size: int, context: SearchContext) -> None:
-        rows, input_tokens = buffers.rows[:size], buffers.input_tokens[:size]
+    def _step(self, buffers: SearchBuffers, graph_rows: int, context: SearchContext) -> None:
+        rows, input_tokens = buffers.rows[:graph_rows], buffers.input_tokens[:graph_rows]
         decoder = self.inference_model.decoder
         logits = decoder.compute_logits(rows, input_tokens, buffers.ancestors, buffers.layer_caches)
         ids, log_probs = kernels.topk_log_probs(
@@ -433,10 +433,10 @@ def choose_row_count(lengths: Array, max_rows: int, num_beams: int) -> int:
 
 def round_up_rows(rows: int) -> int:
     """Round up to the row count of a graph: a power of 2, or one and a half times that."""
-    size = MIN_ROWS
-    while size < rows:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return size
+    graph_rows = MIN_ROWS
+    while graph_rows < rows:
+        graph_rows = graph_rows * 3 // 2 if graph_rows & (graph_rows - 1) == 0 else graph_rows * 4 // 3
+    return graph_rows
 
 
 def estimate_max_source_tokens(decoder: InferenceDecoder, device: torch.device) -> int:

@@ -35,12 +35,14 @@ LOCK = threading.Lock()
 
 def may_support(model: object, context: SearchContext) -> bool:
     """A quick check before batches are built."""
-    if not isinstance(model, Seq2Seq):
-        return False
-    if not kernels.can_use_kernels(context.suppressed_tokens):
-        drop_cached_searches(model)  # it may have been moved from a GPU
-        return False
-    return model not in FAILED_MODELS
+    on_gpu = kernels.can_use_kernels(context.suppressed_tokens)
+    return isinstance(model, Seq2Seq) and on_gpu and model not in FAILED_MODELS
+
+
+def drop_searches_if_moved(model: object, context: SearchContext) -> None:
+    """Free the searches of a model that may have been moved from a GPU."""
+    if isinstance(model, Seq2Seq) and not kernels.can_use_kernels(context.suppressed_tokens):
+        drop_cached_searches(model)
 
 
 def get_gpu_search(
@@ -48,6 +50,7 @@ def get_gpu_search(
 ) -> GpuBeamSearch | None:
     """Return the cached or a new search; None if the GPU engine does not support it. `suppressed_tokens` are those
     that `context` has on the device."""
+    drop_searches_if_moved(model, context)
     if not may_support(model, context):
         return None
     assert isinstance(model, Seq2Seq)
@@ -109,7 +112,7 @@ def has_positions_for(model: Seq2Seq, batch: RequestBatch) -> bool:
     return True
 
 
-def recoverable_errors() -> tuple[type[Exception], ...]:
+def get_recoverable_errors() -> tuple[type[Exception], ...]:
     """Errors of kernels that cannot be compiled or run, and of memory: another engine can take over."""
     errors = (RuntimeError, OSError, SubprocessError)
     if not kernels.TRITON_INSTALLED:

@@ -194,7 +194,7 @@ class SearchTensors(Protocol):
     sources: Tensor  # (S, 4)
     counters: Tensor
     settings: Tensor
-    length_penalties: Tensor  # of each length
+    score_divisors: Tensor  # by length
     ancestors: Tensor
     log_probs: Tensor  # (S, K) of the beams
     lengths: Tensor  # (S,) tokens generated
@@ -212,7 +212,7 @@ def advance_rows(
     """Select among the candidates of each beam (R * K, C) and update the state of every row in place."""
     K, C, N = input_tokens.shape[1], ids.shape[1], state.finished_scores.shape[1]
     _advance_rows_kernel[(len(rows),)](
-        rows, state.sources, state.counters, state.settings, state.length_penalties, ids, log_probs, input_tokens,
+        rows, state.sources, state.counters, state.settings, state.score_divisors, ids, log_probs, input_tokens,
         state.ancestors, state.ancestors.shape[1], state.log_probs, state.lengths, state.finished_counts,
         state.finished_scores, state.finished_log_probs, state.finished_nodes, state.tree_tokens,
         state.tree_parents, start, end, K, triton.next_power_of_2(K), C, triton.next_power_of_2(C),
@@ -553,7 +553,7 @@ def _topk_kernel(
 
 @triton.jit
 def _advance_rows_kernel(
-    Rows, Sources, Counters, Settings, LengthPenalties, Ids, LogProbs, InputTokens, Ancestors, columns,
+    Rows, Sources, Counters, Settings, ScoreDivisors, Ids, LogProbs, InputTokens, Ancestors, columns,
     BeamLogProbs, Lengths, FinishedCounts,
     FinishedScores, FinishedLogProbs, FinishedNodes, TreeTokens, TreeParents, start, end,
     K: tl.constexpr, K_PAD: tl.constexpr, C: tl.constexpr, C_PAD: tl.constexpr, N: tl.constexpr, N_PAD: tl.constexpr,
@@ -582,7 +582,7 @@ def _advance_rows_kernel(
         finished_scores = tl.load(FinishedScores + source * N + slot, mask=slot < N, other=float("-inf"))
         num_ended = tl.sum(is_end.to(tl.int32), 0)
         if num_ended > 0:
-            score = tl.div_rn(log_prob, tl.load(LengthPenalties + length + 1) + tl.zeros((C_PAD,), tl.float32))
+            score = tl.div_rn(log_prob, tl.load(ScoreDivisors + length + 1) + tl.zeros((C_PAD,), tl.float32))
             finished_scores = _merge_finished(
                 FinishedScores + source * N, FinishedLogProbs + source * N, FinishedNodes + source * N,
                 finished_scores, is_end, score, log_prob, length * K + parent, N, N_PAD, C_PAD,
@@ -591,7 +591,7 @@ def _advance_rows_kernel(
         count = tl.load(FinishedCounts + source) + num_ended
         worst_finished = tl.max(tl.where(slot == N - 1, finished_scores, float("-inf")), 0)
         best_log_prob = tl.max(tl.where(beam < K, new_log_prob, float("-inf")), 0)
-        best_possible = tl.div_rn(best_log_prob, tl.load(LengthPenalties + limit))
+        best_possible = tl.div_rn(best_log_prob, tl.load(ScoreDivisors + limit))
         enough = count >= tl.load(Settings + SETTING_MAX_FINISHED)
         done = (length + 1 >= limit) | (best_possible <= worst_finished) | enough
         tl.debug_barrier()

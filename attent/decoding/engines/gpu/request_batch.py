@@ -86,8 +86,8 @@ def get_request_lengths(requests: Sequence[SearchRequest]) -> tuple[Array, Array
 
 def sort_by_length(requests: Sequence[SearchRequest]) -> list[int]:
     """Return indices, the longest targets first, and among equal ones the longest sources."""
-    encoder_order_lengths, max_target_lengths = get_request_lengths(requests)
-    order: list[int] = np.lexsort((-encoder_order_lengths, -max_target_lengths)).tolist()
+    source_lengths, max_target_lengths = get_request_lengths(requests)
+    order: list[int] = np.lexsort((-source_lengths, -max_target_lengths)).tolist()
     return order
 
 

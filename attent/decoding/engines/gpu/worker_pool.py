@@ -95,7 +95,7 @@ class TextWorkerPool(Generic[Result]):
         if count:
             self._start_workers(count)
         with self.lock:
-            ready = [worker for worker in self.starting_workers if worker.is_ready()]
+            ready = [worker for worker in self.starting_workers if worker.try_finish_start()]
             self.starting_workers = [worker for worker in self.starting_workers if worker not in ready]
             self.idle_workers += ready
             return self.idle_workers.pop() if self.idle_workers else None
@@ -137,8 +137,8 @@ class TextWorker:
         finally:
             theirs.close()
 
-    def is_ready(self) -> bool:
-        """True once the worker has started; it is then sent its setup."""
+    def try_finish_start(self) -> bool:
+        """Send the worker its setup if it has started; return whether it has."""
         with suppress(OSError, EOFError):
             if self.connection.poll() and self.connection.recv() == READY:
                 self.connection.send_bytes(self.setup)
