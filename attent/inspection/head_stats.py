@@ -156,14 +156,12 @@ def measure_heads(
     to: str | None = None,
     max_pairs: int = DEFAULT_MAX_PAIRS,
     dataset: str = "the given pairs",
-    progress: Callable[[int, int], None] | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> HeadStatsReport:
     """Measure all heads with teacher forcing on parallel text.
 
     to         target language, for models trained with language tags
     max_pairs  sample this many pairs, evenly spaced
-    progress   called after each batch with the number of finished pairs and their total
     """
     check_pairs(sources, targets)
     indices = sample_evenly(len(sources), max_pairs)
@@ -173,7 +171,6 @@ def measure_heads(
     pairs = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
     accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
-    done = 0
     with eval_mode(model), torch.no_grad():
         for indices in batch_pairs([pair.source for pair in pairs], [pair.target for pair in pairs], batch_tokens):
             rows = [pairs[i] for i in indices]
@@ -184,9 +181,6 @@ def measure_heads(
                 layers, {path: categories.make_observer(path, accumulators[path]) for path in layers}
             ):
                 batch.compute_states(model)
-            done += len(indices)
-            if progress is not None:
-                progress(done, len(pairs))
     return HeadStatsReport(
         sentences=len(pairs),
         dataset=dataset,

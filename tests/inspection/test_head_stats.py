@@ -374,14 +374,11 @@ def test_one_pair_equals_its_document() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_observers_are_removed_and_progress_is_reported() -> None:
-    toy, told = model().train(), []
-    measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60, progress=lambda *done: told.append(done))
+def test_observers_are_removed() -> None:
+    toy = model().train()
+    measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60)
     assert toy.training
     assert not any(layer.observers for layer in get_attention_layers(toy).values())
-    assert told[-1] == (10, 10)
-    assert len(told) > 2
-    assert told == sorted(told)
 
 
 def test_pairs_are_sampled_evenly() -> None:
