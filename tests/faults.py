@@ -906,7 +906,7 @@ FAULTS = """
 + batch.label_positions[:1, :, None].expand(len(states), -1, states.shape[2])
 
 # span corruption: same spans in every epoch
-@ data/span_corruption.py::SpanCorruption.__call__: data/test_text_batches.py -k spans
+@ data/span_corruption.py::SpanCorruption.build_epoch_store: data/test_text_batches.py -k spans
 - (self.seed, epoch, SPAN_STREAM)
 + (self.seed, 0, SPAN_STREAM)
 
@@ -991,7 +991,7 @@ FAULTS = """
 + zip(range(len(batch.example_ids)), label_ids
 
 # tasks: confidence interval too narrow
-@ training/tasks/text_classification.py::wilson_interval: training/tasks/test_objectives.py -k interval
+@ training/tasks/text_classification.py::compute_wilson_interval: training/tasks/test_objectives.py -k interval
 - z * z / (2 * count)
 + z / (2 * count)
 

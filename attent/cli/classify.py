@@ -158,12 +158,12 @@ def classify_texts(predictor: Predictor, data: Path) -> tuple[list[str], list[Cl
 
 def print_report(labels: list[str], predictions: list[Classification], flags: ClassifyFlags) -> None:
     """Print the accuracy with its confidence interval, and the most frequent confusions."""
-    from attent.training.tasks.text_classification import wilson_interval
+    from attent.training.tasks.text_classification import compute_wilson_interval
 
     pairs = [(label, prediction.label) for label, prediction in zip(labels, predictions, strict=True)]
     correct = sum(label == predicted for label, predicted in pairs)
     accuracy = correct / len(labels)
-    low, high = wilson_interval(accuracy, len(labels))
+    low, high = compute_wilson_interval(accuracy, len(labels))
     confusions = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common()
     if flags.json:
         report = {"count": len(labels), "correct": correct, "accuracy": accuracy, "interval": [low, high]}

@@ -25,7 +25,7 @@ KEPT_STREAM, SPAN_STREAM = 41, 42  # random streams, part of the seed
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Returns the pairs of an epoch when called with its number."""
+    """Draws the spans of each epoch, a pure function of its number and the seed."""
 
     texts: EncodedTexts
     sentinel_ids: Sequence[int]
@@ -34,7 +34,8 @@ class SpanCorruption:
     seed: int
     name: str = "text"
 
-    def __call__(self, epoch: int) -> TokenStore:
+    def build_epoch_store(self, epoch: int) -> TokenStore:
+        """Return the pairs of an epoch."""
         lengths = self.texts.lengths.astype(np.int64)
         noise, num_spans = compute_span_counts(lengths, len(self.sentinel_ids))
         kept_lengths = draw_partitions(lengths - noise, num_spans, (self.seed, epoch, KEPT_STREAM))

@@ -174,25 +174,23 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
 
 # ---- whole texts -----------------------------------------------------------------------------------------------------
 
-MakeLabels = Callable[
-    [RowLayout, TokenBatch, Array, tuple[int, ...]], LabeledBatch
-]  # layout, inputs, example ids, seed
+Labeler = Callable[[RowLayout, TokenBatch, Array, tuple[int, ...]], LabeledBatch]  # layout, inputs, example ids, seed
 
 
 class TextLoader(PrefetchLoader[LabeledBatch]):
-    """Whole texts in packed rows or bucketed by length; `make_labels` adds the labels of a batch."""
+    """Whole texts in packed rows or bucketed by length; `labeler` adds the labels of a batch."""
 
     def __init__(
         self,
         texts: EncodedTexts,
         config: BatchConfig,
-        make_labels: MakeLabels,
+        labeler: Labeler,
         *,
         pad: int,
         seed: int = 0,
         fixed: bool = False,
     ) -> None:
-        self.texts, self.config, self.make_labels = texts, config, make_labels
+        self.texts, self.config, self.labeler = texts, config, labeler
         self.pad, self.seed, self.fixed = pad, seed, fixed
         self.shape = compute_batch_shape(texts.lengths, texts.lengths, config)
         self.plans = EpochCache(self._build_plan)
@@ -214,7 +212,7 @@ class TextLoader(PrefetchLoader[LabeledBatch]):
             self.texts, indices, rows, shape, pad_id=self.pad, max_length=self.shape.max_source_length
         )
         inputs = layout.to_batch(capacity.max_sentences if is_packed else None)
-        return self.make_labels(layout, inputs, indices, (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM))
+        return self.labeler(layout, inputs, indices, (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM))
 
 
 @dataclass(frozen=True)

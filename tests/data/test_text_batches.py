@@ -181,7 +181,7 @@ def test_source_and_target_spans_restore_the_text() -> None:
     corruption = SpanCorruption(texts, range(10, 30), AFTER, PAD, seed=1)
     span_lengths_by_epoch: dict[int, list[int]] = {0: [], 1: []}
     for epoch, span_lengths in span_lengths_by_epoch.items():
-        store = corruption(epoch)
+        store = corruption.build_epoch_store(epoch)
         for i in range(len(texts)):
             source, target = store.source[i].tolist(), store.target[i].tolist()
             assert source[-1] == target[-1] == AFTER
@@ -199,11 +199,13 @@ def test_source_and_target_spans_restore_the_text() -> None:
                 for token in (spans[source_token] if source_token < 30 else [source_token])
             ]
             assert restored == texts.ids[texts.offsets[i] : texts.offsets[i + 1]].tolist()
-    assert (corruption(0).source.ids == corruption(0).source.ids).all()
-    assert (corruption(0).source.ids != corruption(1).source.ids).any()
+    assert (corruption.build_epoch_store(0).source.ids == corruption.build_epoch_store(0).source.ids).all()
+    assert (corruption.build_epoch_store(0).source.ids != corruption.build_epoch_store(1).source.ids).any()
     assert span_lengths_by_epoch[0] != span_lengths_by_epoch[1]
     assert min(span_lengths_by_epoch[0]) == 1
-    assert (corruption(0).source.offsets == corruption(1).source.offsets).all()  # the same shape in all epochs
+    assert (
+        corruption.build_epoch_store(0).source.offsets == corruption.build_epoch_store(1).source.offsets
+    ).all()  # the same shape in all epochs
 
 
 def test_noise_density_and_span_length_are_those_of_t5() -> None:

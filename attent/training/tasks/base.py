@@ -283,7 +283,8 @@ class Task(ABC):
         return 0.0
 
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
-        """Measure what else belongs in the folder of a finished model."""
+        """Write further analyses of the finished model into its folder (translation: alignment heads, head
+        statistics)."""
 
     # ---- the model card
 
@@ -297,7 +298,7 @@ class Task(ABC):
 # ---- helpers of several tasks ----------------------------------------------------------------------------------------
 
 
-def python_example(class_name: str, folder: Path | str, call: str) -> str:
+def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
     """Code that loads a model and prints the result of a call."""
     name = class_name.lower()
     return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}.{call})"

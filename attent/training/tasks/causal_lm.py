@@ -33,7 +33,7 @@ PROMPT_TOKENS, SAMPLE_TOKENS = 24, 64  # of the sample of a validation
 class CausalLMTask(text_task.TextTask):
     text_layout = "documents"
     unit = "document"
-    defaults = text_task.TaskDefaults(
+    size_defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -130,7 +130,7 @@ class CausalLMTask(text_task.TextTask):
         return base.ModelDescription(
             title="A language model",
             shell_example=f'attent generate {folder} "Once upon a time"',
-            python_example=base.python_example("Generator", out, 'generate(["Once"])[0][0].text'),
+            python_example=base.build_python_example("Generator", out, 'generate(["Once"])[0][0].text'),
             next_step=f'try it: attent generate {folder} "Once"',
             loss_unit="token",
             note="Bits per character and byte do not depend on the tokenizer.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from attent.data.batch_plan import BatchConfig
 from attent.data.encode import add_special_tokens
-from attent.data.text_batches import MakeLabels, TextLoader
+from attent.data.text_batches import Labeler, TextLoader
 from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
 from attent.models import EncoderConfig, TextEncoder, presets
@@ -33,8 +33,8 @@ class EncoderTask(TextTask):
         """Split or truncate texts of more than `max_tokens` tokens."""
 
     @abstractmethod
-    def make_labels(self, texts: TextCorpus) -> MakeLabels:
-        """The prediction targets of these texts."""
+    def build_labeler(self, texts: TextCorpus) -> Labeler:
+        """Return the function that adds the labels of these texts to a batch."""
 
     def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
         """Encode texts, with the tokenizer's special tokens around each."""
@@ -55,14 +55,14 @@ class EncoderTask(TextTask):
             layout=run.data.layout,
             too_long="truncate",
         )
-        labels = self.make_labels(self.splits.train)
-        return TextLoader(self.encoded_texts, config, labels, pad=self.vocabulary.pad, seed=run.train.seed)
+        labeler = self.build_labeler(self.splits.train)
+        return TextLoader(self.encoded_texts, config, labeler, pad=self.vocabulary.pad, seed=run.train.seed)
 
     def build_eval_batches(self, texts: TextCorpus) -> BatchLoader:
         tokens = max(VALID_BATCH_TOKENS, self.max_tokens)
         config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="truncate")
-        labels = self.make_labels(texts)
-        return TextLoader(self.prepare_texts(texts), config, labels, pad=self.vocabulary.pad, fixed=True)
+        labeler = self.build_labeler(texts)
+        return TextLoader(self.prepare_texts(texts), config, labeler, pad=self.vocabulary.pad, fixed=True)
 
 
 def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:

@@ -34,7 +34,7 @@ from attent.training.config import (
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
-from attent.training.tasks.text_classification import score_accuracy
+from attent.training.tasks.text_classification import add_confidence_interval
 
 MAX_HELD_OUT = 5_000  # images: enough for an accuracy to half a percent
 GPU_BATCH_IMAGES, CPU_BATCH_IMAGES, VALID_BATCH_IMAGES = 512, 128, 500
@@ -75,28 +75,28 @@ class ImageClassificationTask(base.Task):
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         """Read the images at the size of the model to resume or to start from, if there is one."""
-        data, self.config = run.data, run.data.images or ImageDataConfig()
+        data, self.image_options = run.data, run.data.images or ImageDataConfig()
         splits = find_all_splits(data)
         initial = run.model if isinstance(run.model, VisionConfig) else None
         if initial is None and run.init_from:
             initial = load_as(run.init_from, VisionTransformer).config
         self.train_split, self.context = splits["train"][0], context
         self.shape = (
-            image_data.choose_shape(self.train_split, self.config)
+            image_data.choose_shape(self.train_split, self.image_options)
             if initial is None
             else ImageShape.from_config(initial)
         )
-        check_image_shape(self.config, self.shape, initial)
+        check_image_shape(self.image_options, self.shape, initial)
         (train,) = self.load_splits(splits["train"])
         if len(train.class_names) < 2:
             raise TrainError(f"{train.name}: must have at least two classes, but has one")
         valid = [image_data.remap_labels(images, train.class_names) for images in self.load_splits(splits["valid"])]
         self.tests = [image_data.remap_labels(images, train.class_names) for images in self.load_splits(splits["test"])]
-        self.held_out = not valid and data.hold_out != 0
-        if self.held_out:
+        self.is_held_out = not valid and data.hold_out != 0
+        if self.is_held_out:
             train, held_out = hold_out_valid_images(train, data.hold_out, run.train.seed, context)
             valid = [held_out]
-        self.train, self.validation = train, valid[0] if valid else None
+        self.train_images, self.validation = train, valid[0] if valid else None
         colors = "grayscale" if self.shape.channels == 1 else "color"
         context.note(
             f"images: {len(train):,} for training, {self.shape.size} x {self.shape.size}, {colors}, "
@@ -112,12 +112,12 @@ class ImageClassificationTask(base.Task):
 
     @property
     def title(self) -> str:
-        return f"{len(self.train.class_names)} classes"
+        return f"{len(self.train_images.class_names)} classes"
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         validation = "" if self.validation is None else f"{self.validation.store_key} {len(self.validation)}"
-        return {"data": f"{self.train.store_key} {len(self.train)} {validation}".strip()}
+        return {"data": f"{self.train_images.store_key} {len(self.train_images)} {validation}".strip()}
 
     # ---- model and schedule
 
@@ -128,11 +128,11 @@ class ImageClassificationTask(base.Task):
         return VisionConfig(image_size=size, patch_size=1, stack=replace(presets.VIT, **STACK_BY_SIZE["tiny"]))
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, VisionConfig, str]:
-        count, on_cpu = len(self.train), self.context.device.type == "cpu"
+        count, on_cpu = len(self.train_images), self.context.device.type == "cpu"
         size = run.size or ("tiny" if on_cpu else look_up(SIZE_AND_EPOCHS_BY_IMAGES, count)[0])
         reason = "as requested" if run.size else f"for {count:,} images" + " on a CPU" * on_cpu
         patch = requested.get("model", {}).get("patch_size") or choose_patch(self.shape.size)
-        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train))
+        config = build_model_config(requested, build_vision_config(size, self.shape, patch, self.train_images))
         if (config.image_size, config.channels) != (self.shape.size, self.shape.channels):
             raise TrainError("`model.image_size` and `model.channels` follow the data: set them in `data.images`")
         return size, fit_positions(config), reason
@@ -147,7 +147,7 @@ class ImageClassificationTask(base.Task):
                 f"`model.{min(fixed)}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the "
                 "model; leave it out, or train without --from"
             )
-        return replace(build_model_config(requested, model.config), labels=self.train.class_names)
+        return replace(build_model_config(requested, model.config), labels=self.train_images.class_names)
 
     def build_model(self, config: VisionConfig, pretrained: VisionTransformer | None) -> VisionTransformer:
         """Build a model; its classifier is new where the labels differ."""
@@ -165,8 +165,8 @@ class ImageClassificationTask(base.Task):
         train, device = run.train, self.context.device
         tokens = count_positions(config)
         batch = train.batch_tokens or tokens * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
-        steps_per_epoch = len(self.train) / (max(1, batch // tokens) * train.accumulate)
-        epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, len(self.train))[1]
+        steps_per_epoch = len(self.train_images) / (max(1, batch // tokens) * train.accumulate)
+        epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, len(self.train_images))[1]
         divisor = FINETUNE_DIVISOR if finetune else 1
         steps = train.steps or max(MIN_STEPS // divisor, math.ceil(epochs / divisor * steps_per_epoch))
         warmup = max(1, min(2_000, steps // 20)) if train.warmup is None else train.warmup
@@ -185,7 +185,7 @@ class ImageClassificationTask(base.Task):
         )
         sizes = f"batches of {batches.batch_size:,} images"
         yield from describe_schedule(train, batches.num_steps(0), batches=sizes)
-        yield describe_augmentation(self.config, self.shape.size)
+        yield describe_augmentation(self.image_options, self.shape.size)
 
     # ---- batches and scores
 
@@ -194,7 +194,9 @@ class ImageClassificationTask(base.Task):
         assert run.train.batch_tokens
         length = count_positions(run.model)
         batch_size = max(1, run.train.batch_tokens // length)
-        return ImageLoader(self.train, self.config, batch_size=batch_size, row_length=length, seed=run.train.seed)
+        return ImageLoader(
+            self.train_images, self.image_options, batch_size=batch_size, row_length=length, seed=run.train.seed
+        )
 
     def build_valid_batches(self, run: RunConfig) -> ImageLoader | None:
         if self.validation is None:
@@ -210,18 +212,18 @@ class ImageClassificationTask(base.Task):
 
     def score_model(self, model: VisionTransformer, run: RunConfig) -> Iterator[base.FinalScores]:
         if self.validation is not None:
-            name = "held-out part" if self.held_out else self.validation.name
+            name = "held-out part" if self.is_held_out else self.validation.name
             yield score_images(model, self.validation, name, "validation")
         for images in self.tests:
             yield score_images(model, images, Path(images.name).name, "test")
 
     def describe_data(self) -> base.DataSummary:
-        skipped, split = len(self.train.skipped), self.train_split
+        skipped, split = len(self.train_images.skipped), self.train_split
         files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
         corpus = base.CorpusStats(
-            name=self.train.name,
-            num_read=len(self.train) + skipped,
-            num_used=len(self.train),
+            name=self.train_images.name,
+            num_read=len(self.train_images) + skipped,
+            num_used=len(self.train_images),
             dropped=(("no image", skipped),) if skipped else (),
             files=base.hash_files([str(path) for path in files], files),
         )
@@ -230,18 +232,18 @@ class ImageClassificationTask(base.Task):
             corpora=(corpus,),
             source_tokens=0,
             target_tokens=0,
-            data_key=self.train.store_key,
+            data_key=self.train_images.store_key,
             num_held_out=0 if self.validation is None else len(self.validation),
-            held_out_method="drawn from each class in proportion" if self.held_out else method,
+            held_out_method="drawn from each class in proportion" if self.is_held_out else method,
         )
 
     def describe_model(self, out: Path) -> base.ModelDescription:
         command = f"attent classify {shlex.quote(str(out))} picture.png"
-        names = self.train.class_names
+        names = self.train_images.class_names
         return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=command,
-            python_example=base.python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
+            python_example=base.build_python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
             next_step=f"try it: {command}",
             loss_unit="image",
             note="The confidence interval is Wilson's.",
@@ -313,7 +315,7 @@ def measure_accuracy(
 
 
 def score_images(model: VisionTransformer, images: ImageDataset, name: str, split: base.Split) -> base.FinalScores:
-    metrics, interval = score_accuracy(measure_accuracy(model, images), len(images))
+    metrics, interval = add_confidence_interval(measure_accuracy(model, images), len(images))
     return base.FinalScores(
         name=name,
         split=split,

@@ -29,7 +29,7 @@ NUM_SAMPLES = 2  # of a validation
 
 
 class MaskedLMTask(EncoderTask):
-    defaults = text_task.TaskDefaults(
+    size_defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 100), (5_000_000, 40), (50_000_000, 15), (500_000_000, 4)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -43,13 +43,13 @@ class MaskedLMTask(EncoderTask):
     objective_class = MaskedLMObjective
     needs_mask = True
 
-    def check_tokenizer(self, run: RunConfig) -> None:
+    def on_tokenizer_ready(self, run: RunConfig) -> None:
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
 
     def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
         return split_long_texts(sentences, max_tokens)
 
-    def make_labels(self, texts: TextCorpus) -> TokenMasker:
+    def build_labeler(self, texts: TextCorpus) -> TokenMasker:
         return self.masker
 
     def build_config(self, size: Size) -> EncoderConfig:
@@ -123,7 +123,7 @@ class MaskedLMTask(EncoderTask):
         return base.ModelDescription(
             title="A masked language model",
             shell_example=f"{fill}\nattent train --task classify --from {folder} --data labels.tsv --out labels",
-            python_example=base.python_example("Predictor", out, f'fill(["The {mask} is here."])'),
+            python_example=base.build_python_example("Predictor", out, f'fill(["The {mask} is here."])'),
             next_step=f"try it: {fill}",
             loss_unit="masked token",
             note="Accuracy is the share of masked tokens whose first prediction is right.",

@@ -37,7 +37,7 @@ STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
 
 
 class SpanCorruptionTask(text_task.TextTask):
-    defaults = text_task.TaskDefaults(
+    size_defaults = text_task.TaskDefaults(
         epochs_by_tokens=((0, 60), (5_000_000, 30), (50_000_000, 10), (500_000_000, 3)),
         finetune_epochs=3,
         min_steps=2_000,
@@ -56,7 +56,7 @@ class SpanCorruptionTask(text_task.TextTask):
         vocab = run.data.tokenizer.vocab
         return NUM_SENTINELS_SMALL_VOCAB if vocab is not None and vocab < SMALL_VOCAB else NUM_SENTINELS
 
-    def check_tokenizer(self, run: RunConfig) -> None:
+    def on_tokenizer_ready(self, run: RunConfig) -> None:
         if not self.vocabulary.sentinels:
             raise TrainError(
                 f"{run.init_from}: its tokenizer has no sentinels such as <extra_id_0>, which --task spans needs; "
@@ -95,11 +95,13 @@ class SpanCorruptionTask(text_task.TextTask):
             too_long="truncate",
         )
         corruption = self.build_corruption(self.encoded_texts, run.train.seed, self.splits.train.name)
-        return PairLoader(corruption(0), config, seed=run.train.seed, store_for_epoch=corruption)
+        return PairLoader(
+            corruption.build_epoch_store(0), config, seed=run.train.seed, store_for_epoch=corruption.build_epoch_store
+        )
 
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
         corruption = self.build_corruption(self.prepare_texts(texts), 0, texts.name)
-        return build_valid_batches(corruption(0), self.max_tokens + 1)
+        return build_valid_batches(corruption.build_epoch_store(0), self.max_tokens + 1)
 
     def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))

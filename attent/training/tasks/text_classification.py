@@ -30,7 +30,7 @@ NUM_SAMPLES, NUM_CARD_SAMPLES, MAX_LISTED_LABELS = 3, 5, 12
 
 
 class TextClassificationTask(EncoderTask):
-    defaults = text_task.TaskDefaults(
+    size_defaults = text_task.TaskDefaults(
         size_by_tokens=((0, "tiny"), (1_000_000, "small"), (1_000_000_000, "base")),
         epochs_by_tokens=((0, 15), (1_000_000, 10), (50_000_000, 4)),
         finetune_epochs=4,
@@ -45,7 +45,7 @@ class TextClassificationTask(EncoderTask):
     objective_class = TextClassificationObjective
     has_labels = True
 
-    def check_splits(self, run: RunConfig) -> None:
+    def on_splits_loaded(self, run: RunConfig) -> None:
         splits = self.splits
         self.labels = sort_labels(splits.train.labels)
         check_labels(self.labels, splits, run)
@@ -57,7 +57,7 @@ class TextClassificationTask(EncoderTask):
                 tests.append(texts)
         self.splits = replace(splits, tests=tuple(tests))
 
-    def check_tokenizer(self, run: RunConfig) -> None:
+    def on_tokenizer_ready(self, run: RunConfig) -> None:
         counts = Counter(self.splits.train.labels)
         listed = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:MAX_LISTED_LABELS])
         self.context.note(f"labels: {listed}{', ...' if len(self.labels) > MAX_LISTED_LABELS else ''}")
@@ -70,7 +70,7 @@ class TextClassificationTask(EncoderTask):
             )
         return truncate_texts(sentences, max_tokens)
 
-    def make_labels(self, texts: TextCorpus) -> TextLabeler:
+    def build_labeler(self, texts: TextCorpus) -> TextLabeler:
         ids = {label: i for i, label in enumerate(self.labels)}
         return TextLabeler(np.array([ids[label] for label in texts.labels], np.int64))
 
@@ -111,7 +111,7 @@ class TextClassificationTask(EncoderTask):
         total, num_targets = self.compute_loss(model, batches)
         predictions = self.predict_labels(model, texts, batches)
         accuracy = compute_accuracy(predictions, texts)
-        metrics, interval = score_accuracy(accuracy, len(predictions))
+        metrics, interval = add_confidence_interval(accuracy, len(predictions))
         return base.FinalScores(
             name=texts.name,
             split=split,
@@ -127,7 +127,7 @@ class TextClassificationTask(EncoderTask):
         return base.ModelDescription(
             title="A text classifier",
             shell_example=f"attent classify {folder} < texts.txt",
-            python_example=base.python_example("Predictor", out, 'classify(["..."])[0].label'),
+            python_example=base.build_python_example("Predictor", out, 'classify(["..."])[0].label'),
             next_step=f'try it: attent classify {folder} "a text"',
             loss_unit="text",
             note=f"Labels: {format_labels(self.labels)}.",
@@ -171,13 +171,13 @@ def select_samples(predictions: Sequence[str], texts: TextCorpus, max_samples: i
     )
 
 
-def score_accuracy(accuracy: float, count: int) -> tuple[dict[str, float], str]:
+def add_confidence_interval(accuracy: float, count: int) -> tuple[dict[str, float], str]:
     """Return the metrics of an accuracy in percent with its 95% confidence interval, and the interval as text."""
-    low, high = (100 * bound for bound in wilson_interval(accuracy / 100, count))
+    low, high = (100 * bound for bound in compute_wilson_interval(accuracy / 100, count))
     return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}, f"{low:.2f} to {high:.2f}"
 
 
-def wilson_interval(proportion: float, count: int, z: float = 1.96) -> tuple[float, float]:
+def compute_wilson_interval(proportion: float, count: int, z: float = 1.96) -> tuple[float, float]:
     """Wilson's confidence interval of a proportion; 95% by default."""
     if not count:
         return 0.0, 1.0

@@ -136,7 +136,7 @@ class TextTask(base.Task):
     text_layout: ClassVar[TextLayout] = "lines"
     has_labels: ClassVar[bool] = False
     needs_mask: ClassVar[bool] = False
-    defaults: ClassVar[TaskDefaults]
+    size_defaults: ClassVar[TaskDefaults]
     unit = "text"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     used_settings = frozenset({"data.tokenizer", "data.max_tokens", "data.layout"})
@@ -148,18 +148,18 @@ class TextTask(base.Task):
         self.context, self.max_tokens, self.data_key = context, run.data.max_tokens, ""
         self._eval_batches: dict[int, base.BatchLoader] = {}
         self.splits = load_splits(run, context, self.text_layout, with_labels=self.has_labels)
-        self.check_splits(run)
+        self.on_splits_loaded(run)
         self.tokenizer = tokenizer or self.train_tokenizer(run)
-        self.check_tokenizer(run)
+        self.on_tokenizer_ready(run)
         self.encoded_texts = self.prepare_texts(self.splits.train)
         num_examples = len(self.splits.train.texts)
         self.data_size = DataSize(num_examples=num_examples, num_tokens=len(self.encoded_texts.ids))
 
-    def check_splits(self, run: RunConfig) -> None:
-        """Raise if the texts do not fit the task."""
+    def on_splits_loaded(self, run: RunConfig) -> None:
+        """Hook: check the texts, and derive from them what the task needs."""
 
-    def check_tokenizer(self, run: RunConfig) -> None:
-        """Raise if the tokenizer lacks what the task needs."""
+    def on_tokenizer_ready(self, run: RunConfig) -> None:
+        """Hook: check the tokenizer, and derive from it what the task needs."""
 
     def train_tokenizer(self, run: RunConfig) -> Tokenizer:
         self.context.note("training the tokenizer ...")
@@ -219,11 +219,11 @@ class TextTask(base.Task):
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, ModelConfig, str]:
         on_cpu, tokens = self.context.device.type == "cpu", self.data_size.num_tokens
-        sizes = CPU_SIZE_BY_TOKENS if on_cpu else self.defaults.size_by_tokens
+        sizes = CPU_SIZE_BY_TOKENS if on_cpu else self.size_defaults.size_by_tokens
         size = look_up(sizes, tokens) if run.size is None else run.size
         reason = "as requested" if run.size else f"for {tokens:,} tokens" + " on a CPU" * on_cpu
         stack = requested.get("model", {}).get(run_config.get_stack_names(run_config.get_run_class(requested))[0], {})
-        dropout = look_up(self.defaults.dropout_by_tokens, tokens)
+        dropout = look_up(self.size_defaults.dropout_by_tokens, tokens)
         preset = with_dropout(self.build_config(size), stack.get("dropout", dropout))
         if "dropout" not in stack:
             reason += f"; dropout {dropout:g}" + (", since little text is easily overfitted" if dropout > 0.1 else "")
@@ -258,7 +258,7 @@ class TextTask(base.Task):
         return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
     def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        train, defaults, device = run.train, self.defaults, self.context.device
+        train, defaults, device = run.train, self.size_defaults, self.context.device
         key = look_up(SIZE_BY_WIDTH, get_stack(config).width) if size is None else size
         default_batch = autoconfig.CPU_BATCH_TOKENS if device.type == "cpu" else defaults.batch_tokens_by_size[key]
         batch = train.batch_tokens or default_batch

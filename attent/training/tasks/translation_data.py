@@ -29,7 +29,7 @@ from attent.training.tasks import base
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 REPORT_SECONDS = 5.0  # between two progress notes
-MAX_LOSS = 0.01  # of the lines, for one reason, without a warning
+MAX_DROPPED_SHARE = 0.01  # of the lines, for one reason, without a warning
 FILTER_OFF_VALUES = {
     "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
 }  # fmt: skip
@@ -102,7 +102,7 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
         open_corpora(names, languages, config.read_options) if names else list(_find_siblings(train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
-    tests = [corpus for corpus in tests if _is_scorable(corpus, bool(config.test), context)]
+    tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
     held_out = not valid and config.hold_out != 0
     if held_out:
         train, valid = _split_validation(train, config.hold_out, seed, context)
@@ -121,12 +121,12 @@ def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
                 yield replace(corpus, name=name, weight=1.0, parallel_files=(part,), sibling_files=(), ignored_files=())
 
 
-def _is_scorable(corpus: Corpus, requested: bool, context: base.RunContext) -> bool:
-    """Read a test set to its end, to report a problem now and not after hours of training."""
+def _accept_test_set(corpus: Corpus, requested: bool, context: base.RunContext) -> bool:
+    """Read a test set to its end, to report a problem now and not after hours of training; return whether to use it."""
     try:
         num_pairs, bad_lines = _count_pairs([corpus], need_source=True)
         if num_pairs:
-            _warn_losses(f"the test set {corpus.name}", num_pairs, bad_lines, context)
+            _warn_dropped(f"the test set {corpus.name}", num_pairs, bad_lines, context)
             return True
         reasons = f": {bad_lines.describe()}" if bad_lines.counts else ""
         problem = f"{', '.join(corpus.file_names)}: this test set contains no sentence pairs{reasons}"
@@ -150,19 +150,19 @@ def _count_pairs(corpora: Sequence[Corpus], *, need_source: bool = False) -> tup
     return num_pairs, bad_lines
 
 
-def _warn_losses(name: str, num_pairs: int, losses: ReasonTally[str], context: base.RunContext) -> None:
+def _warn_dropped(name: str, num_pairs: int, dropped: ReasonTally[str], context: base.RunContext) -> None:
     """Warn of every reason for which more than a hundredth of the lines is not used."""
-    num_lost = losses.counts.total()
-    if reasons := losses.describe(min_count=math.floor(MAX_LOSS * (num_pairs + num_lost)) + 1):
-        share = format_precise_percent(num_lost / (num_pairs + num_lost))
+    num_dropped = dropped.counts.total()
+    if reasons := dropped.describe(min_count=math.floor(MAX_DROPPED_SHARE * (num_pairs + num_dropped)) + 1):
+        share = format_precise_percent(num_dropped / (num_pairs + num_dropped))
         context.warn(
-            f"{name}: {num_lost:,} of {num_pairs + num_lost:,} lines ({share}) are not used: {reasons}; "
-            f"{_advise(losses)}"
+            f"{name}: {num_dropped:,} of {num_pairs + num_dropped:,} lines ({share}) are not used: {reasons}; "
+            f"{_advise(dropped)}"
         )
 
 
-def _advise(losses: ReasonTally[str]) -> str:
-    is_encoding = streams.NOT_UTF8 in losses.counts
+def _advise(dropped: ReasonTally[str]) -> str:
+    is_encoding = streams.NOT_UTF8 in dropped.counts
     return "save the file as UTF-8" if is_encoding else "`attent data` shows more"
 
 
@@ -196,7 +196,7 @@ def prepare_tokens(
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
     _check_tags(splits, tokenizer)
     encoding = EncodingConfig(tokenizer=tokenizer, filters=config.filters, language_tags=splits.use_tags)
-    store = prepare_store(splits.train, encoding, context.data_dir, progress=_report_progress(context))
+    store = prepare_store(splits.train, encoding, context.data_dir, progress=_make_progress_reporter(context))
     if not len(store):
         raise _no_pairs_error(store)
     _report_store(store, context)
@@ -204,11 +204,11 @@ def prepare_tokens(
     if splits.valid:
         valid_encoding = replace(encoding, filters=replace(FilterConfig.disabled(), empty=True))
         valid_store = prepare_store(splits.valid, valid_encoding, context.data_dir)
-        names, losses = ", ".join(corpus.name for corpus in splits.valid), _merge_dropped(valid_store)
+        names, dropped = ", ".join(corpus.name for corpus in splits.valid), _merge_dropped(valid_store)
         if not len(valid_store):
-            reasons = f": {losses.describe()}" if losses.counts else ""
+            reasons = f": {dropped.describe()}" if dropped.counts else ""
             raise TrainError(f"{names}: there is no pair to validate on{reasons}")
-        _warn_losses(f"the validation set {names}", len(valid_store), losses, context)
+        _warn_dropped(f"the validation set {names}", len(valid_store), dropped, context)
     return PreparedData(
         splits=splits,
         tokenizer=tokenizer,
@@ -228,7 +228,7 @@ def _check_tags(splits: CorpusSplits, tokenizer: Tokenizer) -> None:
             raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
 
 
-def _report_progress(context: base.RunContext) -> Callable[[int], None]:
+def _make_progress_reporter(context: base.RunContext) -> Callable[[int], None]:
     last = time.monotonic()
 
     def progress(num_pairs: int) -> None:
@@ -241,22 +241,22 @@ def _report_progress(context: base.RunContext) -> Callable[[int], None]:
 
 
 def _merge_dropped(store: TokenStore) -> ReasonTally[str]:
-    losses = ReasonTally[str]()
+    dropped = ReasonTally[str]()
     for part in store.meta.parts:
-        losses.counts.update(part.dropped)
+        dropped.counts.update(part.dropped)
         for reason, locations in part.examples.items():
-            losses.examples.setdefault(reason, []).extend(locations)
-    return losses
+            dropped.examples.setdefault(reason, []).extend(locations)
+    return dropped
 
 
 def _report_store(store: TokenStore, context: base.RunContext) -> None:
     """Report what is used and dropped; a filter that drops half of a corpus may be wrong for it."""
-    losses = _merge_dropped(store)
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in losses.counts.most_common(4))
-    dropped = f"; dropped: {counts} (`attent data` shows which)" if counts else ""
-    context.note(f"data: {len(store):,} pairs for training{dropped}")
-    _warn_losses("the training data", len(store), losses, context)
-    reason, count = next(iter(losses.counts.most_common(1)), ("", 0))
+    dropped = _merge_dropped(store)
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped.counts.most_common(4))
+    dropped_text = f"; dropped: {counts} (`attent data` shows which)" if counts else ""
+    context.note(f"data: {len(store):,} pairs for training{dropped_text}")
+    _warn_dropped("the training data", len(store), dropped, context)
+    reason, count = next(iter(dropped.counts.most_common(1)), ("", 0))
     if reason in FILTER_OFF_VALUES and count > len(store):
         context.warn(
             f"most pairs were dropped by one filter, {count:,} by `{reason}`; if they are correct, turn it "
@@ -294,10 +294,11 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)
 
 
-def build_valid_batches(store: TokenStore, min_length: int) -> PairLoader:
-    """Batches of every pair once, whatever its length."""
-    length = max(int(store.source.lengths.max()), int(store.target.lengths.max()), min_length)
-    config = BatchConfig(batch_tokens=max(base.VALID_BATCH_TOKENS, length), max_tokens=length, layout="bucketed")
+def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:
+    """Batches of every pair once: `max_tokens` is raised to the length of the longest."""
+    max_tokens = max(int(store.source.lengths.max()), int(store.target.lengths.max()), max_tokens)
+    batch_tokens = max(base.VALID_BATCH_TOKENS, max_tokens)
+    config = BatchConfig(batch_tokens=batch_tokens, max_tokens=max_tokens, layout="bucketed")
     return PairLoader(store, config, seed=0)
 
 

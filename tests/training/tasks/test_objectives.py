@@ -32,7 +32,7 @@ from attent.training.objective import (
 )
 from attent.training.tasks.base import BatchLoader, ObjectiveFactory
 from attent.training.tasks.masked_lm import MaskedLMTask, build_masker
-from attent.training.tasks.text_classification import TextClassificationTask, wilson_interval
+from attent.training.tasks.text_classification import TextClassificationTask, compute_wilson_interval
 from tests.training.toys import RECIPE, are_equal
 
 VOCABULARY, LABELS = 40, ("0", "1", "2")
@@ -187,9 +187,9 @@ def test_batched_predictions_are_those_of_single_texts() -> None:
 
 
 def test_wilson_interval() -> None:
-    assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
-    assert wilson_interval(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-4)
-    assert wilson_interval(0.0, 0) == (0.0, 1.0)
+    assert compute_wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    assert compute_wilson_interval(0.8, 10) == pytest.approx((0.49016, 0.94331), abs=1e-4)
+    assert compute_wilson_interval(0.0, 0) == (0.0, 1.0)
 
 
 def test_special_tokens_are_no_replacements() -> None:
