@@ -47,7 +47,7 @@ from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training import loop, rng
 from attent.training.autoconfig import DataSize, fill_train_config, fit_to_tokenizer
 from attent.training.config import Precision, TrainConfig
-from attent.training.curves import CurveLine, value_range
+from attent.training.curves import CurveLine, compute_value_range
 from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
 from attent.training.objective import Seq2SeqObjective
@@ -370,7 +370,7 @@ def draw_losses(axes: Any, curves: CurvesByVariant) -> None:
         mean = [statistics.fmean(step) for step in zip(*smoothed[name], strict=True)]
         label = f"{name}, last {SMOOTHING_WINDOW} steps: {summary}"
         axes.plot(range(1, len(mean) + 1), mean, color=COLORS[name], linewidth=LINE_WIDTHS[name], label=label)
-    low, high = value_range(lines, max(len(line.points) for line in lines))
+    low, high = compute_value_range(lines, max(len(line.points) for line in lines))
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_ylabel(f"loss (nats per token, mean of {SMOOTHING_WINDOW})")
     axes.legend(frameon=False)

@@ -52,24 +52,27 @@ class Checkpoint:
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
     """Write `state/step-N`. Whatever happens meanwhile, older checkpoints load, and this one is complete or missing."""
-    root = Path(root)
-    with _wrap_errors(root), manifest.explain_save_errors(root, "checkpoint", lambda: bool(list_steps(root))):
-        target = checkpoint_path(root, checkpoint.step)
+    state_dir = Path(state_dir)
+    with (
+        _wrap_errors(state_dir),
+        manifest.explain_save_errors(state_dir, "checkpoint", lambda: bool(list_steps(state_dir))),
+    ):
+        target = checkpoint_path(state_dir, checkpoint.step)
         state = encode_json(checkpoint.state, STATE_FILE)
         groups = {group: _prepare_group(group, tensors) for group, tensors in checkpoint.tensors.items()}
-        make_folder(root)
-        _clean_up(root)
+        make_folder(state_dir)
+        _clean_up(state_dir)
         try:
-            staged = _write_staged(root / f"{SAVING_PREFIX}{_format_step(checkpoint.step)}", state, groups)
+            staged = _write_staged(state_dir / f"{SAVING_PREFIX}{_format_step(checkpoint.step)}", state, groups)
             if os.path.lexists(target):  # rename cannot replace a full folder: move it away, where it still counts
                 os.rename(target, target.with_name(target.name.replace(STEP_PREFIX, REPLACED_PREFIX)))
             os.rename(staged, target)
-            fsync_path(root)
+            fsync_path(state_dir)
         finally:
             with suppress(OSError):  # the next save or prune removes what is left
-                _clean_up(root)
+                _clean_up(state_dir)
     return target
 
 
@@ -104,27 +107,27 @@ def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Ten
     return staged
 
 
-def _clean_up(root: Path) -> None:
+def _clean_up(state_dir: Path) -> None:
     """Remove leftovers of interrupted saves and prunes; restore a checkpoint whose replacement was interrupted."""
-    for path in _list_with_prefix(root, SAVING_PREFIX):
+    for path in _list_with_prefix(state_dir, SAVING_PREFIX):
         _remove(path)
-    for path in _list_with_prefix(root, REPLACED_PREFIX):
+    for path in _list_with_prefix(state_dir, REPLACED_PREFIX):
         step = path.with_name(path.name.replace(REPLACED_PREFIX, STEP_PREFIX))
         os.rename(path, _discarded_name(path) if os.path.lexists(step) else step)
-    _remove_discarded(root)
+    _remove_discarded(state_dir)
 
 
-def _remove_discarded(root: Path) -> None:
+def _remove_discarded(state_dir: Path) -> None:
     """Remove discarded folders once their rename is synced: a partly removed one must never count again."""
-    discarded = _list_with_prefix(root, REMOVING_PREFIX)
+    discarded = _list_with_prefix(state_dir, REMOVING_PREFIX)
     if discarded:
-        fsync_path(root)
+        fsync_path(state_dir)
     for path in discarded:
         _remove(path)
 
 
-def _list_with_prefix(root: Path, prefix: str) -> list[Path]:
-    return sorted(path for path in root.iterdir() if path.name.startswith(prefix))
+def _list_with_prefix(state_dir: Path, prefix: str) -> list[Path]:
+    return sorted(path for path in state_dir.iterdir() if path.name.startswith(prefix))
 
 
 def _discarded_name(path: Path) -> Path:
@@ -141,23 +144,23 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def prune_checkpoints(root: Path, keep: Collection[int]) -> None:
+def prune_checkpoints(state_dir: Path, keep: Collection[int]) -> None:
     """Remove all checkpoints but those of the steps `keep` and the newest, and leftovers of interrupted saves.
 
     The newest is the last one with all files in full length. Each is renamed before its first file is removed.
     """
-    root = Path(root)
-    if not root.is_dir():
+    state_dir = Path(state_dir)
+    if not state_dir.is_dir():
         return
-    with _wrap_errors(root, "old checkpoints cannot be removed"):
-        _clean_up(root)
-        steps = list_steps(root)
-        newest_step = next((step for step in reversed(steps) if _has_all_files(_find_folder(root, step))), None)
+    with _wrap_errors(state_dir, "old checkpoints cannot be removed"):
+        _clean_up(state_dir)
+        steps = list_steps(state_dir)
+        newest_step = next((step for step in reversed(steps) if _has_all_files(_find_folder(state_dir, step))), None)
         for step in steps:
             if step not in keep and step != newest_step:
-                path = _find_folder(root, step)
+                path = _find_folder(state_dir, step)
                 os.rename(path, _discarded_name(path))
-        _remove_discarded(root)
+        _remove_discarded(state_dir)
 
 
 def _has_all_files(folder: Path) -> bool:
@@ -170,11 +173,11 @@ def _has_all_files(folder: Path) -> bool:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def list_steps(root: Path) -> list[int]:
+def list_steps(state_dir: Path) -> list[int]:
     """Return the steps with a checkpoint, ascending; `load_checkpoint` checks whether one is intact."""
-    root = Path(root)
-    with _wrap_errors(root):
-        names = [path.name for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    state_dir = Path(state_dir)
+    with _wrap_errors(state_dir):
+        names = [path.name for path in state_dir.iterdir() if path.is_dir()] if state_dir.is_dir() else []
     matches = (re.fullmatch(f"(?:{STEP_PREFIX}|{re.escape(REPLACED_PREFIX)})([0-9]{{8,15}})", name) for name in names)
     return sorted({int(match[1]) for match in matches if match and _format_step(int(match[1])) == match[1]})
 
@@ -199,13 +202,13 @@ def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Chec
     return Checkpoint(step=step, state=state, tensors=tensors)
 
 
-def load_newest(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def load_newest(state_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Load the newest intact checkpoint, None if there is none at all; `warn` is called for each newer, damaged one."""
-    root = Path(root)
+    state_dir = Path(state_dir)
     errors: list[CheckpointError] = []
-    for step in reversed(list_steps(root)):
+    for step in reversed(list_steps(state_dir)):
         try:
-            checkpoint = load_checkpoint(checkpoint_path(root, step))
+            checkpoint = load_checkpoint(checkpoint_path(state_dir, step))
         except CheckpointError as error:
             errors.append(error)
             continue
@@ -215,18 +218,18 @@ def load_newest(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     if not errors:
         return None
     raise CheckpointError(
-        f"{root}: holds {len(errors)} checkpoint(s), and every one is damaged; restore the folder from a backup, or "
-        f"remove it to start again. The newest: {errors[0]}"
+        f"{state_dir}: holds {len(errors)} checkpoint(s), and every one is damaged; restore the folder from a backup, "
+        f"or remove it to start again. The newest: {errors[0]}"
     )
 
 
-def checkpoint_path(root: Path, step: int) -> Path:
-    return root / f"{STEP_PREFIX}{_format_step(step)}"
+def checkpoint_path(state_dir: Path, step: int) -> Path:
+    return state_dir / f"{STEP_PREFIX}{_format_step(step)}"
 
 
-def _find_folder(root: Path, step: int) -> Path:
+def _find_folder(state_dir: Path, step: int) -> Path:
     """Return the folder of a checkpoint: .replaced-N if a save that was to replace it was interrupted."""
-    path, replaced = checkpoint_path(root, step), root / f"{REPLACED_PREFIX}{_format_step(step)}"
+    path, replaced = checkpoint_path(state_dir, step), state_dir / f"{REPLACED_PREFIX}{_format_step(step)}"
     return replaced if not os.path.lexists(path) and replaced.is_dir() else path
 
 

@@ -97,7 +97,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     for override in overrides:
         for expanded in _expand_override(override, run_class):
             settings.apply_override(run_class, requested, expanded)
-    validate_settings(requested, where)
+    build_run_config(requested, where)  # raises if they are invalid
     _reject_unused_settings(requested, in_file)
     return requested
 
@@ -119,7 +119,7 @@ def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any])
 
 
 def get_run_class(requested: UserSettings) -> type[RunConfig]:
-    """Return the class for the task; an invalid task is reported by `validate_settings`."""
+    """Return the class for the task; an invalid task is reported by `build_run_config`."""
     task = requested.get("task", "translate")
     return RUN_CLASSES[get_task_class(task if task in list(TASKS) else "translate").config_class]
 
@@ -130,7 +130,7 @@ def read_run(path: Path) -> RunConfig:
     return settings.from_dict(get_run_class(tables), tables, where=str(path))
 
 
-def validate_settings(requested: UserSettings, where: str) -> RunConfig:
+def build_run_config(requested: UserSettings, where: str) -> RunConfig:
     """Return the requested run, with the task's defaults; the model is validated with a placeholder vocabulary."""
     kind = get_run_class(requested)
     tables = {name: table for name, table in requested.items() if name != "model"}

@@ -56,16 +56,16 @@ class CurveWriter:
         self.path = Path(path)
         self._events = list(past_events)
         self._failed = False
-        self._drawn = -math.inf
+        self._last_drawn = -math.inf
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progress | Validated | Ended):
             self._events.append(event)
-        due = isinstance(event, Validated) and time.monotonic() - self._drawn >= DRAW_SECONDS
+        due = isinstance(event, Validated) and time.monotonic() - self._last_drawn >= DRAW_SECONDS
         if (due or isinstance(event, Ended)) and not self._failed:
             try:
                 draw_curves(self._events, self.path)
-                self._drawn = time.monotonic()
+                self._last_drawn = time.monotonic()
             except ImportError:
                 self._disable("drawing needs matplotlib: pip install 'attent[viz]'")
             except OSError as error:
@@ -93,14 +93,14 @@ def collect_curves(events: Sequence[Event]) -> CurveData:
     )
     return CurveData(
         losses=tuple(line for line in losses if line.points),
-        metrics=tuple(_metric_lines(validated)),
+        metrics=tuple(_build_metric_lines(validated)),
         learning_rate=_build_line("learning rate", ((e.step, e.lr) for e in progress)),
         best_step=best[-1] if best else None,
         last_step=max([0, *(e.step for e in progress), *(e.step for e in validated)]),
     )
 
 
-def _metric_lines(validated: Sequence[Validated]) -> Iterator[CurveLine]:
+def _build_metric_lines(validated: Sequence[Validated]) -> Iterator[CurveLine]:
     names = [name for name in METRICS if any(name in e.metrics for e in validated)]
     for name in names:
         title = f"{METRICS[name].title} {METRICS[name].unit}".strip()
@@ -125,7 +125,7 @@ def downsample(points: Sequence[Point], max_points: int = MAX_POINTS) -> list[Po
     return [points[0], *means, points[-1]]
 
 
-def value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[float, float]:
+def compute_value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[float, float]:
     """The lowest and the highest value, without the steep fall at the beginning."""
     points = [point for line in lines for point in line.points]
     values = [y for x, y in points if x >= SETTLED_FRACTION * last_step] or [y for _, y in points]
@@ -165,7 +165,7 @@ def _draw_panel(axes: object, title: str, lines: Sequence[CurveLine], curves: Cu
         xs, ys = zip(*downsample(line.points), strict=True)
         color = next(colors) if line.has_markers else TRAIN_COLOR
         axes.plot(xs, ys, label=line.name, color=color, marker="." if line.has_markers else None)
-    low, high = value_range(lines, curves.last_step)
+    low, high = compute_value_range(lines, curves.last_step)
     margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.05
     axes.set_ylim(low - margin, high + margin)
     if curves.best_step is not None and lines[0] is not curves.learning_rate:

@@ -115,11 +115,11 @@ def _parse_event(data: dict[str, Any]) -> Event | None:
         return None
     known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
     metrics = known.pop("metrics", {})
-    lost: dict[str, Any] = {name: math.nan for name in FLOAT_FIELDS[cls] if known.get(name, 0) is None}
+    replacements: dict[str, Any] = {name: math.nan for name in FLOAT_FIELDS[cls] if known.get(name, 0) is None}
     try:
-        event = settings.from_dict(cls, known | dict.fromkeys(lost, 0.0), "log")
+        event = settings.from_dict(cls, known | dict.fromkeys(replacements, 0.0), "log")
     except settings.SettingsError:
         return None
     if isinstance(event, Validated) and isinstance(metrics, dict):
-        lost["metrics"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-    return replace(event, **lost) if lost else event
+        replacements["metrics"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return replace(event, **replacements) if replacements else event

@@ -214,7 +214,7 @@ class TrainSession:
         # A resumed run keeps the value of a flag that is no longer given.
         self.requested = run_config.merge_with_previous(self.requested, previous, keep_omitted=not is_new)
         if is_new:
-            run = run_config.validate_settings(self.requested, "--set")
+            run = run_config.build_run_config(self.requested, "--set")
             if self.distributed.device.type == "cpu" and not (run.init_from or run.train.steps or run.train.minutes):
                 run = replace(run, train=replace(run.train, minutes=get_task_class(run.task).cpu_minutes))
             self.unresolved = run.train

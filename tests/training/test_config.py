@@ -19,10 +19,10 @@ from attent.training.config import (
     RunConfig,
     UserSettings,
     build_model_config,
+    build_run_config,
     diff_settings,
     read_run,
     read_user_settings,
-    validate_settings,
 )
 from attent.training.run_options import MINIMUMS, DataConfig, DecodeConfig, TrainConfig, TrainError
 
@@ -142,7 +142,7 @@ def test_a_resolved_run_round_trips_through_its_file(tmp_path: Path) -> None:
         "model.dropout=0.15", "data.filters.script=false", 'data.tokenizer.symbols=["%s"]', train__steps=9,
         train__freeze=("encoder", "*norm*"), data__train=("own.tmx:3", "b"), data__src="en,de", init_from="some/where",
     )  # fmt: skip
-    run = validate_settings(overrides, "--set")
+    run = build_run_config(overrides, "--set")
     model = build_model_config(overrides, presets.tiny(300))
     train = fill_train_config(
         run.train, "tiny", model, DataSize(num_examples=100, num_tokens=1000), torch.device("cpu")
@@ -162,7 +162,7 @@ def test_the_file_written_by_a_run_can_be_used_again(tmp_path: Path) -> None:
     )
     settings.write_toml(run, tmp_path / "run.toml")
     again = read_overrides(file=tmp_path / "run.toml")
-    assert validate_settings(again, "run.toml").train == replace(train, metric="chrf")
+    assert build_run_config(again, "run.toml").train == replace(train, metric="chrf")
     assert build_model_config(again, presets.tiny(300)) == model
 
 
@@ -190,7 +190,7 @@ def test_settings_that_a_task_ignores_are_refused(tmp_path: Path, task: str, set
 
 
 def read_like(task: str) -> RunConfig:
-    run = validate_settings({"task": task}, "--set")
+    run = build_run_config({"task": task}, "--set")
     return replace(run, data=replace(run.data, layout="packed"), train=replace(run.train, rdrop=0.0))
 
 
@@ -201,8 +201,8 @@ def test_the_patch_size_is_checked_once_the_image_size_is_known() -> None:
 
 
 def test_image_classification_does_not_stop_early() -> None:
-    assert validate_settings({"task": "images"}, "--set").train.patience == 0
-    assert validate_settings({"task": "mlm"}, "--set").train.patience is None
+    assert build_run_config({"task": "images"}, "--set").train.patience == 0
+    assert build_run_config({"task": "mlm"}, "--set").train.patience is None
 
 
 # ---- minutes or steps ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attent.training import curves
-from attent.training.curves import MAX_POINTS, CurveWriter, collect_curves, downsample, value_range
+from attent.training.curves import MAX_POINTS, CurveWriter, collect_curves, compute_value_range, downsample
 from attent.training.events import Ended, Event, Progress, Validated
 
 draw_curves = curves.draw_curves  # every test has it patched away
@@ -79,7 +79,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 def test_the_scale_leaves_out_the_steep_beginning() -> None:
     data = collect_curves([progress(1, math.exp(9.0)), progress(100, math.exp(2.0)), progress(200, math.exp(1.0))])
-    assert value_range(data.losses, data.last_step) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert compute_value_range(data.losses, data.last_step) == (pytest.approx(1.0), pytest.approx(2.0))
 
 
 def test_exact_matches_are_drawn_only_where_they_measure_the_task() -> None:
