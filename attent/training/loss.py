@@ -37,7 +37,8 @@ def linear_cross_entropy(
     states (N, E), weight (V, E), bias (V,), targets (N,); token_mask (N,) is False at padding. Label smoothing is that
     of `F.cross_entropy`: 1 - smoothing for the target, plus smoothing / V for every token of the vocabulary.
     """
-    return _uncompiled_loss(states[None], weight, bias, targets, token_mask, (smoothing, 0.0), chunk_size)
+    inputs = _LossInputs(states[None], weight, bias, targets, token_mask)
+    return _uncompiled_loss(inputs, (smoothing, 0.0), chunk_size)
 
 
 def rdrop_loss(
@@ -59,22 +60,21 @@ def rdrop_loss(
     This is half of the paper's loss, so that a pass has the same weight as without R-Drop; alpha is that of the paper
     (5 for translation). The plain cross-entropy is the mean of both passes.
     """
-    return _uncompiled_loss(
-        torch.stack([first, second]), weight, bias, targets, token_mask, (smoothing, alpha), chunk_size
-    )
+    inputs = _LossInputs(torch.stack([first, second]), weight, bias, targets, token_mask)
+    return _uncompiled_loss(inputs, (smoothing, alpha), chunk_size)
 
 
-def _compute_loss(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    token_mask: Tensor | None,
-    rates: tuple[float, float],
-    chunk_size: int | None,
-) -> tuple[Tensor, Tensor]:
-    """`states` is (P, N, E), with one or two passes P over the same tokens."""
-    _check_inputs(states, weight, targets, token_mask, rates, chunk_size)
+class _LossInputs(NamedTuple):
+    states: Tensor  # (P, N, E) with one or two passes P over the same tokens
+    weight: Tensor  # (V, E)
+    bias: Tensor | None  # (V,)
+    targets: Tensor  # (N,)
+    token_mask: Tensor | None  # (N,) False at padding
+
+
+def _compute_loss(inputs: _LossInputs, rates: tuple[float, float], chunk_size: int | None) -> tuple[Tensor, Tensor]:
+    _check_inputs(inputs, rates, chunk_size)
+    states, weight, bias, targets, token_mask = inputs
     if token_mask is not None and _can_drop_padding(states):
         states, targets, token_mask = states[:, token_mask], targets[token_mask], None
     kind = states.device.type
@@ -144,7 +144,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
         )
         work = _compute_with_kernel if options.use_kernel else _compute_with_torch
-        loss, plain = work(states, weight, bias, targets, token_mask, options, grads)
+        loss, plain = work(_LossInputs(states, weight, bias, targets, token_mask), options, grads)
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if like is None else like.dtype for like in inputs]
         ctx.mark_non_differentiable(plain)
@@ -168,18 +168,11 @@ class _Gradients(NamedTuple):
     bias: Tensor | None  # (V,)
 
 
-def _compute_with_kernel(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    token_mask: Tensor | None,
-    options: _LossOptions,
-    grads: _Gradients,
-) -> tuple[Tensor, Tensor]:
+def _compute_with_kernel(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
     """Matrix products with cuBLAS, softmax and gradients with our kernel."""
     from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
+    states, weight, bias, targets, token_mask = inputs
     vocab, dtype = len(weight), options.dtype
     weight = pad_rows(weight.to(dtype))
     bias = None if bias is None else pad_rows(bias.to(dtype))
@@ -200,16 +193,9 @@ def _compute_with_kernel(
     return sums[0], sums[1]
 
 
-def _compute_with_torch(
-    states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    token_mask: Tensor | None,
-    options: _LossOptions,
-    grads: _Gradients,
-) -> tuple[Tensor, Tensor]:
+def _compute_with_torch(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
     """On any device."""
+    states, weight, bias, targets, token_mask = inputs
     layer = _OutputLayer(weight.to(options.dtype), None if bias is None else bias.to(options.dtype), options)
     loss, plain = (torch.zeros((), dtype=options.accumulate_dtype, device=states.device) for _ in range(2))
     for start in range(0, len(targets), options.chunk_size):
@@ -351,14 +337,8 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(torch.mm(left, right, out_dtype=total.dtype) if left.is_cuda else left @ right)
 
 
-def _check_inputs(
-    states: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    token_mask: Tensor | None,
-    rates: tuple[float, float],
-    chunk_size: int | None,
-) -> None:
+def _check_inputs(inputs: _LossInputs, rates: tuple[float, float], chunk_size: int | None) -> None:
+    states, weight, _, targets, token_mask = inputs
     check_rate("smoothing", rates[0])
     if not 0 <= rates[1] < float("inf"):
         raise ValueError(f"`alpha` must be 0 or more, but is {rates[1]}")
