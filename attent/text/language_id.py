@@ -18,7 +18,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from attent.text.language_tags import normalize_tag
+from attent.text.language_tags import is_same_language, normalize_tag
+from attent.text.scripts import get_language_scripts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,6 +34,11 @@ MIN_MARGIN = 0.2  # nats per n-gram, from which on a line is in another language
 MIN_SHARE = 0.2  # of the lines; with fewer, there is no warning
 MAX_EXAMPLES = 3
 CLDR_MARGIN = 0.1  # names are not sentences: true translations are 0.07 to 0.6 on the right side
+COMMON_LANGUAGES = tuple("cs de en es fr it nl pl pt ru sv tr".split())  # compared with, besides those of the model
+COMMON_SCRIPTS = frozenset({"Latn", "Cyrl", "Grek"})  # elsewhere, Latin names and commands among the text mislead
+MIN_COMMON_CHARS = 400
+MIN_COMMON_SHARE = 0.8  # of the lines
+MIN_SURPRISE = 0.5  # nats per n-gram; text of another domain has 0.1 to 0.9, of another language 0.6 to 2.5
 CLDR_TABLES = ("languages", "territories", "scripts", "variants", "currency_names", "date_fields", "months", "days")
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -88,7 +94,11 @@ class LanguageIdentifier:
         return cls(sides["source"], sides["target"], {tag: table.astype("<f4") for _, _, tag, table in names})
 
     def find_mismatch(self, texts: Sequence[str], expected: Collection[str]) -> LanguageMismatch | None:
-        """Return the lines that are in another known language than the expected ones, if they are not few."""
+        """Return the lines that are in another language than the expected ones, if they are not few."""
+        known = self._find_known_language(texts, expected)
+        return self._find_common_language(texts, [*expected, *([known.language] if known else [])]) or known
+
+    def _find_known_language(self, texts: Sequence[str], expected: Collection[str]) -> LanguageMismatch | None:
         others = [tag for tag in self.log_probs if tag not in expected]
         own = [tag for tag in expected if tag in self.log_probs]
         if not others or not own:
@@ -108,6 +118,33 @@ class LanguageIdentifier:
         clearest = np.argsort(-margins, kind="stable")[: min(MAX_EXAMPLES, int(is_other.sum()))]
         examples = tuple(lines[i].strip() for i in clearest.tolist())
         return LanguageMismatch(languages.most_common(1)[0][0], int(is_other.sum()), len(lines), examples)
+
+    def _find_common_language(self, texts: Sequence[str], expected: Collection[str]) -> LanguageMismatch | None:
+        """Compare with languages that were not learned, by the names in CLDR; only long texts that are improbable."""
+        own = tuple(tag for tag in expected if tag in self.log_probs)
+        lines = [text for text in texts if sum(map(len, _WORD.findall(text))) >= MIN_CHARS]
+        if not own or sum(map(len, lines)) < MIN_COMMON_CHARS or self._measure_surprise(lines, own) < MIN_SURPRISE:
+            return None
+        others = tuple(
+            tag for tag in COMMON_LANGUAGES if not any(is_same_language(tag, known) for known in self.log_probs)
+        )
+        names = _load_cldr_identifier(own, others)
+        if names is None or not all(COMMON_SCRIPTS & (get_language_scripts(tag) or frozenset()) for tag in own):
+            return None
+        scores = names._score([" ".join(lines), *lines], [*own, *others])
+        best = int(scores[len(own) :, 0].argmax())
+        margin, *margins = (scores[len(own) + best] - scores[: len(own)].max(0)).tolist()
+        count = sum(value > 0 for value in margins)
+        if margin <= CLDR_MARGIN or count <= MIN_COMMON_SHARE * len(lines):
+            return None
+        clearest = sorted(range(len(lines)), key=lambda i: -margins[i])[:MAX_EXAMPLES]
+        return LanguageMismatch(others[best], count, len(lines), tuple(lines[i].strip() for i in clearest))
+
+    def _measure_surprise(self, texts: Sequence[str], tags: Sequence[str]) -> float:
+        """Return by how much the texts are less probable than what the languages were learned from, in nats."""
+        scores = self._score([" ".join(texts)], tags)[:, 0]
+        entropies = (float((np.exp(self.log_probs[tag]) * self.log_probs[tag]).sum()) for tag in tags)
+        return min(entropy - score for entropy, score in zip(entropies, scores.tolist(), strict=True))
 
     def _score(self, texts: Sequence[str], tags: Sequence[str]) -> Array:
         """Return (languages, texts): the mean log-probability of the n-grams of each text."""
@@ -156,7 +193,7 @@ def _hash_ngrams(texts: Sequence[str]) -> tuple[Array, Array]:
 
 def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str, target: str) -> tuple[bool, bool]:
     """Return which sides look like the language of the other side, by the names in CLDR; both: they are swapped."""
-    identifier = _load_cldr_identifier(source, target)
+    identifier = _load_cldr_identifier((source,), (target,))
     if identifier is None:
         return False, False
     margins = (
@@ -169,9 +206,13 @@ def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str
 
 
 @lru_cache(maxsize=8)
-def _load_cldr_identifier(source: str, target: str) -> LanguageIdentifier | None:
-    identifier = LanguageIdentifier.learn({source: _list_cldr_names(source)}, {target: _list_cldr_names(target)})
-    return identifier if len(identifier.log_probs) == 2 else None
+def _load_cldr_identifier(sources: tuple[str, ...], targets: tuple[str, ...]) -> LanguageIdentifier | None:
+    """Return the identifier of these languages; None if CLDR has too few names in one."""
+    names = {tag: _list_cldr_names(tag) for tag in (*sources, *targets)}
+    identifier = LanguageIdentifier.learn(
+        {tag: names[tag] for tag in sources}, {tag: names[tag] for tag in targets if tag not in sources}
+    )
+    return identifier if len(identifier.log_probs) == len(names) else None
 
 
 def _list_cldr_names(tag: str) -> list[str]:

@@ -12,6 +12,16 @@ EN, DE = (list(side) for side in lines())
 # Sentences of another domain than the learned ones.
 OTHER_EN = ["The committee will discuss the budget on Tuesday.", "My brother never answers his telephone at night."]
 OTHER_DE = ["Der Ausschuss wird am Dienstag den Haushalt beraten.", "Mein Bruder geht nachts nie an sein Telefon."]
+FRENCH = [
+    "La commission examinera le budget de l'année prochaine mardi après-midi.",
+    "Mon frère ne répond jamais au téléphone pendant la nuit.",
+    "Deux jeunes femmes se promènent avec leur chien dans le parc.",
+    "Le gouvernement a annoncé de nouvelles mesures pour les écoles.",
+    "Je ne sais pas encore si nous pourrons venir vous voir dimanche.",
+    "Les enfants jouent au bord de la rivière depuis ce matin.",
+    "Il faut toujours fermer la porte avant de quitter la maison.",
+    "Cette ville était autrefois la capitale d'un grand royaume.",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +38,23 @@ def test_text_in_the_other_language_is_found_with_examples(identifier: LanguageI
         assert set(mismatch.examples) <= set(texts)
         assert str(mismatch).startswith(f"10 of 10 lines look like {other} (such as “{mismatch.examples[0][:60]}")
     assert identifier.find_mismatch(OTHER_DE, ["en"]) is not None
+
+
+def test_a_language_that_was_not_learned_is_found_in_long_texts(identifier: LanguageIdentifier) -> None:
+    for expected in ("en", "de"):
+        mismatch = identifier.find_mismatch(["Voici :", *FRENCH], [expected])
+        assert mismatch is not None
+        assert (mismatch.language, mismatch.total) == ("fr", len(FRENCH))
+        assert mismatch.count >= len(FRENCH) - 1
+        assert len(set(mismatch.examples)) == 3
+        assert set(mismatch.examples) <= set(FRENCH)
+    english = LanguageIdentifier.learn({"en": EN}, {})
+    assert english.find_mismatch(FRENCH, ["en"]) is not None
+    for texts in (FRENCH[:3], [*FRENCH, *OTHER_EN], OTHER_EN * 5, EN[:20]):
+        assert english.find_mismatch(texts, ["en"]) is None
+    unnamed = LanguageIdentifier.learn({"qaa": EN}, {})  # not in CLDR
+    assert unnamed.find_mismatch(FRENCH, ["qaa"]) is None
+    assert LanguageIdentifier.learn({"fr": FRENCH * 4}, {}).find_mismatch(FRENCH, ["fr"]) is None
 
 
 @pytest.mark.parametrize("texts", [EN[:50], OTHER_EN, ["3.14 2019-01-01 17:30 100%"] * 50, [""], [], ["Berlin", "IBM"]])
@@ -73,7 +100,7 @@ def test_file_is_small_and_gives_the_same_result(identifier: LanguageIdentifier)
 def test_too_little_text_is_no_profile() -> None:
     identifier = LanguageIdentifier.learn({"en": EN}, {"iso": ["2019-01-01"] * 2_000, "de": DE[:5]})
     assert (identifier.sources, identifier.targets) == (("en",), ())
-    assert identifier.find_mismatch(DE, ["en"]) is None
+    assert identifier.find_mismatch(DE[:5], ["en"]) is None
 
 
 @pytest.mark.parametrize(
