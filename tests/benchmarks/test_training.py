@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from attent.data.token_store import TokenStore
 from attent.training import hardware, loop
-from benchmarks import loss_curve, train_gpu
+from benchmarks import loss_curve, time_to_bleu, train_gpu
 from tests.training.runs import write_corpus
 
 TINY = "--device cpu --size tiny --vocab 50 --tokens 96 --seconds 0.01 --rounds 2".split()
@@ -187,3 +188,35 @@ def test_plot_has_all_runs_means_and_difference(tmp_path: Path) -> None:
         plot = (tmp_path / "plot.svg").read_text(encoding="utf-8")
         assert plot.count('style="fill: none; stroke: #d55e00') == count + 2  # runs, mean and legend
         ET.fromstring(plot)
+
+
+LOG_WRITER = """
+import sys, time
+log = open(sys.argv[1], "a")
+for line in sys.argv[2:]:
+    log.write(line[:20])
+    log.flush()
+    time.sleep(0.05)
+    log.write(line[20:] + "\\n")
+    log.flush()
+"""
+
+
+def test_time_to_bleu_follows_the_log_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[dict[str, Any]] = [
+        {"event": "note", "step": 0, "text": "compiling"},
+        {"event": "progress", "step": 1, "loss": 9.0},
+        *({"event": "validated", "step": i, "loss": 2.5, "metrics": {"bleu": 10.0 * i, "chrf": 1.0}} for i in (2, 4)),
+        {"event": "validated", "step": 6, "loss": 2.4, "metrics": {}},
+    ]
+    log = tmp_path / "log.jsonl"
+    command = [sys.executable, "-c", LOG_WRITER, str(log), *map(json.dumps, events)]
+    times, exit_code = time_to_bleu.run_and_time(command, log, tmp_path / "cache")
+    assert exit_code == 0
+    assert [(validation.step, validation.bleu) for validation in times.validations] == [(2, 20.0), (4, 40.0)]
+    assert times.first_report is not None
+    assert 0 < times.first_report < times.validations[0].seconds < times.validations[1].seconds < times.total
+    time_to_bleu.print_summary(times, [30, 41])
+    printed = capsys.readouterr().out
+    assert "BLEU 30: " in printed
+    assert "step 4\nBLEU 41: not reached (best: 40.00)" in printed
