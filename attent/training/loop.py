@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
-from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
+from attent.training.state import Pauses, PendingReport, PendingSave, StepMetrics, TrainState
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
@@ -95,12 +96,24 @@ class Trainer:
         self.start_clocks()
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
+        self.pending_save: PendingSave | None = None
 
     # ---- main loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Ended:
         """Train from the current state until the last step, until patience runs out, or until a stop is requested."""
         self.begin()
+        try:
+            reason = self.train_until_stopped()
+            self.report_progress(force=True)
+            self.save_checkpoint()
+        finally:  # nothing writes to the folder after this call
+            self.finish_save()
+        ended = Ended(step=self.state.step, reason=reason, seconds=self.update_clock())
+        self.emit(ended)
+        return ended
+
+    def train_until_stopped(self) -> StopReason:
         try:
             self.run_scheduled_work()
             while not (reason := self.get_stop_reason()):
@@ -118,11 +131,7 @@ class Trainer:
         except StopRequested:
             reason = "stopped"
             self.emit(Note(text="stopping after a checkpoint (Ctrl-C again: stop at once)", step=self.state.step))
-        self.report_progress(force=True)
-        self.save_checkpoint()
-        ended = Ended(step=self.state.step, reason=reason, seconds=self.update_clock())
-        self.emit(ended)
-        return ended
+        return reason
 
     def train_step(self, batches: list[TrainBatch], next_position: LoaderPosition) -> None:
         """Forward, backward and optimizer step on `accumulate` batches."""
@@ -155,6 +164,7 @@ class Trainer:
     def run_scheduled_work(self) -> None:
         """Validate and save if this step is due; also called when a run resumes at such a step."""
         step, config = self.state.step, self.config
+        self.finish_save(wait=False)
         assert config.valid_every
         assert config.save_every
         is_scheduled = step % config.valid_every == 0 and step >= self.state.next_validation
@@ -502,6 +512,7 @@ class Trainer:
     def rollback(self) -> None:
         """Return to the last checkpoint with half of the learning rate."""
         rollbacks, step = self.state.rollbacks + 1, self.state.step
+        self.finish_save()
         saved = checkpoint.load_newest(self.state_dir, self.warn) if rollbacks <= MAX_ROLLBACKS else None
         if saved is None:
             raise TrainError(
@@ -645,28 +656,49 @@ class Trainer:
             write_model(self.out, model, self.tokenizer, self.extra_files)
 
     def save_checkpoint(self) -> None:
-        """Save a checkpoint, unless the newest one has this state, and remove old ones."""
+        """Save a checkpoint, unless the newest one has this state. A thread writes a copy while training continues."""
         start = time.monotonic()
         current = (self.state.step, self.state.last_validated_step)
         if current != self.last_saved:
+            self.finish_save()
             saved = self.build_checkpoint()
             if self.distributed.is_main:
-                path = checkpoint.save_checkpoint(self.state_dir, saved)
-                self.prune_checkpoints()
-                self.emit(Saved(step=self.state.step, folder=str(path), seconds=time.monotonic() - start))
+                self.pending_save = self.start_save(clone_tensors(saved))
         self.last_saved = current
-        self.pauses.add(time.monotonic() - start)
         if self.valid_batches is None:
             self.export_model()
-        self.distributed.barrier()  # so that every rank finds the checkpoint
+        if self.distributed.world_size > 1:
+            self.finish_save()
+            self.distributed.barrier()  # so that every rank finds the checkpoint
+        self.pauses.add(time.monotonic() - start)
 
-    def prune_checkpoints(self) -> None:
+    def start_save(self, saved: Checkpoint) -> PendingSave:
+        def save() -> tuple[Path, float]:
+            start = time.monotonic()
+            return checkpoint.save_checkpoint(self.state_dir, saved), time.monotonic() - start
+
+        executor = ThreadPoolExecutor(1, "checkpoint")
+        future = executor.submit(save)
+        executor.shutdown(wait=False)
+        return PendingSave(saved.step, future)
+
+    def finish_save(self, wait: bool = True) -> None:
+        """Report the checkpoint that was being written, and remove old ones; an error of the thread is raised here."""
+        pending = self.pending_save
+        if pending is None or not (wait or pending.future.done()):
+            return
+        self.pending_save = None
+        path, seconds = pending.future.result()
+        self.prune_checkpoints(pending.step)
+        self.emit(Saved(step=pending.step, folder=str(path), seconds=seconds))
+
+    def prune_checkpoints(self, newest_step: int) -> None:
         """Keep the last scheduled checkpoints and the newest one; those of interruptions go with the next save."""
         every = self.config.save_every
         assert every
         scheduled = [step for step in checkpoint.list_steps(self.state_dir) if step % every == 0]
         count = max(self.config.keep_last, self.config.average)
-        checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], self.state.step})
+        checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], newest_step})
 
     def build_checkpoint(self) -> Checkpoint:
         self.update_clock()
@@ -715,6 +747,21 @@ class Trainer:
         folder.check_tensors({name: p.shape for name, p in self.parameters.items()}, tensors, self.state_dir)
         for name, parameter in self.parameters.items():
             copy_into(parameter, tensors[name])
+
+
+def clone_tensors(saved: Checkpoint) -> Checkpoint:
+    """Copy the tensors, if memory allows it on their device, where the copy does not wait for the steps in flight."""
+
+    def copy_all(copy_tensor: Callable[[Tensor], Tensor]) -> Checkpoint:
+        groups = saved.tensors.items()
+        return replace(
+            saved, tensors={group: {name: copy_tensor(t) for name, t in tensors.items()} for group, tensors in groups}
+        )
+
+    try:
+        return copy_all(Tensor.clone)
+    except torch.OutOfMemoryError:
+        return copy_all(Tensor.cpu)
 
 
 @torch.no_grad()

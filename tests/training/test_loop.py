@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -317,6 +318,44 @@ def test_pruning_keeps_the_last_regular_checkpoints(tmp_path: Path) -> None:
     longer.trainer.load_checkpoint(newest)
     longer.trainer.run()
     assert checkpoint.list_steps(longer.trainer.state_dir) == [8, 10, 12, 13]
+
+
+def test_steps_continue_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the state of its own step."""
+    recipe = replace(RECIPE, steps=8, save_every=3)
+    plain = build_toy_run(tmp_path / "plain", recipe, validated=False)
+    plain.trainer.run()
+    slow, save, reached = build_toy_run(tmp_path / "slow", recipe, validated=False), checkpoint.save_checkpoint, Event()
+
+    def save_slowly(root: Path, saved: checkpoint.Checkpoint) -> Path:
+        assert reached.wait(60), "training waits for the checkpoint"
+        return save(root, saved)
+
+    def count_steps(_: PairBatch, loss: Tensor) -> Tensor:
+        if slow.trainer.state.step == 5:
+            assert not checkpoint.list_steps(slow.trainer.state_dir)
+            reached.set()
+        return loss
+
+    InterceptedObjective(slow, count_steps)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_slowly)
+    slow.trainer.run()
+    assert [event.step for event in slow.saves] == [3, 6, 8]
+    for step in (3, 6, 8):
+        ours, theirs = (
+            checkpoint.load_checkpoint(checkpoint.checkpoint_path(run.trainer.state_dir, step)) for run in (slow, plain)
+        )
+        assert ours.state | {"seconds": 0} == theirs.state | {"seconds": 0}
+        for group in theirs.tensors:
+            assert are_equal(ours.tensors[group], theirs.tensors[group])
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=8, save_every=3), validated=False)
+    toy_run.trainer.state_dir.write_text("in the way")
+    with pytest.raises(checkpoint.CheckpointError, match="could not be saved"):
+        toy_run.trainer.run()
+    assert 3 <= toy_run.trainer.state.step <= 6
 
 
 # ---- optimization ----------------------------------------------------------------------------------------------------
