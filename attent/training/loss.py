@@ -82,7 +82,7 @@ def _compute_loss(inputs: _LossInputs, rates: tuple[float, float], chunk_size: i
         dtype = torch.get_autocast_dtype(kind)
     else:
         dtype = torch.promote_types(states.dtype, weight.dtype)
-    by_kernel = kernels.can_use_kernels(weight) and not rates[1] and dtype != torch.float64
+    by_kernel = kernels.can_use_kernels(weight) and dtype != torch.float64
     options = _LossOptions(
         *rates, chunk_size or _choose_chunk_size(weight, states, by_kernel), dtype, torch.is_grad_enabled(), by_kernel
     )
@@ -170,7 +170,7 @@ class _Gradients(NamedTuple):
 
 def _compute_with_kernel(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
     """Matrix products with cuBLAS, softmax and gradients with our kernel."""
-    from attent.nn.kernels.cross_entropy import cross_entropy_inplace
+    from attent.nn.kernels.cross_entropy import cross_entropy_inplace, rdrop_inplace
 
     states, weight, bias, targets, token_mask = inputs
     vocab, dtype = len(weight), options.dtype
@@ -179,15 +179,21 @@ def _compute_with_kernel(inputs: _LossInputs, options: _LossOptions, grads: _Gra
     sums = torch.zeros(2, dtype=torch.float32, device=states.device)
     for start in range(0, len(targets), options.chunk_size):
         part = slice(start, start + options.chunk_size)
-        chunk, mask = states[0, part].to(dtype), None if token_mask is None else token_mask[part]
+        chunk, mask = states[:, part].to(dtype), None if token_mask is None else token_mask[part]
         if mask is not None:  # NaN in padding must not reach the weight's gradient
             chunk = chunk.masked_fill(~mask[:, None], 0)
         logits = F.linear(chunk, weight, bias)
-        sums += cross_entropy_inplace(logits, targets[part], mask, vocab, options.smoothing).sum(1)
+        if len(states) == 2:
+            losses = rdrop_inplace(logits, targets[part], mask, vocab, options.smoothing, options.alpha)
+        else:
+            losses = cross_entropy_inplace(logits[0], targets[part], mask, vocab, options.smoothing)
+        sums += losses.sum(1)
         if grads.states is not None:
-            torch.mm(logits, weight, out=grads.states[0, part])
+            for logits_grad, states_grad in zip(logits, grads.states, strict=True):
+                torch.mm(logits_grad, weight, out=states_grad[part])
+        logits = logits.flatten(0, 1)
         if grads.weight is not None:
-            _add_matmul(grads.weight, logits.T[:vocab], chunk)
+            _add_matmul(grads.weight, logits.T[:vocab], chunk.flatten(0, 1))
         if grads.bias is not None:
             grads.bias.add_(logits[:, :vocab].sum(0, dtype=torch.float32))
     return sums[0], sums[1]

@@ -97,6 +97,29 @@ def test_the_loss_and_its_gradient(words: int, more: int, smoothing: float, devi
     assert not logits[:, words:].any()
 
 
+@pytest.mark.parametrize(("words", "more"), [(50, 14), (5000, 40), (8192, 0)])
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_rdrop_and_its_gradient(words: int, more: int, alpha: float, device: torch.device) -> None:
+    from attent.nn.kernels.cross_entropy import rdrop_inplace
+
+    logits = 5 * torch.randn(2, 6, words + more, device=device)
+    targets = torch.randint(0, words, (6,), device=device)
+    real = torch.tensor([True, True, False, True, True, True], device=device)
+    logits[:, 2] = float("nan")
+    exact = logits[..., :words].double().nan_to_num().requires_grad_()
+    smoothed, plain = (
+        sum(F.cross_entropy(part, targets, reduction="none", label_smoothing=s) for part in exact) / 2
+        for s in (0.1, 0.0)
+    )
+    p, q = exact.log_softmax(-1)
+    loss = smoothed + alpha / 4 * ((p.exp() - q.exp()) * (p - q)).sum(-1)
+    (expected_gradient,) = torch.autograd.grad((loss * real).sum(), exact)
+    losses = rdrop_inplace(logits, targets, real, words, 0.1, alpha)
+    torch.testing.assert_close(losses.double(), torch.stack([loss * real, plain * real]).detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits[..., :words].double(), expected_gradient, rtol=1e-3, atol=1e-5)
+    assert not logits[..., words:].any()
+
+
 def test_filler_and_targets_may_lie_apart_in_memory(device: torch.device) -> None:
     from attent.nn.kernels.cross_entropy import cross_entropy_inplace
 
@@ -199,20 +222,24 @@ def test_a_packed_model_learns_the_same_through_kernels(device: torch.device, mo
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
 @pytest.mark.parametrize("chunk", [5, None])
+@pytest.mark.parametrize("alpha", [None, 0.0, 5.0])
 def test_the_whole_loss_is_the_same_through_the_kernel(
-    bias: bool, chunk: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    bias: bool, chunk: int | None, alpha: float | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attent.training.loss import VOCAB_ALIGNMENT, linear_cross_entropy
+    from attent.training.loss import VOCAB_ALIGNMENT, linear_cross_entropy, rdrop_loss
 
     states, weight, offset = (torch.randn(*n, device=device).requires_grad_() for n in ((23, 16), (50, 16), (50,)))
+    states.data[3] = 20 * states.data[3]  # probabilities that underflow
     assert len(weight) % VOCAB_ALIGNMENT
     targets, real = torch.randint(0, 50, (23,), device=device), torch.rand(23, device=device) < 0.8
     leaves = [states, weight, *([offset] if bias else [])]
+    rest = weight, offset if bias else None, targets, real, 0.1
 
     def compute() -> tuple[Tensor, ...]:
-        loss, plain = linear_cross_entropy(
-            states, weight, offset if bias else None, targets, real, 0.1, chunk_size=chunk
-        )
+        if alpha is None:
+            loss, plain = linear_cross_entropy(states, *rest, chunk_size=chunk)
+        else:
+            loss, plain = rdrop_loss(states, states.sin(), *rest, alpha, chunk_size=chunk)
         return loss, plain, *torch.autograd.grad(3 * loss, leaves)
 
     ours = compute()
