@@ -209,6 +209,12 @@ def test_importing_attent_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False).returncode == 0
 
 
+def test_importing_the_training_code_does_not_import_the_compiler() -> None:
+    """It takes seconds; a run imports it in a thread while its data are prepared."""
+    code = "import sys, attent.training.run, attent.training.tasks.translation as _; sys.exit('sympy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=False).returncode == 0
+
+
 def test_every_public_name_resolves() -> None:
     assert set(attent.__all__) <= set(dir(attent))
     for name in attent.__all__:

@@ -7,6 +7,7 @@ speed and not the gradient. Weights are replicated (DDP) or sharded (FSDP2). Onl
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,8 +16,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from attent.nn import Block
@@ -72,6 +71,8 @@ class DistributedContext:
             return module
         if not shard:
             return DistributedDataParallel(module, device_ids=[self.device] if self.device.type == "cuda" else None)
+        from torch.distributed.fsdp import fully_shard
+
         for submodule in module.modules():
             if isinstance(submodule, Block):
                 fully_shard(submodule)
@@ -81,22 +82,31 @@ class DistributedContext:
     @contextmanager
     def no_sync(self, module: nn.Module, is_last: bool) -> Iterator[None]:
         """Synchronize gradients on the last micro-batch only."""
-        if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(is_last)
+        if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
+            module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
         postpone = isinstance(module, DistributedDataParallel) and not is_last
         with module.no_sync() if postpone else nullcontext():  # type: ignore[operator]
             yield
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """True for a DTensor, whose module takes a second to import and is not needed without one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def to_full_tensor(tensor: Tensor) -> Tensor:
     """Gather a tensor that may be sharded. All ranks must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     """Move a tensor to the device of `like`, sharded as `like` is."""
     value = value.to(like.device)
-    if isinstance(like, DTensor) and value.shape == like.shape:  # a step counter is replicated
+    if is_sharded(like) and value.shape == like.shape:  # a step counter is replicated
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(like, DTensor)
         return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return value
 

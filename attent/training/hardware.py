@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -122,6 +125,23 @@ def persist_compile_cache() -> Path | None:
         return None
     os.environ[INDUCTOR_CACHE_ENV] = str(folder)
     return folder
+
+
+def preload_compiler(device: torch.device) -> threading.Thread:
+    """Import torch's compiler in a thread while the data are prepared; join it before training.
+
+    It takes seconds, and also every optimizer of torch imports it.
+    """
+    names = ["torch._dynamo", *(["torch._inductor.compile_fx"] if device.type == "cuda" else [])]
+
+    def load() -> None:
+        with suppress(ImportError):  # raised again where it is needed
+            for name in names:
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=load, name="preload-compiler", daemon=True)
+    thread.start()
+    return thread
 
 
 def _default_inductor_cache() -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from attent.nn import kernels
@@ -91,8 +92,9 @@ def _compute_loss(inputs: _LossInputs, rates: tuple[float, float], chunk_size: i
         return apply(states, weight, bias, targets, token_mask, options)
 
 
-# torch.compile cannot trace the custom gradient and the loop over chunks.
-_uncompiled_loss: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(_compute_loss)
+# torch.compile cannot trace the custom gradient and the loop over chunks. `torch.compiler.disable` would import the
+# compiler now, which takes seconds, and not at the first call.
+_uncompiled_loss: Callable[..., tuple[Tensor, Tensor]] = _disable_dynamo(_compute_loss)
 
 
 def _can_drop_padding(states: Tensor) -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from attent.training.distributed import distribute_like
+from attent.training.distributed import distribute_like, is_sharded, to_full_tensor
 from attent.training.run_options import TrainConfig, TrainError
 
 NamedParameters = Mapping[str, nn.Parameter]
@@ -98,7 +97,7 @@ def _build_optimizers(parameters: NamedParameters, config: TrainConfig, fused: b
             raise TrainError("`train.optimizer` muon needs a GPU (a step takes 300 times as long on a CPU); use adamw")
         matrices = select_block_matrices(parameters)
         rest = {name: parameter for name, parameter in parameters.items() if name not in matrices}
-        if any(isinstance(parameter, DTensor) for parameter in matrices.values()):  # sharded
+        if any(is_sharded(parameter) for parameter in matrices.values()):
             yield torch.optim.Muon(
                 list(matrices.values()), weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
             )
@@ -179,8 +178,7 @@ def select_block_matrices(parameters: NamedParameters) -> dict[str, nn.Parameter
 def compute_grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the global gradient norm as a tensor, without a host synchronization."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return to_full_tensor(torch.nn.utils.get_total_norm(grads))
 
 
 @torch.no_grad()
@@ -188,7 +186,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], grad_norm: Tensor, max_no
     """Scale the gradients to at most `max_norm`, in place."""
     factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if grads and not any(isinstance(grad, DTensor) for grad in grads):
+    if grads and not any(is_sharded(grad) for grad in grads):
         torch._foreach_mul_(grads, factor)
         return
     for grad in grads:

@@ -173,7 +173,9 @@ class TrainSession:
             self.early_events.append(event)
 
     def run(self) -> TrainResult:
+        compiler_import = hardware.preload_compiler(self.distributed.device)
         run, task, model = self.set_up()
+        compiler_import.join()
         trainer = self.build_trainer(run, task, model)
         if not checkpoint.list_steps(self.state_dir):
             try:
