@@ -91,7 +91,7 @@ class Trainer:
         self.pending_report: PendingReport | None = None
         self.step_graphs: StepGraphCache | None = None
         self.loss_factor = torch.zeros((), device=distributed.device)  # 1 / targets, read by captured steps
-        if self.compiled and distributed.device.type == "cuda":
+        if distributed.device.type == "cuda":
             self.enable_cuda_graphs(make_cuda_capture(distributed.device))
         self.start_clocks()
         self.compile_start: float | None = None
@@ -187,7 +187,7 @@ class Trainer:
 
         Real steps are made and undone: nothing is reported, and training starts as if they had not been.
         """
-        warm_up = EAGER_STEPS + 2 if self.compiled else 1
+        warm_up = EAGER_STEPS + 2 if self.has_slow_start else 1
         saved, emit = copy.deepcopy(self.build_checkpoint()), self.emit
         self.emit = lambda event: None
         try:
@@ -356,9 +356,14 @@ class Trainer:
         self.metrics.local_targets += batch.num_targets
         return True
 
+    @property
+    def has_slow_start(self) -> bool:
+        """True if the first steps compile kernels or capture graphs."""
+        return self.compiled or self.step_graphs is not None
+
     def restart_clocks_while_compiling(self) -> None:
         """Restart the clocks during the first steps, which compile and capture."""
-        if not self.compiled or self.state.step - self.start_step > EAGER_STEPS + 1:
+        if not self.has_slow_start or self.state.step - self.start_step > EAGER_STEPS + 1:
             return
         if self.compile_start is not None:
             seconds, self.compile_start = time.monotonic() - self.compile_start, None

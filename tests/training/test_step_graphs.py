@@ -30,7 +30,6 @@ from attent.training.step_graphs import (
     StepGraphCache,
     get_signature,
     list_tensors,
-    make_cuda_capture,
 )
 from tests.text.corpus import tokenizer
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, model
@@ -370,8 +369,8 @@ def on_device(out: Path, device: torch.device, recipe: TrainConfig, *, record: b
         told.append,
         make_objective=Seq2SeqObjective,
     )
-    if record:
-        made.enable_cuda_graphs(make_cuda_capture(device))
+    if not record:
+        made.step_graphs = None
     return ToyRun(made, told)
 
 
