@@ -137,9 +137,9 @@ $ attent score M --data t.tsv --alignment gold --sentences s.tsv
 $ attent score --data t.tsv --hypotheses out.txt --worst -1
 2 --worst must be 0 or more, but is -1
 $ attent score --data t.tsv --hypotheses out.txt -m blue
-2 Invalid value "blue" for -m. Choose from: "bleu", "bleu-lc-tok", "chrf", "chrf++", "ter", "exact". Did you mean "bleu"?
+2 Invalid value "blue" for -m. Choose from: "bleu", "bleu-lc-tok", "chrf", "chrf++", "ter", "rouge-1", "rouge-2", "rouge-l", "exact". Did you mean "bleu"?
 $ attent score --data t.tsv --hypotheses out.txt -m
-2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, exact
+2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, rouge-1, rouge-2, rouge-l, exact
 $ attent score --data t.tsv --hypotheses out.txt --ensemble x
 2 --ensemble is for translating, and --hypotheses translates nothing: leave it out
 $ attent score --data t.tsv --hypotheses out.txt --json --score-only
