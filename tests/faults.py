@@ -587,8 +587,8 @@ FAULTS = """
 
 # decoding: finished source collects hypotheses
 @ decoding/search.py::collect_finished: decoding/test_search.py -k patience
-- finished[1].masked_fill(beams.done[:, None], NEG_INF)
-+ finished[1]
+- selection.finished_log_probs.masked_fill(beams.done[:, None], NEG_INF)
++ selection.finished_log_probs
 
 # decoding: ties keep the later hypothesis
 @ decoding/search.py::HypothesisTensors.concat: decoding/test_search.py -k equally_good
@@ -606,7 +606,7 @@ FAULTS = """
 + stable_topk_indices(chunks.amax(-1), n)
 
 # decoding: truncated hypotheses ranked with finished ones
-@ decoding/search.py::collect_output: decoding/test_search.py
+@ decoding/search.py::select_n_best: decoding/test_search.py
 - both.select(ranks.argsort(dim=1, descending=True, stable=True)[:, : context.options.n_best])
 + both.select(stable_topk_indices(both.scores, context.options.n_best))
 

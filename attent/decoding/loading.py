@@ -29,7 +29,9 @@ def check_model_exists(folder: Path) -> None:
         )
 
 
-def choose_placement(device: str | torch.device | None, dtype: str | None) -> tuple[torch.device, torch.dtype | None]:
+def resolve_device_and_dtype(
+    device: str | torch.device | None, dtype: str | None
+) -> tuple[torch.device, torch.dtype | None]:
     """Return the named device, by default the fastest, and the named dtype."""
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")

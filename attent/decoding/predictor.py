@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length, pad_token_ids
-from attent.decoding.loading import choose_placement, load_tokenizer
+from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.decoding.span_infilling import SpanPrediction, search_spans
 from attent.decoding.translator import Translator
@@ -113,7 +113,7 @@ class Predictor:
     ) -> Predictor:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         path = Path(folder).expanduser()
-        placed, precision = choose_placement(device, dtype or "float32")
+        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)
         return cls(model, tokenizer, name=str(folder), batch_tokens=batch_tokens, notify=notify)

@@ -260,8 +260,9 @@ def mask_logits(logits: Tensor, beams: BeamState, context: SearchContext) -> tup
 class StepSelection:
     """The continuations chosen at a step: those that end and those that stay live."""
 
-    finished: tuple[Tensor, Tensor]  # (B, M) parent beams and log-probabilities; -inf: none
-    parents: Tensor  # (B, K)
+    finished_parents: Tensor  # (B, M)
+    finished_log_probs: Tensor  # (B, M); -inf: none
+    parents: Tensor  # (B, K) of those that stay live
     tokens: Tensor  # (B, K)
     log_probs: Tensor  # (B, K)
 
@@ -295,7 +296,7 @@ def split_finished(parents: Tensor, tokens: Tensor, log_probs: Tensor, K: int, e
         indices = stable_topk_indices(live, K)
     else:
         indices = torch.arange(live.shape[1], device=live.device).expand_as(live)
-    return StepSelection(finished, *(x.gather(1, indices) for x in (parents, tokens, live)))
+    return StepSelection(*finished, *(x.gather(1, indices) for x in (parents, tokens, live)))
 
 
 def select_diverse(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
@@ -310,9 +311,10 @@ def select_diverse(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
         tokens, ranks = expand_beams(penalized, log_norm[:, group], beams.log_probs[:, group], 2 * size)
         parents, tokens, ranks = rank_continuations(tokens, ranks, size)
         selection = split_finished(parents + first, tokens, ranks, size, context.end_id)
-        finished = selection.finished[0], selection.finished[1] + penalty[:, context.end_id, None]
+        finished_log_probs = selection.finished_log_probs + penalty[:, context.end_id, None]
         paid = penalty.gather(1, selection.tokens)
-        selections.append(StepSelection(finished, selection.parents, selection.tokens, selection.log_probs + paid))
+        live_columns = (selection.parents, selection.tokens, selection.log_probs + paid)
+        selections.append(StepSelection(selection.finished_parents, finished_log_probs, *live_columns))
         token_counts = token_counts.scatter_add(1, selection.tokens, torch.ones_like(paid))
     return map_tensors(lambda *parts: torch.cat(parts, 1), *selections)
 
@@ -335,10 +337,11 @@ def select_with_required(beams: BeamState, logits: Tensor, log_norm: Tensor, con
     tokens, log_probs = tokens.flatten(1), log_probs.flatten(1)
     is_end = tokens == context.end_id
     best = stable_topk_indices(log_probs.masked_fill(~satisfied, NEG_INF), K)
-    finished = best // n, log_probs.gather(1, best).masked_fill(~(is_end & satisfied).gather(1, best), NEG_INF)
+    finished_log_probs = log_probs.gather(1, best).masked_fill(~(is_end & satisfied).gather(1, best), NEG_INF)
     live = log_probs.masked_fill(is_end, NEG_INF)
     indices = allocate_beams(live, banks, K)
-    return StepSelection(finished, indices // n, tokens.gather(1, indices), live.gather(1, indices))
+    live_columns = (indices // n, tokens.gather(1, indices), live.gather(1, indices))
+    return StepSelection(best // n, finished_log_probs, *live_columns)
 
 
 def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
@@ -349,8 +352,8 @@ def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
     tokens = sample_tokens(logits, context.options.sampling, beams.rng_keys[:, None] * K + beam, beams.lengths)
     log_probs = beams.log_probs + (logits.gather(2, tokens[:, :, None]) - log_norm)[:, :, 0].float()
     is_end = tokens == context.end_id
-    finished = beam, log_probs.masked_fill(~is_end, NEG_INF)
-    return StepSelection(finished, beam, tokens, log_probs.masked_fill(is_end, NEG_INF))
+    finished_log_probs = log_probs.masked_fill(~is_end, NEG_INF)
+    return StepSelection(beam, finished_log_probs, beam, tokens, log_probs.masked_fill(is_end, NEG_INF))
 
 
 # --- the next state ------------------------------------------------------------------------------------------------
@@ -359,13 +362,13 @@ def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: 
 def append_selection(beams: BeamState, selection: StepSelection, context: SearchContext) -> BeamState:
     """Return the beams with the selected tokens; rows that are done do not change."""
     active = ~beams.done[:, None]
-    finished = beams.finished.merge(collect_finished(beams, selection.finished, context), context)
+    finished = beams.finished.merge(collect_finished(beams, selection, context), context)
     tokens = gather_beams(beams.tokens, selection.parents) if context.can_reorder_beams else beams.tokens
     position = beams.lengths[:, None, None].clamp(max=tokens.shape[2] - 1).expand(-1, tokens.shape[1], 1)
     new_tokens = selection.tokens.masked_fill(selection.log_probs == NEG_INF, context.end_id)[:, :, None]
     log_probs = update_active(active, selection.log_probs, beams.log_probs)
     lengths = beams.lengths + active[:, 0]
-    counts = beams.finished_counts + ((selection.finished[1] > NEG_INF) & active).sum(1)
+    counts = beams.finished_counts + ((selection.finished_log_probs > NEG_INF) & active).sum(1)
     return BeamState(
         tokens=update_active(active, tokens.scatter(2, position, new_tokens), beams.tokens),
         log_probs=log_probs,
@@ -387,9 +390,10 @@ def advance_constraints(beams: BeamState, selection: StepSelection, context: Sea
     return states
 
 
-def collect_finished(beams: BeamState, finished: tuple[Tensor, Tensor], context: SearchContext) -> HypothesisTensors:
+def collect_finished(beams: BeamState, selection: StepSelection, context: SearchContext) -> HypothesisTensors:
     """Return the hypotheses that end at this step; the end token is already there as padding."""
-    parents, log_probs = finished[0], finished[1].masked_fill(beams.done[:, None], NEG_INF)
+    parents = selection.finished_parents
+    log_probs = selection.finished_log_probs.masked_fill(beams.done[:, None], NEG_INF)
     lengths = (beams.lengths[:, None] + 1).expand_as(parents)
     scores = log_probs / context.compute_score_divisor(lengths)
     return HypothesisTensors(gather_beams(beams.tokens, parents), log_probs, scores, lengths)
@@ -459,7 +463,7 @@ def stable_topk_indices(values: Tensor, n: int) -> Tensor:
 # --- whole batches of ids ------------------------------------------------------------------------------------------
 
 
-def collect_output(beams: BeamState, context: SearchContext) -> HypothesisTensors:
+def select_n_best(beams: BeamState, context: SearchContext) -> HypothesisTensors:
     """Return the best finished hypotheses, then those truncated at the maximum length, unless the options rank both
     equally."""
     is_truncated = (beams.lengths >= beams.max_lengths)[:, None]
@@ -498,9 +502,9 @@ def beam_search(
     state = model.init_decoder_state(source, lengths, capacity=max_length, beams=context.num_beams)
     for step in range(max_length):
         beams = search_step(model, state, beams, context)
-        if can_poll_device(step, source.device) and bool(beams.done.all()):
+        if is_poll_step(step, source.device) and bool(beams.done.all()):
             break
-    return collect_output(beams, context)
+    return select_n_best(beams, context)
 
 
 @torch.no_grad()
@@ -529,7 +533,7 @@ def greedy_search(
         token = logits.argmax(-1).masked_fill(finished, end_id)
         finished = finished | (token == end_id)
         tokens.append(token)
-        if can_poll_device(step, source.device) and bool(finished.all()):
+        if is_poll_step(step, source.device) and bool(finished.all()):
             break
     return F.pad(torch.cat(tokens, 1), (0, max_length - len(tokens)), value=end_id)
 
@@ -554,8 +558,8 @@ def list_suppressed_tokens(start_id: int, end_id: int, suppressed_tokens: Sequen
     return tuple(sorted(tokens))
 
 
-def can_poll_device(step: int, device: torch.device) -> bool:
-    """True if the host may read from the device after this step."""
+def is_poll_step(step: int, device: torch.device) -> bool:
+    """True if the host reads from the device after this step."""
     if torch.compiler.is_compiling():
         return False
     return device.type == "cpu" or step % POLL_INTERVAL == POLL_INTERVAL - 1

@@ -39,10 +39,10 @@ from attent.decoding.glossary import Glossary
 from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
-    choose_placement,
     compute_max_rows,
     load_tokenizer,
     read_data_settings,
+    resolve_device_and_dtype,
 )
 from attent.decoding.options import (
     NO_CONSTRAINTS,
@@ -167,7 +167,7 @@ class Translator:
         models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [load_tokenizer(path) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
-        placed, precision = choose_placement(device, dtype)
+        placed, precision = resolve_device_and_dtype(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
         model = model.to(device=placed, dtype=precision or DTYPES[choose_dtype(placed, engine)]).eval()
         return cls(

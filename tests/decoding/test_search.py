@@ -187,7 +187,7 @@ def test_stopping_early_changes_nothing(alpha: float, kind: Any, n_best: int, mo
     toy = ToyModel(6, 1.0)
     stopped = run_search(toy, rows, 20, search)
     steps = len(toy.step_rows)
-    monkeypatch.setattr(searching, "can_poll_device", lambda t, device: t % 8 == 7)
+    monkeypatch.setattr(searching, "is_poll_step", lambda t, device: t % 8 == 7)
     assert run_search(toy, rows, 20, search) == stopped
     monkeypatch.setattr(searching, "find_done_sources", never_done_sources)
     assert run_search(toy, rows, 20, search) == stopped

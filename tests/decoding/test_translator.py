@@ -25,7 +25,7 @@ from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import EncodedPair
 from attent.decoding.glossary import Glossary
-from attent.decoding.loading import choose_placement, compute_max_rows
+from attent.decoding.loading import compute_max_rows, resolve_device_and_dtype
 from attent.decoding.options import (
     NO_CONSTRAINTS,
     InputError,
@@ -682,7 +682,7 @@ def test_the_smallest_batch_is_one_token(model: Seq2Seq) -> None:
 def test_an_unknown_dtype_is_rejected() -> None:
     for name in ("float64", "int8", ""):
         with pytest.raises(InputError, match="`dtype` must be one of float32, bfloat16, float16, but is"):
-            choose_placement("cpu", name)
+            resolve_device_and_dtype("cpu", name)
 
 
 def test_rows_of_a_batch_fit_into_memory() -> None:

@@ -28,11 +28,11 @@ from attent.decoding.search import (
     SearchContext,
     State,
     StepModel,
-    can_poll_device,
-    collect_output,
+    is_poll_step,
     list_suppressed_tokens,
     make_suppressed_tensor,
     search_step,
+    select_n_best,
 )
 from attent.nn import Cache
 
@@ -153,7 +153,7 @@ class TorchEngine(Generic[State]):
             while session.row_requests:
                 self.check_cancelled()
                 session.step()
-                if can_poll_device(session.num_steps - 1, self.device) or max(session.row_steps) == session.capacity:
+                if is_poll_step(session.num_steps - 1, self.device) or max(session.row_steps) == session.capacity:
                     yield from session.collect_and_refill()
 
     def pad_sources(self, requests: Sequence[SearchRequest]) -> tuple[Tensor, Tensor]:
@@ -230,7 +230,7 @@ class SearchSession(Generic[State]):
 
     def _collect_hypotheses(self, finished_rows: list[int]) -> Results:
         beams = self.beams.select_rows(torch.tensor(finished_rows, device=self.engine.device))
-        best = collect_output(beams, self.context)
+        best = select_n_best(beams, self.context)
         columns = (x.tolist() for x in (best.tokens, best.scores, best.log_probs, best.lengths))
         for row, *n_best in zip(finished_rows, *columns, strict=True):
             index = self.row_requests[row]

@@ -35,7 +35,7 @@ from attent.decoding.generation.loop import (
     StepOptions,
     compute_cache_columns,
 )
-from attent.decoding.loading import choose_placement, compute_max_rows, load_tokenizer
+from attent.decoding.loading import compute_max_rows, load_tokenizer, resolve_device_and_dtype
 from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
@@ -122,7 +122,7 @@ class Generator:
     ) -> Generator:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
         path = Path(folder).expanduser()
-        placed, precision = choose_placement(device, dtype)
+        placed, precision = resolve_device_and_dtype(device, dtype)
         model = load_as(path, CausalLM, dtype=precision, device=placed)
         return cls(model, load_tokenizer(path), batch_size=batch_size, notify=notify)
 
@@ -165,13 +165,13 @@ class Generator:
         encoded = EncodedPrompt(token_ids=row, max_new_tokens=limit, rng_key=key)
         detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
         with eval_mode(self.model):
-            batch = self._start_loop([encoded], self._build_step_options(options))
-            while batch.unfinished and not detokenizer.is_stopped:
-                batch.run_steps()
-                for _, tokens in batch.pop_new_tokens():
-                    pieces = (detokenizer.add_token(token) for token in tokens if token not in batch.end_ids)
+            loop = self._start_loop([encoded], self._build_step_options(options))
+            while loop.unfinished and not detokenizer.is_stopped:
+                loop.run_steps()
+                for _, tokens in loop.pop_new_tokens():
+                    pieces = (detokenizer.add_token(token) for token in tokens if token not in loop.end_ids)
                     yield from filter(None, pieces)
-                batch.pop_finished()
+                loop.pop_finished()
         if rest := detokenizer.flush():
             yield rest
 
@@ -278,20 +278,20 @@ class Generator:
         self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, should_stop: StopCheck | None
     ) -> Iterator[tuple[int, FinishedSequence, IncrementalDetokenizer | None]]:
         """Yield (index, sequence, its detokenizer); texts are decoded on the way only to find stop strings."""
-        batch = self._start_loop(prompts, self._build_step_options(options))
+        loop = self._start_loop(prompts, self._build_step_options(options))
         stop = options.stop
         detokenizers = [IncrementalDetokenizer(self.vocabulary, p.token_ids, stop) for p in prompts] if stop else []
-        while batch.unfinished:
+        while loop.unfinished:
             if should_stop is not None and should_stop():
                 raise SearchCancelled
-            batch.run_steps()
-            for index, tokens in batch.pop_new_tokens() if detokenizers else ():
+            loop.run_steps()
+            for index, tokens in loop.pop_new_tokens() if detokenizers else ():
                 for token in tokens:
-                    if token not in batch.end_ids:
+                    if token not in loop.end_ids:
                         detokenizers[index].add_token(token)
                 if detokenizers[index].is_stopped:
-                    batch.stop_prompt(index)
-            for index, finished in batch.pop_finished():
+                    loop.stop_prompt(index)
+            for index, finished in loop.pop_finished():
                 yield index, finished, detokenizers[index] if detokenizers else None
 
     def _build_generation(

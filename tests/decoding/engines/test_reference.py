@@ -114,7 +114,7 @@ def test_rare_polling_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) ->
     expected = run_search(make_engine(toy, 6), requests, SearchOptions())
     for every in (3, 8, 1000):
         monkeypatch.setattr(
-            "attent.decoding.engines.reference.can_poll_device", lambda t, device, every=every: t % every == every - 1
+            "attent.decoding.engines.reference.is_poll_step", lambda t, device, every=every: t % every == every - 1
         )
         assert run_search(make_engine(toy, 6), requests, SearchOptions()) == expected
 

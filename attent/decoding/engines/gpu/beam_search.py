@@ -26,7 +26,7 @@ from attent.decoding.constraints.no_repeat import MAX_LOOP_PERIOD, MIN_LOOP_REPE
 from attent.decoding.engines.gpu import kernels
 from attent.decoding.engines.gpu.inference_model import GpuLayerCache, InferenceDecoder, InferenceModel
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, exclusive_cumsum
-from attent.decoding.search import BeamState, HypothesisTensors, SearchContext, collect_output
+from attent.decoding.search import BeamState, HypothesisTensors, SearchContext, select_n_best
 from attent.models import Seq2Seq
 from attent.nn.kernels.cuda_graphs import capture_graph
 
@@ -320,7 +320,7 @@ class GpuBeamSearch:
 def collect_hypotheses(
     buffers: SearchBuffers, sources: Tensor, max_target_length: int, context: SearchContext
 ) -> HypothesisBatch:
-    best = collect_output(buffers.to_beam_state(len(sources)), context)
+    best = select_n_best(buffers.to_beam_state(len(sources)), context)
     nodes = best.tokens[:, :, 0].to(torch.int32)
     tokens = kernels.backtrack_tokens(nodes, sources, buffers.tree_tokens, buffers.tree_parents, max_target_length)
     columns = (nodes // context.num_beams, best.lengths, best.log_probs, best.scores)
