@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -177,21 +177,8 @@ def append_tokens(
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-class GenerationState(Protocol):
-    """The sequences of a batch with their KV cache."""
-
-    @property
-    def sequences(self) -> SequenceBatch: ...
-
-    def advance(self, cached_columns: int) -> None:
-        """Run one step; `cached_columns` is the longest row of the cache before it."""
-
-    def keep_rows(self, rows: Sequence[int]) -> bool:
-        """Drop all other rows; return False if that is not supported."""
-
-
 class DynamicState:
-    """State for one batch, as large as needed."""
+    """The sequences of one batch with their KV cache, as large as needed."""
 
     def __init__(self, model: CausalLM, prompts: Sequence[EncodedPrompt], context: GenerationContext) -> None:
         self.model, self.context = model, context
@@ -201,10 +188,12 @@ class DynamicState:
         self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens, context)
 
     def advance(self, cached_columns: int) -> None:
+        """Run one step; `cached_columns` is the longest row of the cache before it."""
         self.cache.used_columns = cached_columns
         self.sequences = advance_sequences(self.model, self.cache, self.sequences, self.context)
 
     def keep_rows(self, rows: Sequence[int]) -> bool:
+        """Drop all other rows; return False if that is not supported."""
         remaining_rows = torch.tensor(rows, device=self.sequences.input_tokens.device)
         self.sequences = self.sequences.select_rows(remaining_rows)
         self.cache.reorder(remaining_rows)
@@ -261,6 +250,9 @@ class StaticState:
         assert self.cache.row_columns is not None
         self.cache_lengths.copy_(self.cache.row_columns)
         self.cache.row_columns = self.cache_lengths
+
+
+GenerationState = DynamicState | StaticState
 
 
 def can_capture_graphs(device: torch.device) -> bool:

@@ -98,17 +98,18 @@ class SearchBuffers:
         self.input_tokens = ints(sizes.rows, K)
         self.counters = ints(4)
         self.settings = ints(2)
-        self.score_divisors = floats(sizes.max_target_length + 2)
+        self.score_divisors = floats(sizes.max_target_length + 2)  # by length
         self.sources = ints(sizes.sources, kernels.SOURCE_FIELDS)
-        self.forbid_loops = ints(sizes.sources)
+        self.forbid_loops = ints(sizes.sources)  # nonzero: forbidden
         self.loop_limits = kernels.LoopLimits(MAX_LOOP_PERIOD, MIN_LOOP_REPEATS, MIN_LOOP_TOKENS)
-        self.lengths = ints(sizes.sources)
+        self.lengths = ints(sizes.sources)  # tokens generated
         self.finished_counts = ints(sizes.sources)
-        self.log_probs = floats(sizes.sources, K)
-        self.finished_scores = floats(sizes.sources, N)
+        self.log_probs = floats(sizes.sources, K)  # of the beams
+        self.finished_scores = floats(sizes.sources, N)  # of the best finished hypotheses, best first
         self.finished_log_probs = floats(sizes.sources, N)
+        # Tree node of the last token: length (without the end) * K + beam.
         self.finished_nodes = ints(sizes.sources, N)
-        self.tree_tokens = ints(sizes.tree_positions, K)
+        self.tree_tokens = ints(sizes.tree_positions, K)  # of all sources
         self.tree_parents = torch.zeros(sizes.tree_positions, K, dtype=torch.int8, device=device)
         self.ancestors = torch.zeros(2, columns if K > 1 else 1, dtype=torch.int8, device=device)
         self.layer_caches = [

@@ -10,12 +10,15 @@ for each beam. The tree of a source stores the token of each beam at each positi
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from attent.decoding.engines.gpu.beam_search import SearchBuffers
 
 ROW_FIELDS = 8  # int32 fields per row
 ROW_SOURCE = tl.constexpr(0)  # -1: inactive
@@ -121,7 +124,7 @@ def choose_num_warps(width: int) -> int:
 
 
 def topk_log_probs(
-    logits: Tensor, rows: Tensor, settings: Tensor, num_beams: int, end: int, history: TokenHistory | None = None
+    logits: Tensor, rows: Tensor, settings: Tensor, num_beams: int, end: int, history: SearchBuffers | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return ids and log-probabilities (R * K, C) of the best tokens of each beam, C = 2K, or 1 for one beam.
 
@@ -172,15 +175,6 @@ class LoopLimits(NamedTuple):
         return max(self.min_repeats, -(-self.min_tokens // unit)) * unit - 1
 
 
-class TokenHistory(Protocol):
-    """The tokens generated so far, and where loops are forbidden."""
-
-    loop_limits: LoopLimits
-    forbid_loops: Tensor  # (S,) nonzero: forbidden
-    tree_tokens: Tensor  # (nodes, K) of all sources
-    ancestors: Tensor
-
-
 def count_candidates(num_beams: int) -> int:
     return 1 if num_beams == 1 else 2 * num_beams
 
@@ -188,26 +182,8 @@ def count_candidates(num_beams: int) -> int:
 # --- beams -----------------------------------------------------------------------------------------------------------
 
 
-class SearchTensors(Protocol):
-    """The state of a search: `beam_search.SearchBuffers`."""
-
-    sources: Tensor  # (S, 4)
-    counters: Tensor
-    settings: Tensor
-    score_divisors: Tensor  # by length
-    ancestors: Tensor
-    log_probs: Tensor  # (S, K) of the beams
-    lengths: Tensor  # (S,) tokens generated
-    finished_counts: Tensor  # (S,)
-    finished_scores: Tensor  # (S, N) of the best finished hypotheses, best first
-    finished_log_probs: Tensor  # (S, N)
-    finished_nodes: Tensor  # (S, N) tree node of the last token: length (without the end) * K + beam
-    tree_tokens: Tensor  # (nodes, K) of all sources
-    tree_parents: Tensor  # (nodes, K)
-
-
 def advance_rows(
-    state: SearchTensors, rows: Tensor, input_tokens: Tensor, ids: Tensor, log_probs: Tensor, start: int, end: int
+    state: SearchBuffers, rows: Tensor, input_tokens: Tensor, ids: Tensor, log_probs: Tensor, start: int, end: int
 ) -> None:
     """Select among the candidates of each beam (R * K, C) and update the state of every row in place."""
     K, C, N = input_tokens.shape[1], ids.shape[1], state.finished_scores.shape[1]
