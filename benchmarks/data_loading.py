@@ -79,7 +79,7 @@ class TrainStep:
 
 def compare(batches: PairLoader, step: TrainStep, steps: int) -> None:
     pin = step.device.type == "cuda"
-    device_batches = [batches.get_batch(0, i).to(step.device) for i in range(min(64, batches.num_steps(0)))]
+    device_batches = [batches.get_batch(0, i).to(step.device) for i in range(min(64, batches.num_batches(0)))]
     sources: dict[str, Iterator[PairBatch]] = {
         "on the device already": cycle(device_batches),
         "loader, one thread": (b.to(step.device, True) for _, b in batches.iter_batches(workers=1, pin_memory=pin)),

@@ -90,7 +90,7 @@ def iterate_batches(store: object, layout: str, count: int, start: float) -> Non
     from attent.data.loader import PairLoader
 
     batches = PairLoader(store, BatchConfig(batch_tokens=25_000, layout=layout))  # type: ignore[arg-type]
-    steps = batches.num_steps(0)
+    steps = batches.num_batches(0)
     planned = time.perf_counter() - start
     tokens = 0
     for step in range(steps // 2, min(steps, steps // 2 + count)):

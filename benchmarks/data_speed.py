@@ -159,7 +159,7 @@ def report_speed(name: str, epoch: Callable[[], Iterator[tuple[int, int]]]) -> N
 def iterate_attent_epoch(store: TokenStore, config: BatchConfig) -> Iterator[tuple[int, int]]:
     """Plan an epoch and yield the tokens and slots of each batch."""
     loader = PairLoader(store, config)
-    for step in range(loader.num_steps(0)):
+    for step in range(loader.num_batches(0)):
         batch = loader.get_batch(0, step)
         sides = (batch.source, batch.target)
         yield sum(side.num_tokens for side in sides), sum(side.ids.numel() for side in sides)

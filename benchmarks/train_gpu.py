@@ -334,11 +334,11 @@ class TimedTraining:
 
     # The protocol of `BatchLoader`.
 
-    def num_steps(self, epoch: int) -> int:
-        return self.batches.num_steps(epoch)
+    def num_batches(self, epoch: int) -> int:
+        return self.batches.num_batches(epoch)
 
-    def get_batch(self, epoch: int, step: int) -> PairBatch:
-        return self.batches.get_batch(epoch, step)
+    def get_batch(self, epoch: int, batch_index: int) -> PairBatch:
+        return self.batches.get_batch(epoch, batch_index)
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
         return self.batches.describe_too_long(epoch)

@@ -447,7 +447,7 @@ FAULTS = """
 + target_used + capacity.target + 1, "right"
 
 # data: last batch of an epoch is lost
-@ data/loader.py::PairLoader.num_steps: data/test_loader.py
+@ data/loader.py::PairLoader.num_batches: data/test_loader.py
 - return len(self.get_epoch(epoch).plan)
 + return len(self.get_epoch(epoch).plan) - 1
 

@@ -169,7 +169,7 @@ class LoaderPosition(NamedTuple):
     """The whole state of a loader."""
 
     epoch: int
-    step: int  # in the epoch
+    batch_index: int  # in the epoch
 
 
 START_POSITION = LoaderPosition(0, 0)
@@ -183,13 +183,13 @@ BatchT = TypeVar("BatchT", bound=Pinnable)
 
 
 class PrefetchLoader(Generic[BatchT]):
-    """Base of all loaders; subclasses define `num_steps` and `get_batch`, which several threads may call at once."""
+    """Base of all loaders; subclasses define `num_batches` and `get_batch`, which several threads may call at once."""
 
-    def num_steps(self, epoch: int) -> int:
-        """Return the steps of an epoch."""
+    def num_batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
         raise NotImplementedError
 
-    def get_batch(self, epoch: int, step: int) -> BatchT:
+    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
         raise NotImplementedError
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
@@ -232,19 +232,19 @@ class PrefetchLoader(Generic[BatchT]):
 
     def _iter_positions(self, start: LoaderPosition) -> Iterator[LoaderPosition]:
         """Yield every position from `start` on. The next epoch is planned in the background meanwhile."""
-        epoch, first_step = start
+        epoch, first = start
         with ThreadPoolExecutor(1) as planner:
             while True:
-                steps = self.num_steps(epoch)
-                if not steps:
+                num_batches = self.num_batches(epoch)
+                if not num_batches:
                     raise CorpusError(f"epoch {epoch} has no batches: filters and length limit leave no examples")
-                if not 0 <= first_step < steps:
-                    raise IndexError(f"epoch {epoch} has {steps} steps, so it cannot start at step {first_step}")
-                next_epoch = planner.submit(self.num_steps, epoch + 1)
-                for step in range(first_step, steps):
-                    yield LoaderPosition(epoch, step)
+                if not 0 <= first < num_batches:
+                    raise IndexError(f"epoch {epoch} has {num_batches} batches, so it cannot start at batch {first}")
+                next_epoch = planner.submit(self.num_batches, epoch + 1)
+                for batch_index in range(first, num_batches):
+                    yield LoaderPosition(epoch, batch_index)
                 next_epoch.result()
-                epoch, first_step = epoch + 1, 0
+                epoch, first = epoch + 1, 0
 
 
 class EpochCache(Generic[T]):
@@ -322,7 +322,7 @@ class PairLoader(PrefetchLoader[PairBatch]):
         key = (settings.to_dict(self.config), self.shape, self.weights, self.seed, epoch)
         return EpochData(store, batch_plan.load_or_build_plan(store.folder / "plans", key, build))
 
-    def num_steps(self, epoch: int) -> int:
+    def num_batches(self, epoch: int) -> int:
         return len(self.get_epoch(epoch).plan)
 
     def release_workers(self) -> None:
@@ -342,11 +342,11 @@ class PairLoader(PrefetchLoader[PairBatch]):
             f"keep more"
         )
 
-    def get_batch(self, epoch: int, step: int) -> PairBatch:
-        if not 0 <= step < self.num_steps(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_steps(epoch)} steps, so there is no step {step}")
+    def get_batch(self, epoch: int, batch_index: int) -> PairBatch:
+        if not 0 <= batch_index < self.num_batches(epoch):
+            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
         data, shape, capacity = self.get_epoch(epoch), self.shape, self.shape.row_capacity
-        pairs, rows = data.plan.get_batch(step)
+        pairs, rows = data.plan.get_batch(batch_index)
 
         def build_side(sequences: TokenSequences, width: int, pad_id: int, max_length: int) -> TokenBatch:
             batch_shape = (shape.rows, width) if shape.rows else (len(pairs), None)

@@ -130,11 +130,11 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         starts = first + index_in_group(counts) * self.window_size - offset
         return np.maximum(starts, first), np.minimum(starts + self.window_size, last)
 
-    def num_steps(self, epoch: int) -> int:
+    def num_batches(self, epoch: int) -> int:
         return -(-len(self.epoch_windows(epoch)[0]) // self.batch_rows)
 
-    def get_batch(self, epoch: int, step: int) -> LabeledBatch:
-        selection = slice(step * self.batch_rows, (step + 1) * self.batch_rows)
+    def get_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
+        selection = slice(batch_index * self.batch_rows, (batch_index + 1) * self.batch_rows)
         starts, stops = (edges[selection] for edges in self.epoch_windows(epoch))
         if not self.fixed:  # fill up with empty rows, so that all batches have one shape
             starts, stops = (np.pad(edges, (0, self.batch_rows - len(edges))) for edges in (starts, stops))
@@ -201,18 +201,18 @@ class TextLoader(PrefetchLoader[LabeledBatch]):
         lengths = self.texts.lengths
         return build_batch_plan(lengths, lengths, order, self.config, (self.seed, epoch), self.shape)
 
-    def num_steps(self, epoch: int) -> int:
+    def num_batches(self, epoch: int) -> int:
         return len(self.plans(epoch))
 
-    def get_batch(self, epoch: int, step: int) -> LabeledBatch:
-        indices, rows = self.plans(epoch).get_batch(step)
+    def get_batch(self, epoch: int, batch_index: int) -> LabeledBatch:
+        indices, rows = self.plans(epoch).get_batch(batch_index)
         is_packed, capacity = self.shape.rows > 0, self.shape.row_capacity
         shape = (self.shape.rows, capacity.source) if is_packed else (max(1, len(indices)), None)
         layout = RowLayout.from_sequences(
             self.texts, indices, rows, shape, pad_id=self.pad, max_length=self.shape.max_source_length
         )
         inputs = layout.to_batch(capacity.max_sentences if is_packed else None)
-        return self.labeler(layout, inputs, indices, (self.seed, 0 if self.fixed else epoch, step, MASK_STREAM))
+        return self.labeler(layout, inputs, indices, (self.seed, 0 if self.fixed else epoch, batch_index, MASK_STREAM))
 
 
 @dataclass(frozen=True)

@@ -279,8 +279,8 @@ def estimate_training(
     finally:
         torch.set_num_threads(threads)
     batches = trainer.train_batches
-    num_steps = batches.num_steps(0)
-    speed = sum(batches.get_batch(0, step).num_tokens for step in range(num_steps)) / num_steps / step_seconds
+    num_batches = batches.num_batches(0)
+    speed = sum(batches.get_batch(0, i).num_tokens for i in range(num_batches)) / num_batches / step_seconds
     total = num_tokens * recipe.epochs / speed
     return TrainingEstimate(
         size=recipe.size,

@@ -231,7 +231,7 @@ class Trainer:
             for (epoch, index), batch in loaded:
                 batches.append(batch)
                 if len(batches) == self.config.accumulate:
-                    is_last = index + 1 >= loader.num_steps(epoch)
+                    is_last = index + 1 >= loader.num_batches(epoch)
                     yield batches, LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, index + 1)
                     batches = []
 
@@ -381,7 +381,7 @@ class Trainer:
         return Started(
             step=self.state.step,
             steps=self.config.steps,
-            steps_per_epoch=self.train_batches.num_steps(self.state.epoch) / self.config.accumulate,
+            steps_per_epoch=self.train_batches.num_batches(self.state.epoch) / self.config.accumulate,
             parameters=sum(parameter.numel() for parameter in self.parameters.values()),
             trainable_parameters=sum(parameter.numel() for parameter in self.trainable_parameters.values()),
             device=f"{device}, {world_size} processes" if world_size > 1 else device,
@@ -401,7 +401,7 @@ class Trainer:
         return self.state.seconds
 
     def get_epoch(self) -> float:
-        return self.state.epoch + self.state.batch_index / max(1, self.train_batches.num_steps(self.state.epoch))
+        return self.state.epoch + self.state.batch_index / max(1, self.train_batches.num_batches(self.state.epoch))
 
     def report_progress(self, force: bool = False) -> None:
         """Emit a progress event if one is due. With graphs in flight, emit it when the sums arrive, without a wait."""
@@ -610,10 +610,10 @@ class Trainer:
         objective.eval()
         sums = torch.zeros(2, dtype=torch.float64)
         try:
-            for step in range(self.valid_batches.num_steps(0)):
+            for batch_index in range(self.valid_batches.num_batches(0)):
                 if self.should_stop():
                     raise StopRequested
-                batch = self.valid_batches.get_batch(0, step)
+                batch = self.valid_batches.get_batch(0, batch_index)
                 with self.autocast():
                     _, cross_entropy = objective(batch.to(self.distributed.device))
                 sums += torch.tensor([float(cross_entropy), float(batch.num_targets)], dtype=torch.float64)

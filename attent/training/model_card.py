@@ -139,7 +139,7 @@ def _format_setting(value: object) -> str:
 def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
     state, distributed = trainer.state, trainer.distributed
     assert run.train.precision
-    epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_steps(state.epoch))
+    epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_batches(state.epoch))
     yield "Steps", f"{state.step:,} ({epochs:.1f} epochs)"
     yield "Ended because", END_REASONS[ended.reason]
     yield "Time", formatting.format_duration(state.seconds)

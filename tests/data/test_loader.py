@@ -46,7 +46,7 @@ def draw_wmt_lengths(n: int, seed: int = 0) -> list[tuple[int, int]]:
 
 
 def list_epoch(batches: PairLoader, epoch: int = 0) -> list[PairBatch]:
-    return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
+    return [batches.get_batch(epoch, step) for step in range(batches.num_batches(epoch))]
 
 
 def list_sentences(text: TokenBatch) -> list[tuple[int, ...]]:
@@ -132,7 +132,7 @@ def test_get_batch_equals_iteration(
     lengths: list[tuple[int, int]], layout: Layout, epoch: int, data: st.DataObject
 ) -> None:
     batches = PairLoader(make_store(lengths), BatchConfig(layout=layout, batch_tokens=48, max_tokens=24), seed=3)
-    step = data.draw(st.integers(0, batches.num_steps(epoch) - 1))
+    step = data.draw(st.integers(0, batches.num_batches(epoch) - 1))
     iterated = next(batch for position, batch in batches.iter_batches(workers=0) if position == (epoch, step))
     loader = PairLoader(batches.store, batches.config, seed=3)
     assert is_equal(iterated, loader.get_batch(epoch, step))
@@ -142,7 +142,7 @@ def test_get_batch_equals_iteration(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_number_of_workers_does_not_change_batches(layout: Layout) -> None:
     batches = PairLoader(make_store(draw_wmt_lengths(300)), BatchConfig(layout=layout, batch_tokens=512), seed=1)
-    steps = 2 * batches.num_steps(0) + 3  # until the third epoch
+    steps = 2 * batches.num_batches(0) + 3  # until the third epoch
     sequential = list(islice(batches.iter_batches(workers=0), steps))
     parallel = list(islice(batches.iter_batches(workers=4), steps))
     assert [position for position, _ in sequential] == [position for position, _ in parallel]
@@ -372,13 +372,13 @@ def test_invalid_arguments_are_refused() -> None:
         BatchConfig(layout="paked")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`seed` must be 0 or more"):
         PairLoader(store, BatchConfig(), seed=-1)
-    with pytest.raises(IndexError, match="cannot start at step 5"):
+    with pytest.raises(IndexError, match="cannot start at batch 5"):
         next(PairLoader(store, BatchConfig()).iter_batches(LoaderPosition(0, 5)))
     with pytest.raises(ValueError, match="`weights` must be 1 numbers over 0"):
         PairLoader(store, BatchConfig(), weights=[float("inf")])
     with pytest.raises(ValueError, match="`weights` must be 1 numbers over 0"):
         PairLoader(store, BatchConfig(), weights=[1.0, 2.0])
-    with pytest.raises(IndexError, match="epoch 0 has 1 steps, so there is no step 1"):
+    with pytest.raises(IndexError, match="epoch 0 has 1 batches, so there is no batch 1"):
         PairLoader(store, BatchConfig()).get_batch(0, 1)
 
 

@@ -33,7 +33,7 @@ def make_texts(count: int, seed: int = 0) -> EncodedTexts:
 
 
 def list_epoch(batches: WindowLoader | TextLoader, epoch: int) -> list[LabeledBatch]:
-    return [batches.get_batch(epoch, step) for step in range(batches.num_steps(epoch))]
+    return [batches.get_batch(epoch, step) for step in range(batches.num_batches(epoch))]
 
 
 @pytest.mark.parametrize("lengths", [(1000,), (700, 300, 1), (20, 3, 50, 7, 1, 2, 9)], ids=["one", "long", "short"])
@@ -83,7 +83,7 @@ def test_short_documents_are_packed_into_windows() -> None:
 
 def test_iteration_does_not_depend_on_start_or_workers() -> None:
     windows = WindowLoader(make_documents(300), batch_tokens=64, window_size=16, pad=PAD, seed=1)
-    steps = windows.num_steps(0)
+    steps = windows.num_batches(0)
     for workers in (0, 2):
         walk = windows.iter_batches(LoaderPosition(0, steps - 1), workers=workers)
         for expected in (LoaderPosition(0, steps - 1), LoaderPosition(1, 0)):

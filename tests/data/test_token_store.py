@@ -198,7 +198,7 @@ def test_loader_stops_the_sampling_workers(tmp_path: Path, tokenizer: Tokenizer)
     loader = PairLoader(store, BatchConfig(batch_tokens=4096), store_for_epoch=ahead)
     loader.get_epoch(0)
     with closing(loader.iter_batches(workers=1)) as batches:  # type: ignore[type-var]
-        epochs = [next(batches)[0].epoch for _ in range(2 * loader.num_steps(0))]
+        epochs = [next(batches)[0].epoch for _ in range(2 * loader.num_batches(0))]
         assert set(epochs) == {0, 1}
         assert ahead._pool is not None
     assert ahead._pool is None

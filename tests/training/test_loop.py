@@ -291,7 +291,7 @@ def test_the_loss_of_a_validation_is_the_cross_entropy_of_every_token(tmp_path: 
     objective = Seq2SeqObjective(toy_run.trainer.model, smoothing=0.0).eval()
     assert toy_run.trainer.valid_batches is not None
     every = [
-        toy_run.trainer.valid_batches.get_batch(0, step) for step in range(toy_run.trainer.valid_batches.num_steps(0))
+        toy_run.trainer.valid_batches.get_batch(0, step) for step in range(toy_run.trainer.valid_batches.num_batches(0))
     ]
     assert sum(len(batch.example_ids) for batch in every) == 30
     entropy = sum(float(objective(batch)[1]) for batch in every) / sum(batch.target.num_tokens for batch in every)

@@ -82,19 +82,19 @@ class ImageLoader(PrefetchLoader[ImageBatch]):
         self.batch_size = max(1, min(batch_size, len(images)))
         self._orders: dict[int, Array] = {}
 
-    def num_steps(self, epoch: int) -> int:
+    def num_batches(self, epoch: int) -> int:
         count = len(self.images)
         return count // self.batch_size if self.config else -(-count // self.batch_size)
 
-    def get_batch(self, epoch: int, step: int) -> ImageBatch:
-        if not 0 <= step < self.num_steps(epoch):
-            raise IndexError(f"epoch {epoch} has {self.num_steps(epoch)} steps, so there is no step {step}")
-        ids = self._epoch_order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
+    def get_batch(self, epoch: int, batch_index: int) -> ImageBatch:
+        if not 0 <= batch_index < self.num_batches(epoch):
+            raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
+        ids = self._epoch_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
         pixels, labels = self.images.take(ids)
         batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
         if self.config is None:
             return batch
-        return augment(batch, self.config, np.random.default_rng((self.seed, epoch, step)))
+        return augment(batch, self.config, np.random.default_rng((self.seed, epoch, batch_index)))
 
     def _epoch_order(self, epoch: int) -> Array:
         if self.config is None:

@@ -184,7 +184,7 @@ class ImageClassificationTask(base.Task):
             f"{model.num_patches} patches of {model.patch_size} x {model.patch_size}; {size_reason}"
         )
         sizes = f"batches of {batches.batch_size:,} images"
-        yield from describe_schedule(train, batches.num_steps(0), batches=sizes)
+        yield from describe_schedule(train, batches.num_batches(0), batches=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
 
     # ---- batches and scores
@@ -305,10 +305,10 @@ def measure_accuracy(
     correct = 0
     batches = ImageLoader(images, None, batch_size=VALID_BATCH_IMAGES, row_length=1)
     with eval_mode(model), torch.no_grad():
-        for step in range(batches.num_steps(0)):
+        for batch_index in range(batches.num_batches(0)):
             if should_stop():
                 raise StopRequested
-            batch = batches.get_batch(0, step)
+            batch = batches.get_batch(0, batch_index)
             predictions = model(model.normalize(batch.pixels)).argmax(-1).cpu()
             correct += int((predictions == batch.labels).sum())
     return 100 * correct / len(images)

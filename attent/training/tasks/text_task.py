@@ -314,7 +314,7 @@ class TextTask(base.Task):
         with eval_mode(model), torch.no_grad():
             self.objective_class(model).eval()(loaders[0].get_batch(0, 0).to(self.context.device))
         # Labels are predicted in a second pass.
-        return 2 * (time.monotonic() - start) * sum(loader.num_steps(0) for loader in loaders)
+        return 2 * (time.monotonic() - start) * sum(loader.num_batches(0) for loader in loaders)
 
     def compute_loss(self, model: Any, batches: base.BatchLoader) -> tuple[float, int]:
         """Return (sum of the cross-entropy, number of targets)."""
@@ -328,10 +328,10 @@ class TextTask(base.Task):
 
     def iter_batches(self, batches: base.BatchLoader) -> Iterator[Any]:
         """Yield every batch once, on the device."""
-        for step in range(batches.num_steps(0)):
+        for batch_index in range(batches.num_batches(0)):
             if self.context.should_stop():
                 raise StopRequested
-            yield batches.get_batch(0, step).to(self.context.device)
+            yield batches.get_batch(0, batch_index).to(self.context.device)
 
     def describe_data(self) -> base.DataSummary:
         train, valid = self.splits.train, self.splits.valid

@@ -47,7 +47,7 @@ def small(images: ImageDataset) -> VisionTransformer:
 
 def test_an_epoch_has_every_image_at_most_once() -> None:
     batches = ImageLoader(bars(), PLAIN, batch_size=16, row_length=4, seed=3)
-    assert batches.num_steps(0) == 3
+    assert batches.num_batches(0) == 3
     seen = np.concatenate([batches.get_batch(1, step).example_ids for step in range(3)])
     assert len(set(seen.tolist())) == 48
     assert {len(batches.get_batch(0, step)) for step in range(3)} == {16}
@@ -71,7 +71,7 @@ def test_a_batch_depends_on_seed_epoch_and_step_alone() -> None:
 def test_validation_batches_are_all_images_unchanged() -> None:
     images = bars()
     batches = ImageLoader(images, None, batch_size=16, row_length=4)
-    pixels = torch.cat([batches.get_batch(0, step).pixels for step in range(batches.num_steps(0))])
+    pixels = torch.cat([batches.get_batch(0, step).pixels for step in range(batches.num_batches(0))])
     assert np.array_equal(pixels.numpy(), images.pixels)
 
 

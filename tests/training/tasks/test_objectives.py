@@ -79,7 +79,7 @@ def labels(count: int = 60) -> TextLabeler:
 
 
 def list_batches(batches: Any) -> list[LabeledBatch]:
-    return [batches.get_batch(0, step) for step in range(batches.num_steps(0))]
+    return [batches.get_batch(0, step) for step in range(batches.num_batches(0))]
 
 
 def loss(objective: SingleStackObjective, batches: list[LabeledBatch]) -> tuple[float, int]:
@@ -260,7 +260,7 @@ def test_a_resumed_run_gives_the_same_weights(task: str, tmp_path: Path) -> None
     again.run()
     assert again.state.order_digest == uninterrupted.state.order_digest
     assert are_equal(dict(again.parameters), dict(uninterrupted.parameters))
-    assert uninterrupted.train_batches.num_steps(0) < 12  # more than one epoch
+    assert uninterrupted.train_batches.num_batches(0) < 12  # more than one epoch
 
 
 @pytest.mark.parametrize("task", list(TASKS))

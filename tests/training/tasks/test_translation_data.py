@@ -121,9 +121,9 @@ def test_validation_batches_have_every_pair_once_however_long(tmp_path: Path) ->
     prepared = prepare(tmp_path, config, with_tokenizer=tokenizer())
     assert prepared.valid_store is not None
     batches = build_valid_batches(prepared.valid_store, config.max_tokens)
-    pairs = [int(pair) for step in range(batches.num_steps(0)) for pair in batches.get_batch(0, step).example_ids]
+    pairs = [int(pair) for step in range(batches.num_batches(0)) for pair in batches.get_batch(0, step).example_ids]
     assert sorted(pairs) == [0, 1]
-    assert sum(batches.get_batch(0, step).target.num_tokens for step in range(batches.num_steps(0))) == len(
+    assert sum(batches.get_batch(0, step).target.num_tokens for step in range(batches.num_batches(0))) == len(
         prepared.valid_store.target.ids
     )
 
@@ -251,7 +251,7 @@ def test_weights_count_in_the_data_size_and_in_the_batches(tmp_path: Path) -> No
     assert plain.data_size.num_tokens == max(counts.values())
     assert heavy.data_size.num_tokens == pytest.approx(2 * plain.data_size.num_tokens, rel=0.01)
     batches = build_train_batches(heavy, config, TRAIN)
-    pairs = [int(pair) for step in range(batches.num_steps(0)) for pair in batches.get_batch(0, step).example_ids]
+    pairs = [int(pair) for step in range(batches.num_batches(0)) for pair in batches.get_batch(0, step).example_ids]
     assert len(pairs) == 200
     assert sum(pair < 50 for pair in pairs) == 150
 
