@@ -62,6 +62,7 @@ MAX_STEPS = 300_000  # the paper's big model
 NUM_VALIDATIONS = 50
 DEFAULT_PATIENCE = 10
 BATCH_TOKENS_BY_SIZE: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
+COMPILE_MIN_STEPS = 10_000  # compiling takes 15 s or more; the steps of a shorter run hardly save as much (an estimate)
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 FIXED_SETTINGS = ("size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
 CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
@@ -183,6 +184,8 @@ def fill_train_config(
         # The score improves until the learning rate reaches zero.
         if train.patience is None and train.schedule in (None, "cosine"):
             train = replace(train, patience=0)
+    if train.compile is None and steps < COMPILE_MIN_STEPS:
+        train = replace(train, compile=False)
     return fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
 

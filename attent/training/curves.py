@@ -56,7 +56,7 @@ class CurveWriter:
         self.path = Path(path)
         self._events = list(past_events)
         self._failed = False
-        self._last_drawn = -math.inf
+        self._last_drawn = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progress | Validated | Ended):

@@ -115,6 +115,15 @@ def test_fine_tuning_takes_fewer_steps() -> None:
     assert finetune.lr == autoconfig.FINETUNE_LR
 
 
+@pytest.mark.parametrize(
+    ("steps", "requested", "compiled"), [(9_999, None, False), (10_000, None, True), (9, True, True)]
+)
+def test_only_long_runs_are_compiled_by_default(steps: int, requested: bool | None, compiled: bool) -> None:
+    options = TrainConfig(steps=steps, compile=requested)
+    assert fill_train_config(options, "small", presets.small(100), amount(29_000), GPU).compile is compiled
+    assert not fill_train_config(replace(options, compile=None), "small", presets.small(100), amount(9), CPU).compile
+
+
 def test_there_is_a_minimum_of_steps() -> None:
     few = fill_train_config(TrainConfig(), "tiny", presets.tiny(100), amount(10), CPU)
     assert few.steps == autoconfig.MIN_STEPS

@@ -105,10 +105,13 @@ def test_the_listener_draws_at_most_once_a_minute_and_at_the_end(
 ) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(curves, "draw_curves", lambda events, _: drawn.append(len(events)))
-    listen = CurveWriter(tmp_path / "curves.svg", past_events=[progress(1), validated(1)])
-    for event in (progress(2), validated(2, best=True), validated(3), Ended(step=3, reason="steps", seconds=1.0)):
-        listen(event)
-    assert drawn == [4, 6]
+    for interval, expected in ((curves.DRAW_SECONDS, [6]), (0.0, [4, 5, 6])):
+        monkeypatch.setattr(curves, "DRAW_SECONDS", interval)
+        listen = CurveWriter(tmp_path / "curves.svg", past_events=[progress(1), validated(1)])
+        for event in (progress(2), validated(2, best=True), validated(3), Ended(step=3, reason="steps", seconds=1.0)):
+            listen(event)
+        assert drawn == expected
+        drawn.clear()
 
 
 @pytest.mark.parametrize("missing", ["folder", "matplotlib", "font"])
