@@ -42,7 +42,7 @@ class DistributedContext:
         if self.control_group is not None:
             dist.barrier(self.control_group)
 
-    def any_rank(self, value: bool) -> bool:
+    def is_true_on_any_rank(self, value: bool) -> bool:
         """True if `value` is true on any rank. All ranks must call it."""
         if self.control_group is None:
             return value
@@ -80,11 +80,11 @@ class DistributedContext:
         return module
 
     @contextmanager
-    def no_sync(self, module: nn.Module, is_last: bool) -> Iterator[None]:
-        """Synchronize gradients on the last micro-batch only."""
+    def sync_gradients(self, module: nn.Module, enabled: bool) -> Iterator[None]:
+        """Synchronize the gradients of a backward pass over the ranks, or not (DDP's `no_sync`)."""
         if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
-            module.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-        postpone = isinstance(module, DistributedDataParallel) and not is_last
+            module.set_requires_gradient_sync(enabled)  # type: ignore[operator]
+        postpone = isinstance(module, DistributedDataParallel) and not enabled
         with module.no_sync() if postpone else nullcontext():  # type: ignore[operator]
             yield
 

@@ -20,7 +20,7 @@ from attent.training.run_options import Precision
 
 INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"
 MIN_BF16_SPEEDUP = 1.3  # below this, bfloat16 would cost precision for no gain
-MIN_THREAD_GAIN = 0.9  # of the time with all threads: with less of a gain, they all stay
+MAX_TIME_RATIO = 0.9  # fewer threads are used if a step takes less than this share of its time with all
 
 
 def activate_device(name: str | None) -> torch.device:
@@ -91,7 +91,7 @@ def pick_threads(measure: Callable[[], float]) -> tuple[int, dict[int, float]]:
         torch.set_num_threads(count)
         seconds[count] = measure()
     fastest = min(seconds, key=seconds.__getitem__)
-    if not seconds[fastest] < MIN_THREAD_GAIN * seconds[available]:
+    if not seconds[fastest] < MAX_TIME_RATIO * seconds[available]:
         fastest = available
     torch.set_num_threads(fastest)
     return fastest, seconds

@@ -102,7 +102,7 @@ class Trainer:
 
     def run(self) -> Ended:
         """Train from the current state until the last step, until patience runs out, or until a stop is requested."""
-        self.begin()
+        self.emit_start()
         try:
             reason = self.train_until_stopped()
             self.report_progress(force=True)
@@ -122,7 +122,7 @@ class Trainer:
                         if self.should_any_rank_stop():
                             raise StopRequested
                         self.train_step(batches, next_position)
-                        if self.is_diverging():
+                        if self.check_divergence():
                             self.rollback()
                             break
                         self.run_scheduled_work()
@@ -172,7 +172,7 @@ class Trainer:
         if is_due and self.state.last_validated_step < step and self.valid_batches is not None:
             self.validate()
         # Nothing new to save right after resuming, and no checkpoint while gradients are not finite.
-        if step > self.start_step and step % config.save_every == 0 and not self.metrics.nonfinite[0]:
+        if step > self.start_step and step % config.save_every == 0 and not self.metrics.nonfinite_counts[0]:
             self.save_checkpoint()
 
     def get_stop_reason(self) -> StopReason | None:
@@ -197,7 +197,9 @@ class Trainer:
                         self.synchronize()
                         start = time.monotonic()
                     done = number - warm_up
-                    if done >= min_steps and not self.distributed.any_rank(time.monotonic() - start < seconds):
+                    if done >= min_steps and not self.distributed.is_true_on_any_rank(
+                        time.monotonic() - start < seconds
+                    ):
                         break
                     self.train_step(batches, next_position)
             self.synchronize()
@@ -215,7 +217,7 @@ class Trainer:
         if self.distributed.device.type == "cuda":
             torch.cuda.synchronize(self.distributed.device)
 
-    def begin(self) -> None:
+    def emit_start(self) -> None:
         self.start_clocks()
         self.emit(self.build_started_event())
         if self.compiled and not self.get_stop_reason():
@@ -236,7 +238,7 @@ class Trainer:
                     batches = []
 
     def should_any_rank_stop(self) -> bool:
-        return self.distributed.any_rank(self.should_stop())
+        return self.distributed.is_true_on_any_rank(self.should_stop())
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class Trainer:
             raise StopRequested
         rows = micro_batch.select_rows(batch).to(self.distributed.device, non_blocking=True)
         rng.seed_torch(self.config.seed, self.state.step, batch_number, micro_batch.start)
-        with self.distributed.no_sync(self.wrapped_objective, is_last), self.autocast():
+        with self.distributed.sync_gradients(self.wrapped_objective, enabled=is_last), self.autocast():
             loss, cross_entropy = self.wrapped_objective(rows)
             # DDP averages the gradients over the ranks, but the sum is needed.
             (loss * (micro_batch.weight * self.distributed.world_size / targets)).backward()
@@ -352,7 +354,7 @@ class Trainer:
         rng.seed_torch(self.config.seed, self.state.step, 0, 0)
         self.optimizer.set_lr(self.get_lr(self.state.step + 1))
         self.loss_factor.fill_(1 / targets)
-        graphs.replay(graph, batch, self.state.step + 1, self.metrics.nonfinite)
+        graphs.replay(graph, batch, self.state.step + 1, self.metrics.nonfinite_counts)
         self.metrics.local_targets += batch.num_targets
         return True
 
@@ -394,7 +396,7 @@ class Trainer:
         self.checked_step = self.start_step  # the last step whose gradient is known to be finite or reported
 
     def update_clock(self) -> float:
-        """Add the time since the last call to `state.seconds`, and return it."""
+        """Add the time since the last call to `state.seconds`; return the new total."""
         now = time.monotonic()
         self.state.seconds += now - self.last_clock
         self.last_clock = now
@@ -409,14 +411,15 @@ class Trainer:
         self.emit_pending_report(wait)
         is_first = self.state.step == self.start_step + 1 and not self.compiled
         is_due = force or is_first or time.monotonic() - self.metrics.clock_start >= REPORT_INTERVAL
-        if self.metrics.steps and self.distributed.any_rank(is_due):
+        if self.metrics.steps and self.distributed.is_true_on_any_rank(is_due):
             self.emit_pending_report(wait=True)
-            self.pending_report = self.read_metrics(force)
+            self.pending_report = self.start_report(synchronize=force)
             self.emit_pending_report(wait)
 
-    def read_metrics(self, force: bool) -> PendingReport:
+    def start_report(self, synchronize: bool) -> PendingReport:
+        """Start to copy the sums of the metrics to the host, and reset them; `synchronize` waits for captured steps."""
         metrics, in_flight = self.metrics, self.step_graphs.in_flight if self.step_graphs else None
-        if in_flight is not None and force:
+        if in_flight is not None and synchronize:
             in_flight.synchronize()
         throughput = in_flight.take_throughput() if in_flight is not None else None
         seconds, elapsed = self.update_clock(), max(1e-9, time.monotonic() - metrics.clock_start)
@@ -453,7 +456,7 @@ class Trainer:
         assert self.config.valid_every
         steps, share = self.config.steps - self.state.step, self.config.valid_share
         training = steps * self.get_step_seconds()
-        pauses = math.ceil(steps / self.config.valid_every) * self.pauses.seconds_per_validation
+        pauses = math.ceil(steps / self.config.valid_every) * self.pauses.pause_seconds_per_validation
         if share and self.valid_batches is not None:  # before the first validation: the most that they may take
             limit = training * share / (1 - share)
             pauses = min(pauses, limit) if self.pauses.num_validations else limit
@@ -492,19 +495,19 @@ class Trainer:
 
     # ---- divergence --------------------------------------------------------------------------------------------------
 
-    def is_diverging(self) -> bool:
-        """True after too many non-finite gradients in a row.
+    def check_divergence(self) -> bool:
+        """Report skipped steps; return True after too many non-finite gradients in a row.
 
         Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
         """
         in_flight, step = self.step_graphs.in_flight if self.step_graphs else None, self.state.step
         if in_flight is not None and in_flight.steps:
             step = in_flight.finished_step  # of a few steps ago
-            in_a_row, total = (int(count) for count in in_flight.nonfinite)
+            in_a_row, total = (int(count) for count in in_flight.nonfinite_counts)
         elif self.distributed.device.type != "cpu" and self.state.step % MAX_NONFINITE_STEPS:
             return False
         else:
-            in_a_row, total = (int(count) for count in self.metrics.nonfinite.tolist())
+            in_a_row, total = (int(count) for count in self.metrics.nonfinite_counts.tolist())
         if (new := total - self.metrics.reported_nonfinite) > 0:
             self.state.skipped_steps += new
             self.metrics.reported_nonfinite = total
@@ -538,11 +541,11 @@ class Trainer:
         self.report_progress(force=True)
         start = time.monotonic()
         if self.step_graphs is not None:
-            self.step_graphs.free_memory()
+            self.step_graphs.free_memory_if_low()
         self.state.last_validated_step = self.state.step
         try:
             with self.use_ema_weights():
-                event = self.evaluate(self.gather_model())
+                event = self.evaluate_and_update_best(self.gather_model())
                 if event.best:
                     self.export_model()
         except StopRequested:
@@ -554,8 +557,8 @@ class Trainer:
         self.schedule_next_validation(seconds)
         self.metrics.reset_clock()
 
-    def evaluate(self, model: Model | None) -> Validated:
-        """Validate the model, which only rank 0 has, and broadcast the result."""
+    def evaluate_and_update_best(self, model: Model | None) -> Validated:
+        """Validate the model, which only rank 0 has, broadcast the result, and update best score and patience."""
         loss, result, stopped = math.nan, EvalResult(), 0.0
         if model is not None and self.valid_batches is not None:
             try:
@@ -568,9 +571,10 @@ class Trainer:
         if stopped:
             raise StopRequested
         metrics = {name: value for name, value in zip(METRICS, values, strict=True) if not math.isnan(value)}
-        return self.update_best(loss, metrics, result)
+        return self.record_validation(loss, metrics, result)
 
-    def update_best(self, loss: float, metrics: Mapping[str, float], result: EvalResult) -> Validated:
+    def record_validation(self, loss: float, metrics: Mapping[str, float], result: EvalResult) -> Validated:
+        """Update best score and patience in the state, and return the event."""
         state, warmup, name = self.state, self.config.warmup, self.config.metric if self.evaluator else None
         assert warmup is not None
         score = -loss if name in (None, "loss") else metrics.get(str(name), math.nan)
@@ -779,5 +783,6 @@ def write_model(
     out: Path, model: nn.Module, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes] | None = None
 ) -> None:
     """Write config, weights, tokenizer and further files as one model folder."""
-    run = {name: path.read_bytes() for name in ("run.toml",) if (path := out / name).is_file()}  # languages, max_tokens
+    # run.toml is part of the model: the translator reads its languages and `max_tokens`.
+    run = {name: path.read_bytes() for name in ("run.toml",) if (path := out / name).is_file()}
     weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {}), **run})

@@ -140,7 +140,7 @@ class SingleStackObjective(Objective):
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def project_loss(self, states: Tensor, output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_output_loss(self, states: Tensor, output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the output layer's logits; negative labels are ignored."""
         return linear_cross_entropy(
             states, output.weight, output.bias, labels.clamp(min=0), labels >= 0, self.smoothing
@@ -156,7 +156,7 @@ class CausalLMObjective(SingleStackObjective):
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         states = self.model.output.scale_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
-        return self.project_loss(states, self.model.output, batch.labels.flatten())
+        return self.compute_output_loss(states, self.model.output, batch.labels.flatten())
 
 
 class MaskedLMObjective(SingleStackObjective):
@@ -166,7 +166,7 @@ class MaskedLMObjective(SingleStackObjective):
         head = self.model.masked_lm
         states = head.transform(gather_masked(states, batch))
         states = head.output.scale_states(states).flatten(0, 1)  # (B, M, E) -> (N, E)
-        return self.project_loss(states, head.output, batch.labels.flatten())
+        return self.compute_output_loss(states, head.output, batch.labels.flatten())
 
 
 def gather_masked(states: Tensor, batch: LabeledBatch) -> Tensor:

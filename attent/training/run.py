@@ -182,8 +182,8 @@ class TrainSession:
                 run = self.choose_threads_and_steps(run, task, trainer)
             except StopRequested:
                 return self.build_result(trainer, "stopped")
-        self.resume(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
-        if self.is_finished(trainer):
+        self.restore_and_open_log(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
+        if self.report_if_finished(trainer):
             return self.rescore(run, task, trainer)
         self.signals.can_save = True
         ended = trainer.run()
@@ -201,7 +201,7 @@ class TrainSession:
     def build_result(self, trainer: Trainer, reason: StopReason) -> TrainResult:
         result = TrainResult(out=self.out, step=trainer.state.step, stop_reason=reason)
         if reason != "stopped":
-            return replace(result, scores=tuple(self.read_finished(trainer).get("scores", ())))
+            return replace(result, scores=tuple(self.read_run_summary(trainer.state.step).get("scores", ())))
         again = shlex.join(["attent", "train", "--out", str(self.out)])
         command = again if self.distributed.world_size == 1 else "the same command"
         return replace(
@@ -385,12 +385,12 @@ class TrainSession:
             extra_files=task.extra_files,
         )
 
-    def resume(self, trainer: Trainer, title: str) -> None:
+    def restore_and_open_log(self, trainer: Trainer, title: str) -> None:
         """Load the newest intact checkpoint, if there is one, and continue the log from its step."""
         saved = checkpoint.load_newest(self.state_dir, trainer.warn)
         if saved is not None:
             trainer.load_checkpoint(saved)
-            if finished := self.read_finished(trainer):  # averaged weights may have become the best
+            if finished := self.read_run_summary(trainer.state.step):  # averaged weights may have become the best
                 trainer.state.best_score, trainer.state.best_loss = finished["best"], finished["best_loss"]
             self.emit(Note(text=f"resuming {self.out} from step {saved.step:,}", step=saved.step))
         if self.distributed.is_main:
@@ -413,23 +413,23 @@ class TrainSession:
             writer = TensorBoardWriter(self.out / "tensorboard", step)
             self.listeners.append(self._open_files.enter_context(closing(writer)))
 
-    def is_finished(self, trainer: Trainer) -> bool:
-        """True if the folder holds a complete run and its settings ask for no more steps."""
-        if not self.read_finished(trainer) or not trainer.get_stop_reason():
+    def report_if_finished(self, trainer: Trainer) -> bool:
+        """Report and return whether the folder holds a complete run and its settings ask for no more steps."""
+        if not self.read_run_summary(trainer.state.step) or not trainer.get_stop_reason():
             return False
         advice = "raise --steps (and --patience) to continue"
         self.emit(Note(text=f"{self.out}: this run is complete at step {trainer.state.step:,}; {advice}"))
         return True
 
-    def read_finished(self, trainer: Trainer) -> dict[str, Any]:
-        """The summary that was written when the run was complete; empty if training has continued since."""
+    def read_run_summary(self, step: int) -> dict[str, Any]:
+        """The summary that was written when the run was complete; empty if that was not at this step."""
         path = self.state_dir / run_folder.FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
-        return finished if finished.get("step") == trainer.state.step else {}
+        return finished if finished.get("step") == step else {}
 
     def rescore(self, run: RunConfig, task: Task, trainer: Trainer) -> TrainResult:
         """Score a complete run again if its test sets or search options have changed."""
-        finished = self.read_finished(trainer)
+        finished = self.read_run_summary(trainer.state.step)
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
             Finalizer(self, run, task, trainer, ended, finished["weights"]).write_results()
@@ -517,7 +517,7 @@ class Finalizer:
             return
         trainer.load_weights(weights)
         previous = trainer.state.best_score
-        event = trainer.evaluate(trainer.gather_model())
+        event = trainer.evaluate_and_update_best(trainer.gather_model())
         if event.best:
             trainer.export_model()
             self.weights_label = f"average of the last {len(steps)} checkpoints"

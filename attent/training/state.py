@@ -25,7 +25,7 @@ class TrainState:
     tokens: int = 0
     seconds: float = 0.0
     best_score: float | None = None
-    best_loss: float | None = None
+    best_loss: float | None = None  # of the validation with the best score
     lowest_loss: float | None = None  # of any validation
     best_step: int = 0
     validations_since_best: int = 0
@@ -53,7 +53,7 @@ class Pauses:
         self.num_validations += is_validation
 
     @property
-    def seconds_per_validation(self) -> float:
+    def pause_seconds_per_validation(self) -> float:
         """All pauses, those for checkpoints included, over the number of validations."""
         return self.seconds / max(1, self.num_validations)
 
@@ -69,13 +69,13 @@ class StepMetrics:
     num_targets: int = 0
     local_targets: float = 0.0  # of this rank's micro-batches
     sums: Tensor = field(init=False)  # loss, cross-entropy, gradient norm
-    nonfinite: Tensor = field(init=False)  # skipped steps: in a row, in total
+    nonfinite_counts: Tensor = field(init=False)  # skipped steps: in a row, in total
     reported_nonfinite: int = 0
 
     def __post_init__(self) -> None:
         dtype = torch.float64 if self.device.type != "mps" else torch.float32
         self.sums = torch.zeros(3, dtype=dtype, device=self.device)
-        self.nonfinite = torch.zeros(2, device=self.device)
+        self.nonfinite_counts = torch.zeros(2, device=self.device)
 
     def add_loss(self, loss: Tensor, cross_entropy: Tensor) -> None:
         self.sums[:2] += torch.stack([loss.detach(), cross_entropy.detach()])
@@ -89,7 +89,8 @@ class StepMetrics:
 
     def record_step(self, grad_norm: Tensor, found_inf: Tensor) -> None:
         self.sums[2] += grad_norm.nan_to_num(0.0, 0.0, 0.0)
-        self.nonfinite.copy_(torch.stack([(self.nonfinite[0] + 1) * found_inf, self.nonfinite[1] + found_inf]))
+        in_a_row, total = self.nonfinite_counts.unbind()
+        self.nonfinite_counts.copy_(torch.stack([(in_a_row + 1) * found_inf, total + found_inf]))
 
     def count_batches(self, batches: list[TrainBatch]) -> None:
         self.steps += 1

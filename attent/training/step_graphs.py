@@ -78,25 +78,25 @@ class StepGraphCache:
                 self.failure = str(error).splitlines()[0]
         return graph
 
-    def replay(self, graph: StepGraph, batch: TrainBatch, step: int, nonfinite: Tensor) -> None:
+    def replay(self, graph: StepGraph, batch: TrainBatch, step: int, nonfinite_counts: Tensor) -> None:
         graph.load_batch(batch)
         if self.in_flight is None:
             graph.replay()
             return
         self.in_flight.start_step(batch, step)
         graph.replay()
-        self.in_flight.end_step(nonfinite)
+        self.in_flight.end_step(nonfinite_counts)
 
     def clear(self) -> bool:
         """Delete all graphs; True if there were any."""
         had_graphs = bool(self.graphs)
         if self.in_flight is not None:
             self.in_flight.synchronize()
-            self.in_flight.nonfinite = [0.0, 0.0]
+            self.in_flight.nonfinite_counts = [0.0, 0.0]
         self.graphs.clear()
         return had_graphs
 
-    def free_memory(self) -> None:
+    def free_memory_if_low(self) -> None:
         """Delete the graphs if little memory is free; capturing again takes the time of a few steps."""
         if self.in_flight is not None:
             self.in_flight.synchronize()
@@ -157,7 +157,7 @@ class InFlightStep:
     batch: TrainBatch  # keeps its memory alive until the GPU has read it
     start_event: torch.cuda.Event
     end_event: torch.cuda.Event
-    nonfinite: Tensor  # in pinned memory, valid after `end_event`
+    nonfinite_counts: Tensor  # in pinned memory, valid after `end_event`
 
 
 class InFlightQueue:
@@ -167,7 +167,7 @@ class InFlightQueue:
         self.steps: deque[InFlightStep] = deque()
         self.host_slots = torch.zeros(MAX_IN_FLIGHT + 1, 2, pin_memory=True)
         self.count = 0
-        self.nonfinite: list[float] = [0.0, 0.0]  # of the last finished step: in a row, in total
+        self.nonfinite_counts: list[float] = [0.0, 0.0]  # of the last finished step: in a row, in total
         self.finished_step = 0
         self.last_end_event: torch.cuda.Event | None = None  # of the step before, if nothing ran in between
         self.tokens = self.num_targets = 0
@@ -179,9 +179,9 @@ class InFlightQueue:
         self.count += 1
         start.record()
 
-    def end_step(self, nonfinite: Tensor) -> None:
+    def end_step(self, nonfinite_counts: Tensor) -> None:
         newest = self.steps[-1]
-        newest.nonfinite.copy_(nonfinite, non_blocking=True)
+        newest.nonfinite_counts.copy_(nonfinite_counts, non_blocking=True)
         newest.end_event.record()
         while len(self.steps) > MAX_IN_FLIGHT:
             self._finish_oldest()
@@ -189,7 +189,7 @@ class InFlightQueue:
     def _finish_oldest(self) -> None:
         step = self.steps.popleft()
         step.end_event.synchronize()
-        self.nonfinite, self.finished_step = step.nonfinite.tolist(), step.step
+        self.nonfinite_counts, self.finished_step = step.nonfinite_counts.tolist(), step.step
         if self.last_end_event is not None:
             self.busy_ms += step.start_event.elapsed_time(step.end_event)
             self.total_ms += self.last_end_event.elapsed_time(step.end_event)

@@ -117,8 +117,8 @@ def test_a_single_process_has_world_size_one(monkeypatch: pytest.MonkeyPatch) ->
         assert team.is_main
         assert team.world_size == 1
         team.barrier()
-        assert team.any_rank(True)
-        assert not team.any_rank(False)
+        assert team.is_true_on_any_rank(True)
+        assert not team.is_true_on_any_rank(False)
         assert team.broadcast([1.5]) == [1.5]
         assert torch.equal(team.all_reduce_sum(torch.ones(2)), torch.ones(2))
 

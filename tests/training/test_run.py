@@ -178,7 +178,7 @@ def test_a_stop_while_steps_are_measured_saves_nothing(tmp_path: Path) -> None:
 
 def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(hardware, "MIN_THREAD_GAIN", 1e9)  # whatever is fastest
+    monkeypatch.setattr(hardware, "MAX_TIME_RATIO", 1e9)  # whatever is fastest
     try:
         torch.set_num_threads(2)
         events: list[Event] = []

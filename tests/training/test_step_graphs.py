@@ -129,13 +129,13 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_a_recording_too(tmp_path: P
         sick.trainer.train_step(*next(updates))
     before, state = sick.weights(), {n: t.clone() for n, t in sick.trainer.optimizer.get_state().items()}
     sick.trainer.train_step(*next(updates))
-    assert not sick.trainer.is_diverging()
+    assert not sick.trainer.check_divergence()
     assert are_equal(before, sick.weights())
     assert are_equal(state, sick.trainer.optimizer.get_state())
     # Polled for the first time since the run began, as a GPU is polled every few steps.
     assert any("1 of the steps 1 to 6 skipped: non-finite gradient (1 so far)" in note for note in sick.notes)
     sick.trainer.train_step(*next(updates))
-    assert not sick.trainer.is_diverging()
+    assert not sick.trainer.check_divergence()
     assert sick.trainer.state.skipped_steps == 1
     assert not are_equal(before, sick.weights())
 
@@ -437,7 +437,7 @@ def test_no_update_that_is_played_waits_for_the_gpu(tmp_path: Path, gpu: torch.d
     try:
         for _ in range(2 * MAX_IN_FLIGHT):
             made.trainer.train_step(*next(updates))
-            made.trainer.is_diverging()
+            made.trainer.check_divergence()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert made.trainer.step_graphs is not None
