@@ -1,6 +1,6 @@
 """Batch plans: which pairs form which batch of an epoch, a pure function of lengths, config, seed and epoch.
 
-A plan is built once per epoch and then looked up by batch index. Resuming needs no other state than epoch and batch index.
+A plan is built once per epoch and then looked up by batch index. Resuming needs no other state than these two integers.
 """
 
 from __future__ import annotations

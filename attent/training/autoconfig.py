@@ -229,15 +229,15 @@ def count_batches(train: TrainConfig, data_size: DataSize) -> int:
     return math.ceil(data_size.num_tokens / train.batch_tokens)
 
 
-def describe_schedule(train: TrainConfig, num_batches: int, note: str = "", batches: str = "") -> Iterator[str]:
+def describe_schedule(train: TrainConfig, num_batches: int, note: str = "", batch_text: str = "") -> Iterator[str]:
     """Sentences about the steps and validations; `num_batches` of an epoch, `note` about validation."""
     assert train.steps
     epochs = train.steps * train.accumulate / max(1, num_batches)
     times = f" x {train.accumulate}" if train.accumulate > 1 else ""
-    batches = batches or f"batches of {train.batch_tokens:,} tokens{times}"
+    batch_text = batch_text or f"batches of {train.batch_tokens:,} tokens{times}"
     yield (
         f"schedule: {train.optimizer}, {train.schedule}, learning rate up to {train.lr:g} after {train.warmup:,} "
-        f"steps, {batches}, at most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
+        f"steps, {batch_text}, at most {train.steps:,} steps (about {epochs:,.{0 if epochs >= 10 else 1}f} epochs)"
         + (f", R-Drop {train.rdrop:g}" if train.rdrop else "")
     )
     patience = f"; stops after {train.patience} without improvement" if train.patience else ""

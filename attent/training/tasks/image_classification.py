@@ -184,7 +184,7 @@ class ImageClassificationTask(base.Task):
             f"{model.num_patches} patches of {model.patch_size} x {model.patch_size}; {size_reason}"
         )
         sizes = f"batches of {batches.batch_size:,} images"
-        yield from describe_schedule(train, batches.num_batches(0), batches=sizes)
+        yield from describe_schedule(train, batches.num_batches(0), batch_text=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
 
     # ---- batches and scores
