@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from attent.formatting import format_count
+from attent.nn import kernels
 from attent.nn.devices import choose_device
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import StorageError
@@ -127,19 +128,16 @@ def persist_compile_cache() -> Path | None:
     return folder
 
 
-def preload_compiler(device: torch.device) -> threading.Thread:
-    """Import torch's compiler in a thread while the data are prepared; join it before training.
-
-    It takes seconds, and also every optimizer of torch imports it.
-    """
-    names = ["torch._dynamo", *(["torch._inductor.compile_fx"] if device.type == "cuda" else [])]
+def preload_libraries(device: torch.device) -> threading.Thread:
+    """Start a thread that initializes CUDA and Triton and imports torch's compiler, which every optimizer of torch
+    imports. Join it after the data are prepared."""
 
     def load() -> None:
-        with suppress(ImportError):  # raised again where it is needed
-            for name in names:
-                importlib.import_module(name)
+        with suppress(Exception):  # raised again where it is needed
+            kernels.can_use_kernels(torch.ones(1, 1, device=device).mm(torch.ones(1, 1, device=device)))
+            importlib.import_module("torch._dynamo")
 
-    thread = threading.Thread(target=load, name="preload-compiler", daemon=True)
+    thread = threading.Thread(target=load, name="preload-libraries", daemon=True)
     thread.start()
     return thread
 

@@ -173,9 +173,7 @@ class TrainSession:
             self.early_events.append(event)
 
     def run(self) -> TrainResult:
-        compiler_import = hardware.preload_compiler(self.distributed.device)
         run, task, model = self.set_up()
-        compiler_import.join()
         trainer = self.build_trainer(run, task, model)
         if not checkpoint.list_steps(self.state_dir):
             try:
@@ -231,7 +229,9 @@ class TrainSession:
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:
             run = get_task_class(run.task).adapt_run(run, self.requested, pretrained.config, self.emit)
+        preloading = hardware.preload_libraries(self.distributed.device)
         task = self.prepare_task(run, is_new)
+        preloading.join()  # before speed is measured
         if is_new:
             run, model = self.resolve_settings(run, task, pretrained)
             self.record_new_heads(model, pretrained, run)

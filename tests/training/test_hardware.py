@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +47,13 @@ def test_a_load_above_the_number_of_cores_is_reported(monkeypatch: pytest.Monkey
     assert hardware.describe_load() is None
     monkeypatch.setattr(os, "getloadavg", lambda: (cores + 0.5, 0.0, 0.0))
     assert f"the machine is busy: load average {cores + 0.5:.1f} with {cores} core" in (hardware.describe_load() or "")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_libraries_are_loaded_in_a_thread_without_errors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that does not work is reported where it is used."""
+    errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    hardware.preload_libraries(torch.device(kind)).join()
+    assert not errors
+    assert "torch._dynamo" in sys.modules or (kind == "cuda" and not torch.cuda.is_available())
