@@ -227,7 +227,7 @@ FAULTS = """
 + self.forbid_loops[:S] |= forbid_loops
 
 # GPU search without the device lock
-@ decoding/engines/reference.py::TorchEngine._search_gpu_batch: decoding/engines/test_reference.py -k turn
+@ decoding/engines/reference.py::TorchEngine._search_gpu_batch: decoding/engines/test_reference.py -k takes_the_lock
 - with self.device_lock or nullcontext():
 + with nullcontext():
 
