@@ -97,6 +97,7 @@ class Trainer:
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
         self.pending_save: PendingSave | None = None
+        self.has_validated = False  # in this process
 
     # ---- main loop ---------------------------------------------------------------------------------------------------
 
@@ -553,8 +554,12 @@ class Trainer:
             raise
         self.emit(event)
         seconds = time.monotonic() - start
-        self.pauses.add(seconds, is_validation=True)
-        self.schedule_next_validation(seconds)
+        if self.has_slow_start and not self.has_validated:  # it compiles: the next one takes a fraction of its time
+            self.eta_start = (self.eta_start[0] + seconds, self.eta_start[1])
+        else:
+            self.pauses.add(seconds, is_validation=True)
+            self.schedule_next_validation(seconds)
+        self.has_validated = True
         self.metrics.reset_clock()
 
     def evaluate_and_update_best(self, model: Model | None) -> Validated:

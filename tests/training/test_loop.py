@@ -4,6 +4,7 @@ weights; and resumes bit for bit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -591,6 +592,21 @@ def test_validations_are_postponed_until_they_take_their_share_of_the_time(
     trainer = make_timed_run(tmp_path, monkeypatch, replace(RECIPE, valid_share=share), Pauses(20.0, 20.0, 1))
     trainer.schedule_next_validation(20.0)
     assert trainer.state.next_validation == step
+
+
+@pytest.mark.parametrize(("compiles", "second"), [(True, 4), (False, 7)])
+def test_a_first_validation_that_compiles_does_not_postpone_the_second(
+    tmp_path: Path, compiles: bool, second: int
+) -> None:
+    def evaluate_slowly(_: Seq2Seq) -> EvalResult:
+        time.sleep(0.0 if toy_run.validations else 0.5)
+        return EvalResult()
+
+    recipe = replace(RECIPE, steps=7, valid_every=2, valid_share=0.1, metric="loss")
+    toy_run = build_toy_run(tmp_path, recipe, evaluator=evaluate_slowly)
+    toy_run.trainer.compiled = compiles
+    toy_run.trainer.run()
+    assert [event.step for event in toy_run.validations][:2] == [2, second]
 
 
 @pytest.mark.parametrize(("next_validation", "steps"), [(0, [2, 4, 6, 7]), (4, [4, 6, 7]), (5, [6, 7]), (9, [7])])
