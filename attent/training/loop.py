@@ -221,7 +221,7 @@ class Trainer:
     def emit_start(self) -> None:
         self.start_clocks()
         self.emit(self.build_started_event())
-        if self.compiled and not self.get_stop_reason():
+        if self.has_slow_start and not self.get_stop_reason():
             self.compile_start = time.monotonic()
             self.emit(Note(text="compiling (cached for the next start)", step=self.start_step))
 
@@ -410,7 +410,7 @@ class Trainer:
         """Emit a progress event if one is due. With graphs in flight, emit it when the sums arrive, without a wait."""
         wait = force or self.step_graphs is None
         self.emit_pending_report(wait)
-        is_first = self.state.step == self.start_step + 1 and not self.compiled
+        is_first = self.state.step == self.start_step + 1 and not self.has_slow_start
         is_due = force or is_first or time.monotonic() - self.metrics.clock_start >= REPORT_INTERVAL
         if self.metrics.steps and self.distributed.is_true_on_any_rank(is_due):
             self.emit_pending_report(wait=True)

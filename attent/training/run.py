@@ -256,7 +256,9 @@ class TrainSession:
                 self.emit(Note(text=f"threads: {threads} (a step with {listed})"))
                 train = replace(train, threads=threads)
         if train.minutes and self.unresolved.steps is None:
-            self.emit(Note(text="compiling and measuring steps ..." if trainer.compiled else "measuring steps ..."))
+            self.emit(
+                Note(text="compiling and measuring steps ..." if trainer.has_slow_start else "measuring steps ...")
+            )
             step_seconds = trainer.measure_step_seconds(min(60.0, 2 * train.minutes))
             scoring = task.estimate_scoring_seconds(trainer.gather_model(), run) if distributed.is_main else 0.0
             left = distributed.broadcast([60 * train.minutes - (time.monotonic() - self.start)])[0]
