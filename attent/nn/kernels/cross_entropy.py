@@ -3,6 +3,8 @@ far the largest tensor of a training step, so they are read from memory once and
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,31 +21,27 @@ def cross_entropy_inplace(
 ) -> Tensor:
     """Overwrite logits (N, V) with the gradients of the summed loss. Return the loss and the cross-entropy without
     smoothing of each token (2, N). Columns from `vocab` on are alignment; padding has no loss and no gradient."""
-    N, V = logits.shape
-    losses = logits.new_empty(2, N, dtype=torch.float32)
-    targets = targets.contiguous()
-    flags = targets if token_mask is None else token_mask.contiguous().view(torch.uint8)
-    chunk = min(CHUNK, triton.next_power_of_2(V))
-    with use_device_of(logits):
-        _cross_entropy_kernel[(N,)](
-            logits, targets, flags, losses, N, V, vocab, smoothing,
-            ALL_REAL=token_mask is None, ALIGNED=vocab == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
-        )  # fmt: skip
-    return losses
+    return _launch(_cross_entropy_kernel, logits, targets, token_mask, vocab, smoothing)
 
 
 def rdrop_inplace(
     logits: Tensor, targets: Tensor, token_mask: Tensor | None, vocab: int, smoothing: float, alpha: float
 ) -> Tensor:
     """`cross_entropy_inplace` for R-Drop's two passes (2, N, V): see `attent.training.loss.rdrop_loss`."""
-    _, N, V = logits.shape
+    return _launch(_rdrop_kernel, logits, targets, token_mask, vocab, smoothing, alpha)
+
+
+def _launch(
+    kernel: Any, logits: Tensor, targets: Tensor, token_mask: Tensor | None, vocab: int, *rates: float
+) -> Tensor:
+    N, V = logits.shape[-2:]
     losses = logits.new_empty(2, N, dtype=torch.float32)
     targets = targets.contiguous()
     flags = targets if token_mask is None else token_mask.contiguous().view(torch.uint8)
     chunk = min(CHUNK, triton.next_power_of_2(V))
     with use_device_of(logits):
-        _rdrop_kernel[(N,)](
-            logits, targets, flags, losses, N, V, vocab, smoothing, alpha,
+        kernel[(N,)](
+            logits, targets, flags, losses, N, V, vocab, *rates,
             ALL_REAL=token_mask is None, ALIGNED=vocab == V and V % chunk == 0, CHUNK=chunk, num_warps=16,
         )  # fmt: skip
     return losses
