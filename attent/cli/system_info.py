@@ -41,6 +41,8 @@ PURPOSES: dict[str, str] = {
     "onnxscript": "write ONNX files",
     "matplotlib": "plots",
     "pillow": "PNG, JPEG images",
+    "sacremoses": "tokenized BLEU",
+    "rouge-score": "ROUGE",
 }
 EXTRAS = ("serve", "hf", "export", "viz", "images", "moses", "rouge")
 

@@ -17,6 +17,7 @@ from attent.inspection.attention_trace import (
     PatchImage,
     TraceSide,
     build_layer,
+    reshape_to_patches,
     unpack_weights,
 )
 from attent.inspection.json_arrays import pack_array, unpack_array
@@ -211,3 +212,10 @@ def test_array_format_is_as_documented() -> None:
 def test_damaged_arrays_are_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="create the file again"):
         unpack_array(pack_array(torch.rand(2), "unit16") | change)
+
+
+def test_patches_show_the_class_token_or_the_mean_of_all_queries() -> None:
+    weights = torch.arange(25.0).view(5, 5)
+    with_class = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2})
+    assert with_class.tolist() == [[1, 2], [3, 4]]
+    assert reshape_to_patches(weights[:4, :4], {"rows": 2, "columns": 2}).tolist() == [[7.5, 8.5], [9.5, 10.5]]

@@ -21,6 +21,7 @@ from attent.inspection.head_stats import (
     HeadStats,
     HeadStatsReport,
     HeadValues,
+    build_word_pair,
     is_punctuation,
     load_head_stats,
     measure_document_heads,
@@ -612,3 +613,9 @@ def test_single_words_have_no_links() -> None:
     )
     assert module.count_word_links(torch.rand(5, 3, 4), words, 0).tolist() == [[0.0, 0.0]] * 5
     assert module.count_word_links(torch.rand(5, 3, 4), replace(words, target_word_count=2), 0)[:, 1].min() > 0
+
+
+def test_a_pair_without_words_has_no_words() -> None:
+    special = [{"text": "", "special": "end"}]
+    pair = build_word_pair(special, special)
+    assert (pair.source_word_count, pair.target_word_count) == (0, 0)

@@ -51,3 +51,13 @@ def test_backend_is_set_in_every_layer() -> None:
     with pytest.raises(ValueError, match="did you mean `explicit`"):
         set_backend(stack, "explict")
     assert stack.blocks[0].self_attn.backend == "explicit"
+
+
+@pytest.mark.parametrize("remaining", [None, (), (2, 0)])
+def test_a_bias_keeps_the_remaining_heads(remaining: tuple[int, ...] | None) -> None:
+    attention = Attention(StackConfig(width=12, heads=3, layers=1))
+    attention.remaining_heads = remaining
+    bias = torch.randn(1, 3, 2, 4)
+    selected = attention.select_bias(bias)
+    assert selected is not None
+    assert torch.equal(selected, bias if remaining is None else bias[:, list(remaining)])

@@ -267,3 +267,12 @@ def test_websockets_are_rejected_and_lifespan_acknowledged() -> None:
     ]
     phases = talk(guard, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert [phase["type"] for phase in phases] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_default_limits() -> None:
+    """Those that the documentation states."""
+    limits = Limits()
+    assert (limits.max_head_bytes, limits.max_headers, limits.max_body_bytes) == (32_768, 64, 262_144)
+    assert (limits.max_characters, limits.max_tokens, limits.max_search_tokens) == (10_000, 512, 4_096)
+    assert (limits.max_beam_size, limits.max_prefix_tokens, limits.max_masked_parts) == (64, 1_024, 2_048)
+    assert (limits.body_timeout, limits.response_timeout, limits.max_queued) == (10.0, 60.0, 8)

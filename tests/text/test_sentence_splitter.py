@@ -218,3 +218,10 @@ def test_the_time_is_linear_in_the_length(unit: str) -> None:
 def test_character_classes_do_not_overlap() -> None:
     assert not set(FULL_STOPS) & set(CLOSING_MARKS)
     assert not set(FULL_STOPS) & set(WIDE_STOPS)
+
+
+def test_a_long_sentence_is_split_in_proportion_to_its_tokens() -> None:
+    words = SentencePart("word " * 399 + "word", "")
+    parts = split_by_tokens([words], lambda texts: [len(text.split()) for text in texts], 20)
+    assert max(len(part.text.split()) for part in parts) <= 20
+    assert len(parts) <= 22  # halving it until the parts are short enough would give 32

@@ -211,3 +211,12 @@ def test_progress_is_reported_every_few_seconds_with_the_time_left(monkeypatch: 
         "scoring test: 10 of 40 sentences, about 15 s left",
         "scoring test: 30 of 40 sentences, about 3 s left",
     ]
+
+
+@pytest.mark.parametrize("task", ["lm", "mlm", "spans", "classify"])
+def test_larger_models_have_lower_learning_rates(task: str) -> None:
+    defaults = get_task_class(task).size_defaults  # type: ignore[arg-type, attr-defined]
+    for rates in (defaults.lr_by_size, defaults.finetune_lr_by_size):
+        values = [rates[size] for size in ("tiny", "small", "base", "big")]
+        assert values == sorted(values, reverse=True)
+        assert all(1e-5 <= value <= 5e-3 for value in values)
