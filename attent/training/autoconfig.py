@@ -62,7 +62,7 @@ MAX_STEPS = 300_000  # the paper's big model
 NUM_VALIDATIONS = 50
 DEFAULT_PATIENCE = 10
 BATCH_TOKENS_BY_SIZE: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
-COMPILE_MIN_STEPS = 10_000  # compiling takes 15 s or more; the steps of a shorter run hardly save as much (an estimate)
+COMPILE_MIN_STEPS = 10_000  # compiling takes 5 to 30 s, and `small` with R-Drop was no faster compiled (docs/log.md)
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 FIXED_SETTINGS = ("size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
 CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
@@ -71,7 +71,7 @@ CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; 
 MEASURE_SECONDS = 2.0
 BUDGET_MARGIN = 0.97  # of --minutes: checkpoints, curves and the model card
 MAX_SCORING_SHARE = 0.4  # of --minutes: an estimate from an untrained model must not take more
-VALID_SHARE = 0.1  # of the time, unless the user chooses when to validate
+VALID_SHARE = SAVE_SHARE = 0.1  # of the time, unless the user chooses when to validate and when to save
 TIME_MARGIN = 0.7, 1.6  # few steps are measured, and other programs run too
 
 
@@ -201,6 +201,7 @@ def fill_defaults(
         valid_every=every,
         valid_share=(0.0 if train.valid_every else VALID_SHARE) if train.valid_share is None else train.valid_share,
         save_every=train.save_every or every,
+        save_share=(0.0 if train.save_every else SAVE_SHARE) if train.save_share is None else train.save_share,
         warmup=warmup,
         lr=lr,
         schedule=train.schedule or "cosine",

@@ -97,6 +97,7 @@ class Trainer:
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
         self.pending_save: PendingSave | None = None
+        self.save_seconds, self.save_end = 0.0, 0.0  # duration and end of the last one that was written
         self.has_validated = False  # in this process
 
     # ---- main loop ---------------------------------------------------------------------------------------------------
@@ -173,8 +174,20 @@ class Trainer:
         if is_due and self.state.last_validated_step < step and self.valid_batches is not None:
             self.validate()
         # Nothing new to save right after resuming, and no checkpoint while gradients are not finite.
-        if step > self.start_step and step % config.save_every == 0 and not self.metrics.nonfinite_counts[0]:
+        is_due = step > self.start_step and step % config.save_every == 0 and self.has_time_to_save()
+        if is_due and not self.metrics.nonfinite_counts[0]:
             self.save_checkpoint()
+
+    def has_time_to_save(self) -> bool:
+        """True if checkpoints take at most `save_share` of the time with one more, or if it is one of the last, which
+        are averaged. One process decides alone, several must agree: they save every time."""
+        config, share = self.config, self.config.save_share
+        assert config.steps
+        assert config.save_every
+        is_averaged = self.state.step > config.steps - config.average * config.save_every
+        if not share or is_averaged or self.distributed.world_size > 1:
+            return True
+        return self.pending_save is None and time.monotonic() - self.save_end >= self.save_seconds * (1 / share - 1)
 
     def get_stop_reason(self) -> StopReason | None:
         assert self.config.steps
@@ -703,6 +716,7 @@ class Trainer:
             return
         self.pending_save = None
         path, seconds = pending.future.result()
+        self.save_seconds, self.save_end = seconds, time.monotonic()
         self.prune_checkpoints(pending.step)
         self.emit(Saved(step=pending.step, folder=str(path), seconds=seconds))
 

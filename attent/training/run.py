@@ -471,8 +471,8 @@ def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSetting
     for path, (_, value) in run_config.diff_settings(previous, requested).items():
         if value is not None:
             run_config.set_path(tables, path.split("."), value)
-            if path == "train.valid_every":  # requested explicitly: without a limit
-                run_config.set_path(tables, ["train", "valid_share"], 0.0)
+            if path in ("train.valid_every", "train.save_every"):  # requested explicitly: without a limit
+                run_config.set_path(tables, path.replace("_every", "_share").split("."), 0.0)
     return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
 
 

@@ -91,6 +91,9 @@ class TrainConfig:
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
+    save_share: Annotated[
+        float | None, "maximum part of the time for checkpoints; 0: no limit [default: 0.1, or 0 with --save-every]"
+    ] = None
     keep_last: Annotated[int, "number of checkpoints to keep"] = 5
     valid_every: Annotated[int | None, "steps between validations"] = None
     valid_share: Annotated[
@@ -118,7 +121,7 @@ class TrainConfig:
             for name in names.split():
                 if getattr(self, name) is not None:
                     check_at_least(name, getattr(self, name), minimum)
-        for name in ("label_smoothing", "ema", "valid_share"):
+        for name in ("label_smoothing", "ema", "valid_share", "save_share"):
             if getattr(self, name) is not None:
                 check_below_one(name, getattr(self, name))
         for beta in self.betas:

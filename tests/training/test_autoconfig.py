@@ -94,7 +94,8 @@ def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: boo
 def test_given_values_are_unchanged() -> None:
     requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
-        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3, schedule="constant", patience=3,
+        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3, save_share=0.2, schedule="constant",
+        patience=3,
     )  # fmt: skip
     for finetune in (False, True):
         assert fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU, finetune=finetune) == requested
@@ -198,6 +199,15 @@ def test_rdrop_is_for_little_data_on_a_gpu(pairs: int, device: torch.device, fin
 def test_validations_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
     train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)
     assert train.valid_share == share
+
+
+@pytest.mark.parametrize(
+    ("requested", "share"),
+    [(TrainConfig(), 0.1), (TrainConfig(save_every=5), 0.0), (TrainConfig(save_every=5, save_share=0.2), 0.2)],
+)
+def test_checkpoints_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
+    train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)
+    assert train.save_share == share
 
 
 def test_the_training_time_is_estimated_from_the_measured_speed() -> None:

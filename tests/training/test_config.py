@@ -225,7 +225,7 @@ def test_some_numbers_must_be_greater_than_zero(name: str) -> None:
         TrainConfig(**{name: 0})
 
 
-@pytest.mark.parametrize("name", ["label_smoothing", "ema", "valid_share"])
+@pytest.mark.parametrize("name", ["label_smoothing", "ema", "valid_share", "save_share"])
 def test_rates_are_less_than_one(name: str) -> None:
     for value in (1.0, -0.1):
         with pytest.raises(ValueError, match=f"`{name}` must be at least 0 and less than 1, but is {value}"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -25,7 +26,7 @@ from attent.training.events import Progress
 from attent.training.loop import MAX_NONFINITE_STEPS, MAX_ROLLBACKS, EvalResult, Trainer
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
-from attent.training.state import Pauses
+from attent.training.state import Pauses, PendingSave
 from attent.training.stop_signals import StopRequested
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, max_difference, model
 
@@ -349,6 +350,27 @@ def test_steps_continue_while_a_checkpoint_is_written(tmp_path: Path, monkeypatc
         assert ours.state | {"seconds": 0} == theirs.state | {"seconds": 0}
         for group in theirs.tensors:
             assert are_equal(ours.tensors[group], theirs.tensors[group])
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds", "saved"),
+    [(0.0, 1e6, [2, 4, 6, 8, 10]), (0.1, 0.0, [2, 4, 6, 8, 10]), (0.1, 1e6, [2, 8, 10])],
+)
+def test_checkpoints_take_a_share_of_the_time_and_the_last_are_always_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, seconds: float, saved: list[int]
+) -> None:
+    recipe = replace(RECIPE, steps=10, save_every=2, save_share=share, average=2)
+    toy_run = build_toy_run(tmp_path, recipe, validated=False)
+    save, trainer = checkpoint.save_checkpoint, toy_run.trainer
+
+    def start_save(saved: checkpoint.Checkpoint) -> PendingSave:
+        future: Future[tuple[Path, float]] = Future()
+        future.set_result((save(trainer.state_dir, saved), seconds))
+        return PendingSave(saved.step, future)
+
+    monkeypatch.setattr(trainer, "start_save", start_save)
+    trainer.run()
+    assert [event.step for event in toy_run.saves] == saved
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
