@@ -43,6 +43,7 @@ def test_probabilities_are_the_mean_of_the_models() -> None:
     models = [make_model(1), make_model(2), make_model(3)]
     expected = torch.stack([run_steps(model).exp() for model in models]).mean(0)
     torch.testing.assert_close(run_steps(Ensemble(models)).exp(), expected)
+    assert Ensemble(models).config is models[0].config
 
 
 def test_an_ensemble_of_copies_equals_the_model() -> None:
@@ -98,6 +99,7 @@ def test_models_of_different_architectures_form_an_ensemble() -> None:
     assert len(models) > 1
     expected = torch.stack([run_steps(model).exp() for model in models]).mean(0)
     torch.testing.assert_close(run_steps(Ensemble(models)).exp(), expected)
+    assert Ensemble(models).config is models[0].config
 
 
 def test_the_maximum_lengths_are_the_smallest_of_the_models() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import os
 import signal
@@ -122,6 +123,28 @@ def test_invalid_host_or_port_is_rejected() -> None:
         reserve_port("no such host!", 0)
     with pytest.raises(ServeError, match=r"port 0 of 192\.0\.2\.1 cannot be used"):
         reserve_port("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_server_that_does_not_start_is_reported(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STARTUP_TIMEOUT", 0.1)
+
+    async def work() -> None:
+        if fails:
+            raise OSError("in use")
+        await asyncio.sleep(60)
+
+    async def wait() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        try:
+            await server._wait_until_ready(task, "http://127.0.0.1:9")
+        finally:
+            task.cancel()
+
+    with pytest.raises(ServeError, match=r"127\.0\.0\.1:9 did not start; give another port") as error:
+        asyncio.run(wait())
+    assert isinstance(error.value.__cause__, OSError) == fails
 
 
 def test_several_servers(model: Model) -> None:

@@ -241,7 +241,8 @@ def write_transformers_folder(family: str, folder: Path) -> Any:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
     theirs = write_transformers_folder(family, tmp_path)
-    mine = Generator.load(tmp_path, device="cpu")
+    mine = Generator.load(tmp_path, device="cpu", batch_size=3)
+    assert mine.batch_size == 3
     assert mine.end_ids == (0, 40)
     generations = mine.generate(PROMPTS, temperature=0, max_new_tokens=16)
     for prompt, (generation,) in zip(PROMPTS, generations, strict=True):
