@@ -194,8 +194,12 @@ class PairFilter:
 
 
 def measure_typical_ratio(sample: Sequence[Pair]) -> float:
-    """Return the median ratio of target to source length, or 1.0 if it is in the range of translations."""
-    lengths = [[weighted_length(text.strip()) + RATIO_SMOOTHING for text in (p.source, p.target)] for p in sample]
+    """Return the median ratio of target to source length, or 1.0 if it is in the range of translations.
+
+    Pairs with an empty side say nothing about the others and do not count.
+    """
+    texts = [(source, target) for p in sample if (source := p.source.strip()) and (target := p.target.strip())]
+    lengths = [[weighted_length(text) + RATIO_SMOOTHING for text in pair] for pair in texts]
     ratio = median(target / source for source, target in lengths) if lengths else 1.0
     return 1.0 if 1 / MAX_TRANSLATION_RATIO <= ratio <= MAX_TRANSLATION_RATIO else ratio
 

@@ -232,6 +232,14 @@ def test_length_ratio_is_relative_to_the_corpus_where_one_side_is_typically_shor
     assert PairFilter.from_sample(DEFAULT, ENGLISH_GERMAN, []).typical_ratio == 1.0
 
 
+@pytest.mark.parametrize("empty", [Pair("x" * 100, " ", "a.tsv", 1), Pair("", "y" * 100, "a.tsv", 1)])
+def test_pairs_with_an_empty_side_do_not_change_the_typical_length_ratio(empty: Pair) -> None:
+    good = Pair("x" * 100, "y" * 100, "a.tsv", 2)
+    pair_filter = PairFilter.from_sample(DEFAULT, ENGLISH_GERMAN, [empty] * 600 + [good] * 400)
+    assert pair_filter.drop_reason(good.source, good.target) is None
+    assert PairFilter.from_sample(DEFAULT, ENGLISH_GERMAN, [empty]).typical_ratio == 1.0
+
+
 def test_pair_filter_is_picklable() -> None:
     pair_filter = pickle.loads(  # noqa: S301
         pickle.dumps(PairFilter(FilterConfig(length_ratio=0), infer_scripts(LanguagePair("en", "ru"), [])))
