@@ -174,10 +174,10 @@ def fill_train_config(
     num_steps = math.ceil(recipe.epochs / divisor * steps_per_epoch)
     steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
-    # Equation 3, without a higher rate after a short warm-up; doubled for small models as in the paper's own code
-    # (tensor2tensor), given enough steps.
+    # Equation 3, without a higher rate after a short warm-up; up to doubled for small models, as in the paper's own
+    # code (tensor2tensor), given enough steps.
     paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
-    paper_lr *= 2 if model.encoder.width < 512 and steps >= MIN_STEPS else 1
+    paper_lr *= 1 + min(1.0, steps / MIN_STEPS) if model.encoder.width < 512 else 1
     lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
     if not finetune:
         train = replace(train, rdrop=recipe.rdrop if train.rdrop is None else train.rdrop)
@@ -201,7 +201,9 @@ def fill_defaults(
         valid_every=every,
         valid_share=(0.0 if train.valid_every else VALID_SHARE) if train.valid_share is None else train.valid_share,
         save_every=train.save_every or every,
-        save_share=(0.0 if train.save_every else SAVE_SHARE) if train.save_share is None else train.save_share,
+        save_share=(0.0 if train.save_every or train.valid_every else SAVE_SHARE)
+        if train.save_share is None
+        else train.save_share,
         warmup=warmup,
         lr=lr,
         schedule=train.schedule or "cosine",

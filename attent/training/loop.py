@@ -171,12 +171,16 @@ class Trainer:
         assert config.save_every
         is_scheduled = step % config.valid_every == 0 and step >= self.state.next_validation
         is_due = step > 0 and (is_scheduled or step == config.steps)
+        is_best = False
         if is_due and self.state.last_validated_step < step and self.valid_batches is not None:
-            self.validate()
+            is_best = self.validate()
         # Nothing new to save right after resuming, and no checkpoint while gradients are not finite.
-        is_due = step > self.start_step and step % config.save_every == 0 and self.has_time_to_save()
+        is_due = step > self.start_step and step % config.save_every == 0 and (is_best or self.has_time_to_save())
         if is_due and not self.metrics.nonfinite_counts[0]:
             self.save_checkpoint()
+        if is_best:
+            self.finish_save()  # a killed run must not resume before the step of the exported model
+            self.export_best_model()
 
     def has_time_to_save(self) -> bool:
         """True if checkpoints take at most `save_share` of the time with one more, or if it is one of the last, which
@@ -270,9 +274,10 @@ class Trainer:
                         self.backward_micro_batch(batch, micro_batch, number, targets, is_last)
                 return
             except torch.OutOfMemoryError:
-                freed_graphs = self.step_graphs is not None and self.step_graphs.clear()
-                micro_batch_tokens = self.state.micro_batch_tokens if freed_graphs else self.halve_micro_batch(batches)
+                can_free = (self.step_graphs is not None and self.step_graphs.clear()) or self.pending_save is not None
+                micro_batch_tokens = self.state.micro_batch_tokens if can_free else self.halve_micro_batch(batches)
             self.optimizer.zero_grad()  # after the handler, when the traceback no longer holds the activations
+            self.finish_save()  # which frees its copy
             self.metrics.restore(snapshot)
             if self.distributed.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -551,7 +556,8 @@ class Trainer:
 
     # ---- validation --------------------------------------------------------------------------------------------------
 
-    def validate(self) -> None:
+    def validate(self) -> bool:
+        """Return True if the score is the best so far."""
         self.report_progress(force=True)
         start = time.monotonic()
         if self.step_graphs is not None:
@@ -560,8 +566,6 @@ class Trainer:
         try:
             with self.use_ema_weights():
                 event = self.evaluate_and_update_best(self.gather_model())
-                if event.best:
-                    self.export_model()
         except StopRequested:
             self.state.last_validated_step = 0  # validate again after resuming
             raise
@@ -574,6 +578,7 @@ class Trainer:
             self.schedule_next_validation(seconds)
         self.has_validated = True
         self.metrics.reset_clock()
+        return event.best
 
     def evaluate_and_update_best(self, model: Model | None) -> Validated:
         """Validate the model, which only rank 0 has, broadcast the result, and update best score and patience."""
@@ -682,6 +687,10 @@ class Trainer:
         if model is not None and self.distributed.is_main:
             write_model(self.out, model, self.tokenizer, self.extra_files)
 
+    def export_best_model(self) -> None:
+        with self.use_ema_weights():
+            self.export_model()
+
     def save_checkpoint(self) -> None:
         """Save a checkpoint, unless the newest one has this state. A thread writes a copy while training continues."""
         start = time.monotonic()
@@ -714,8 +723,11 @@ class Trainer:
         pending = self.pending_save
         if pending is None or not (wait or pending.future.done()):
             return
-        self.pending_save = None
-        path, seconds = pending.future.result()
+        try:
+            path, seconds = pending.future.result()
+        finally:
+            if pending.future.done():  # otherwise interrupted
+                self.pending_save = None
         self.save_seconds, self.save_end = seconds, time.monotonic()
         self.prune_checkpoints(pending.step)
         self.emit(Saved(step=pending.step, folder=str(path), seconds=seconds))

@@ -259,17 +259,16 @@ class TrainSession:
             self.emit(
                 Note(text="compiling and measuring steps ..." if trainer.has_slow_start else "measuring steps ...")
             )
-            step_seconds = trainer.measure_step_seconds(min(60.0, 2 * train.minutes))
+            is_requested = "minutes" in self.requested.get("train", {})
+            measure_seconds = min(60.0, 2 * train.minutes) if is_requested else autoconfig.MEASURE_SECONDS
+            step_seconds = trainer.measure_step_seconds(measure_seconds)
             scoring = task.estimate_scoring_seconds(trainer.gather_model(), run) if distributed.is_main else 0.0
             left = distributed.broadcast([60 * train.minutes - (time.monotonic() - self.start)])[0]
             scoring = distributed.broadcast([scoring])[0]
             steps = autoconfig.plan_steps(left, step_seconds, scoring, train.valid_share)
-            note = ""
-            if "minutes" not in self.requested.get("train", {}):
-                steps, note = (
-                    min(steps, run.train.steps or steps),
-                    " at most (the default on a CPU; --minutes changes it)",
-                )
+            note = "" if is_requested else " at most (the default on a CPU; --minutes changes it)"
+            if not is_requested and run.train.steps:
+                steps = min(steps, run.train.steps)
             unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
             finetune = run.init_from is not None
             train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
@@ -394,6 +393,8 @@ class TrainSession:
             trainer.load_checkpoint(saved)
             if finished := self.read_run_summary(trainer.state.step):  # averaged weights may have become the best
                 trainer.state.best_score, trainer.state.best_loss = finished["best"], finished["best_loss"]
+            elif trainer.state.best_step == saved.step:  # perhaps killed before it was exported
+                trainer.export_best_model()
             self.emit(Note(text=f"resuming {self.out} from step {saved.step:,}", step=saved.step))
         if self.distributed.is_main:
             self.open_log(trainer, title)

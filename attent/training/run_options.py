@@ -92,7 +92,8 @@ class TrainConfig:
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
     save_share: Annotated[
-        float | None, "maximum part of the time for checkpoints; 0: no limit [default: 0.1, or 0 with --save-every]"
+        float | None,
+        "maximum part of the time for checkpoints; 0: no limit [default: 0.1, or 0 with --save-every or --valid-every]",
     ] = None
     keep_last: Annotated[int, "number of checkpoints to keep"] = 5
     valid_every: Annotated[int | None, "steps between validations"] = None

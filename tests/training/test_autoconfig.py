@@ -107,6 +107,14 @@ def test_the_learning_rate_is_the_papers_and_doubled_for_small_models() -> None:
         assert train.lr == pytest.approx(times * compute_paper_lr(preset.encoder.width, 4000), rel=5e-3)
 
 
+def test_the_learning_rate_does_not_jump_with_the_steps() -> None:
+    rates = [
+        fill_train_config(TrainConfig(steps=steps, warmup=400), "tiny", presets.tiny(100), amount(100), CPU).lr or 0.0
+        for steps in (1, 1_000, 1_999, 2_000, 9_000)
+    ]
+    assert rates == pytest.approx([rates[0], 1.5 * rates[0], 2 * rates[0], 2 * rates[0], 2 * rates[0]], rel=5e-3)
+
+
 def test_fine_tuning_takes_fewer_steps() -> None:
     scratch = fill_train_config(TrainConfig(), "small", presets.small(100), amount(300_000), GPU)
     finetune = fill_train_config(TrainConfig(), None, presets.small(100), amount(300_000), GPU, finetune=True)
@@ -203,7 +211,12 @@ def test_validations_are_limited_unless_their_interval_is_given(requested: Train
 
 @pytest.mark.parametrize(
     ("requested", "share"),
-    [(TrainConfig(), 0.1), (TrainConfig(save_every=5), 0.0), (TrainConfig(save_every=5, save_share=0.2), 0.2)],
+    [
+        (TrainConfig(), 0.1),
+        (TrainConfig(save_every=5), 0.0),
+        (TrainConfig(valid_every=5), 0.0),
+        (TrainConfig(save_every=5, save_share=0.2), 0.2),
+    ],
 )
 def test_checkpoints_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
     train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)

@@ -373,6 +373,51 @@ def test_checkpoints_take_a_share_of_the_time_and_the_last_are_always_saved(
     assert [event.step for event in toy_run.saves] == saved
 
 
+def test_a_best_model_is_exported_after_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=6, valid_every=2, save_every=2, save_share=1e-9))
+    trainer, exported = toy_run.trainer, []
+
+    def record_export() -> None:
+        assert trainer.state.step in checkpoint.list_steps(trainer.state_dir)
+        exported.append(trainer.state.step)
+
+    monkeypatch.setattr(trainer, "export_model", record_export)
+    trainer.run()
+    assert exported
+    assert exported[-1] == trainer.state.best_step
+
+
+def test_an_interrupt_while_waiting_for_a_checkpoint_leaves_it_pending(tmp_path: Path) -> None:
+    trainer = build_toy_run(tmp_path, RECIPE, validated=False).trainer
+
+    class InterruptedFuture(Future[tuple[Path, float]]):
+        def result(self, timeout: float | None = None) -> tuple[Path, float]:
+            raise KeyboardInterrupt
+
+    trainer.pending_save = PendingSave(3, InterruptedFuture())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.finish_save()
+    assert trainer.pending_save is not None
+
+
+def test_out_of_memory_beside_a_checkpoint_keeps_the_micro_batch(tmp_path: Path) -> None:
+    toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=3, save_every=1), validated=False)
+    failures = [True]
+
+    def run_out_of_memory(_: PairBatch, loss: Tensor) -> Tensor:
+        if toy_run.trainer.state.step == 1 and failures:
+            assert toy_run.trainer.pending_save is not None
+            failures.clear()
+            raise torch.OutOfMemoryError("too much")
+        return loss
+
+    InterceptedObjective(toy_run, run_out_of_memory)
+    size = toy_run.trainer.state.micro_batch_tokens
+    toy_run.trainer.run()
+    assert not failures
+    assert toy_run.trainer.state.micro_batch_tokens == size
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     toy_run = build_toy_run(tmp_path, replace(RECIPE, steps=8, save_every=3), validated=False)
     toy_run.trainer.state_dir.write_text("in the way")

@@ -15,7 +15,7 @@ from attent.training import autoconfig, checkpoint, hardware
 from attent.training.config import TrainError, read_run
 from attent.training.event_log import EventLog
 from attent.training.events import Event, Note, Progress, Started
-from attent.training.loop import write_model
+from attent.training.loop import Trainer, write_model
 from attent.training.run import TrainResult, describe_average, train
 from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
 from attent.training.tasks.translation import TranslationTask
@@ -122,6 +122,28 @@ def test_a_model_with_weights_that_are_not_finite_is_not_fine_tuned(tmp_path: Pa
 def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="`step`; did you mean `steps`"):
         train_small(tmp_path, step=3)
+
+
+def test_a_run_killed_before_its_best_model_was_exported_exports_it_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported: list[int] = []
+
+    def fail(trainer: Trainer) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(Trainer, "export_best_model", fail)
+        train_small(tmp_path, valid_every=2, save_every=2)
+    export = Trainer.export_best_model
+
+    def record_export(trainer: Trainer) -> None:
+        exported.append(trainer.state.step)
+        export(trainer)
+
+    monkeypatch.setattr(Trainer, "export_best_model", record_export)
+    train_small(tmp_path, valid_every=2, save_every=2)
+    assert exported[0] == 2
 
 
 # ---- a time budget and threads ---------------------------------------------------------------------------------------
