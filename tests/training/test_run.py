@@ -132,10 +132,10 @@ def test_a_run_killed_before_its_best_model_was_exported_exports_it_when_resumed
     def fail(trainer: Trainer) -> None:
         raise RuntimeError("killed")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(Trainer, "export_best_model", fail)
-        train_small(tmp_path, valid_every=2, save_every=2)
     export = Trainer.export_best_model
+    monkeypatch.setattr(Trainer, "export_best_model", fail)
+    with pytest.raises(RuntimeError, match="killed"):
+        train_small(tmp_path, valid_every=2, save_every=2)
 
     def record_export(trainer: Trainer) -> None:
         exported.append(trainer.state.step)
