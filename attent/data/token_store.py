@@ -37,7 +37,7 @@ from attent.text.bulk_encoder import EncodedSentences
 from attent.text.vocabulary import Vocabulary
 
 # Part of the key: raise it when the same files give other ids, or the arrays change.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 META_FILE = "store.json"
 MAX_WORKERS = 4  # one process reads and writes as fast as about three encode
 MAX_SERIAL_PAIRS = 2**17  # of a corpus that one worker samples in a few seconds
