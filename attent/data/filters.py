@@ -61,9 +61,8 @@ class FilterConfig:
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 RATIO_SMOOTHING = 20  # characters, so that "OK" may become "Einverstanden" and "EU" "Europäische Union"
-MAX_TRANSLATION_RATIO = (
-    2.0  # of median lengths, either way; measured: 0.90 to 1.12 for translations, 0.14 for summaries
-)
+# Of median lengths, either way; measured: 0.90 to 1.12 for translations, 0.14 for summaries.
+MAX_TRANSLATION_RATIO = 2.0
 WIDE_CHAR_WEIGHT = 3  # a Han, Kana or Hangul character carries about as much information as three letters
 MIN_FOREIGN_LETTERS = 12  # fewer in another script are a name or a code: "iPhone", "README"
 MIN_SENTENCE_WORDS = 4  # lower-case words from which on identical sides are an untranslated sentence

@@ -1,6 +1,6 @@
-"""Batch loaders: batches as tensors, fetched by (epoch, step) or iterated with prefetching threads.
+"""Batch loaders: batches as tensors, fetched by (epoch, batch index) or iterated with prefetching threads.
 
-A batch is a pure function of its epoch and step and the seed: resuming needs two integers, ranks need no
+A batch is a pure function of its epoch, its index and the seed: resuming needs two integers, ranks need no
 communication, and the number of threads changes nothing. `batch_plan` decides which pairs form a batch.
 """
 

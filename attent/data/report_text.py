@@ -29,7 +29,7 @@ FILTER_LABELS = {
     "empty": "an empty side",
     "control": "control characters or wrong encoding",
     "max_chars": f"longer than {FilterConfig.max_chars:,} characters",
-    "length_ratio": f"one side over {FilterConfig.length_ratio:g} times longer than usual (short lines: more allowed)",
+    "length_ratio": f"one side over {FilterConfig.length_ratio:g} times longer than the other (summaries: than usual)",
     "identical": "not translated: both sides equal",
     "script": "in the script of another language",
     "duplicates": "duplicates",

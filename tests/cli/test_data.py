@@ -58,6 +58,7 @@ def test_report_has_counts_and_locations(odd: str, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     for expected in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "duplicates", "█", "pairs to train on"):
         assert expected in text
+    assert "one side over 4 times longer than the other (summaries: than usual)" in " ".join(text.split())
 
 
 def test_each_text_is_cited_with_its_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
