@@ -223,11 +223,14 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
     return merged
 
 
-def merge_with_previous(requested: UserSettings, previous: UserSettings, *, keep_omitted: bool = False) -> UserSettings:
-    """Complete a command that resumes a run: without --data, or with `keep_omitted`, settings that are not given keep
-    their previous values."""
-    has_data = bool(requested.get("data", {}).get("train"))
-    return requested if has_data and not keep_omitted else _merge_tables(previous, requested)
+def merge_with_previous(requested: UserSettings, previous: UserSettings, resolved: UserSettings) -> UserSettings:
+    """Complete a command that resumes a run: settings that are not given, or that state the resolved value as
+    `run.toml` does, keep their previous values."""
+    values, changed = dict(flatten_settings(resolved)), UserSettings()
+    for path, value in flatten_settings(requested):
+        if value != values.get(path):
+            set_path(changed, path.split("."), value)
+    return _merge_tables(previous, changed)
 
 
 def diff_settings(previous: UserSettings, current: UserSettings) -> dict[str, tuple[Any, Any]]:

@@ -22,7 +22,7 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
-from attent.models.folder import write_side_file
+from attent.models.folder import WEIGHTS_FILE, write_side_file
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
@@ -211,16 +211,19 @@ class TrainSession:
         is_new = not checkpoint.list_steps(self.state_dir)  # without a checkpoint there is nothing to resume
         path = self.state_dir / run_folder.REQUESTED_FILE
         previous = settings.read_json(path) if path.exists() else self.requested
-        # A resumed run keeps the value of a flag that is no longer given.
-        self.requested = run_config.merge_with_previous(self.requested, previous, keep_omitted=not is_new)
-        if is_new:
+        resolved = None if is_new else run_config.read_run(self.out / run_folder.RUN_FILE)
+        has_model = (self.out / WEIGHTS_FILE).exists()  # possibly before the first checkpoint
+        if resolved or has_model or not self.requested.get("data", {}).get("train"):
+            tables = settings.to_dict(resolved) if resolved else {}
+            self.requested = run_config.merge_with_previous(self.requested, previous, tables)
+        if resolved is None:
             run = run_config.build_run_config(self.requested, "--set")
             if self.distributed.device.type == "cpu" and not (run.init_from or run.train.steps or run.train.minutes):
                 run = replace(run, train=replace(run.train, minutes=get_task_class(run.task).cpu_minutes))
             self.unresolved = run.train
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:
-            run = apply_changes(run_config.read_run(self.out / run_folder.RUN_FILE), previous, self.requested)
+            run = apply_changes(resolved, previous, self.requested)
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
             if run.train.threads > hardware.count_cores() and self.distributed.device.type == "cpu":

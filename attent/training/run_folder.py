@@ -23,7 +23,6 @@ from attent.training.config import (
     TrainError,
     UserSettings,
     diff_settings,
-    flatten_settings,
     merge_with_previous,
     read_run,
 )
@@ -67,13 +66,12 @@ def check_folder(out: Path, requested: UserSettings) -> None:
 
 def check_changes(out: Path, previous: UserSettings, requested: UserSettings) -> None:
     """Raise if a setting differs from the run in `out` that may not change when it is resumed."""
-    resolved = dict(flatten_settings(settings.to_dict(read_run(out / RUN_FILE)))) if (out / RUN_FILE).exists() else {}
-    changes = diff_settings(previous, merge_with_previous(requested, previous))
+    resolved = settings.to_dict(read_run(out / RUN_FILE)) if (out / RUN_FILE).exists() else {}
+    changes = diff_settings(previous, merge_with_previous(requested, previous, resolved))
     rejected = [
         f"{path}: {_format_value(old)} -> {_format_value(new)}"
         for path, (old, new) in sorted(changes.items())
-        # Stating the value that was chosen automatically is no change.
-        if path not in RESUMABLE_CHANGES and not (old is None and resolved.get(path) == new)
+        if path not in RESUMABLE_CHANGES
     ]
     if rejected:
         more = len(rejected) - MAX_LISTED_CHANGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,7 +78,41 @@ def test_a_resumed_run_accepts_chosen_values_and_keeps_flags_that_are_no_longer_
     assert read_run(tmp_path / "run" / RUN_FILE).train.patience == 3
     requested = read_json(tmp_path / "run" / "state" / REQUESTED_FILE)
     assert requested["train"]["patience"] == 3
-    assert (requested["size"], requested["train"]["steps"]) == ("tiny", 3)
+    assert requested["train"]["steps"] == 3
+    assert "size" not in requested  # it states the chosen value
+
+
+@pytest.mark.parametrize("requested_minutes", [None, 0.01])
+def test_a_run_of_some_minutes_is_resumed_with_its_file_with_or_without_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested_minutes: float | None
+) -> None:
+    monkeypatch.setattr(TranslationTask, "cpu_minutes", 0.01)
+    monkeypatch.setattr(autoconfig, "MIN_STEPS", 3)
+    monkeypatch.setattr(autoconfig, "MAX_STEPS", 3)
+    out = tmp_path / "run"
+    result = train_small(tmp_path, steps=None, minutes=requested_minutes)
+    requested = read_json(out / "state" / REQUESTED_FILE)
+    run = read_run(out / RUN_FILE)
+    assert run.train.minutes == 0.01
+    assert train(out=out, config=out / RUN_FILE) == result
+    assert train_small(tmp_path, steps=None, minutes=requested_minutes) == result
+    assert train_small(tmp_path, steps=None, config=out / RUN_FILE) == result
+    assert train_small(tmp_path, steps=None) == result
+    assert train_small(tmp_path, steps=None, minutes=0.01) == result
+    assert train(out=out) == result
+    assert read_json(out / "state" / REQUESTED_FILE) == requested
+    assert read_run(out / RUN_FILE) == run
+    for config in (None, out / RUN_FILE):
+        with pytest.raises(TrainError, match=r"other settings \(train\.minutes: .* -> 0\.02\)"):
+            train_small(tmp_path, steps=None, minutes=0.02, config=config)
+
+
+def test_a_model_without_a_checkpoint_is_trained_again_with_its_settings(tmp_path: Path) -> None:
+    train_small(tmp_path, lr=0.003)
+    for folder in (tmp_path / "run" / "state").glob("step-*"):
+        shutil.rmtree(folder)
+    train_small(tmp_path)
+    assert read_run(tmp_path / "run" / RUN_FILE).train.lr == 0.003
 
 
 def test_an_average_is_compared_to_the_best_before_if_there_is_one() -> None:
