@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
+from attent.cli.line_progress import print_message
 from attent.data.builtin import BUILTIN_CORPORA
 from attent.data.corpus import ReadOptions, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair
@@ -54,8 +55,8 @@ def data(
 
     _check_names(corpus)
     languages, options = LanguagePair(flags.src, flags.tgt), ReadOptions(fuzzy=flags.fuzzy, obsolete=flags.obsolete)
-    corpora = open_corpora(corpus, languages, options)
-    test_sets = find_test_sets(corpora, open_corpora(flags.against, languages, options))
+    corpora = open_corpora(corpus, languages, options, print_message)
+    test_sets = find_test_sets(corpora, open_corpora(flags.against, languages, options, print_message))
     with show_progress() as progress:
         survey, unread, error = survey_corpora(corpora, test_sets, keep_all=flags.keep_all, progress=progress)
     if error and not survey.pairs_read:

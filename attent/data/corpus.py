@@ -6,8 +6,9 @@ A `Corpus` describes the files: it is cheap to create and reads them each time t
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import compress, product
@@ -136,7 +137,10 @@ def describe_wrong_languages(corpus: Corpus, pairs: Sequence[Pair], command: str
 
 
 def open_corpora(
-    names: Sequence[str], languages: LanguagePair = ANY_LANGUAGES, options: ReadOptions = DEFAULT_READ_OPTIONS
+    names: Sequence[str],
+    languages: LanguagePair = ANY_LANGUAGES,
+    options: ReadOptions = DEFAULT_READ_OPTIONS,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> list[Corpus]:
     """Return the named corpora in order; for `en` to `de,fr` each name gives one corpus per language pair."""
     if isinstance(names, str):
@@ -145,6 +149,8 @@ def open_corpora(
     pairs = [LanguagePair(s, t) for s, t in combinations if not (s and t) or normalize_tag(s) != normalize_tag(t)]
     if not pairs:
         raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
+    for name in names:
+        _warn_of_local_files(_parse_weight(name)[0], warn)
     groups = [[_open_corpus(name, pair, options) for pair in dict.fromkeys(pairs)] for name in names]
     groups = [group for index, group in enumerate(groups) if not any(_is_other_side(group, g) for g in groups[:index])]
     for corpora in groups:
@@ -202,21 +208,32 @@ def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> C
 def _locate_files(corpus: Corpus, path: Path) -> Corpus:
     from attent.data import builtin  # imported late: few corpora need it
 
-    group = [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]
     if corpus.name in builtin.BUILTIN_CORPORA:
-        if path.exists() or group:
-            print(f"using the built-in corpus {path}; to use your own, write ./{path}", file=sys.stderr)
         return _open_folder(corpus, builtin.get_corpus_folder(corpus.name, corpus.languages))
     if path.is_dir():
         return _open_folder(corpus, path)
     if path.exists():
         return _open_file(corpus, path)
-    if group:
+    if group := _list_moses_files(path):
         return _open_moses_pair(corpus, path, group)
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, [*siblings, *builtin.BUILTIN_CORPORA], n=1, cutoff=0.75)
     guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"
     raise CorpusError(f"{corpus.name}: there is no such file or folder; {guess}")
+
+
+def _warn_of_local_files(name: str, warn: Callable[[str], None]) -> None:
+    """Warn if a built-in corpus has the name of a file or folder."""
+    from attent.data import builtin  # imported late: few corpora need it
+
+    with suppress(PermissionError):
+        if name in builtin.BUILTIN_CORPORA and (Path(name).exists() or _list_moses_files(Path(name))):
+            warn(f"using the built-in corpus {name}; to use your own, write ./{name}")
+
+
+def _list_moses_files(path: Path) -> list[_FolderFile]:
+    """List the files whose common stem is this path."""
+    return [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]
 
 
 def _fill_declared_languages(corpus: Corpus) -> Corpus:
@@ -426,7 +443,10 @@ def _add_sibling_splits(
     corpus: Corpus, path: Path, parallel_file: ParallelFile, stem: str, languages: LanguagePair
 ) -> Corpus:
     """Return the corpus with its file and, if that is a train file, the valid and test files of the same format."""
-    siblings = _find_parallel_files(_list_files(path.parent), languages) if detect_split(stem) == "train" else []
+    siblings: list[tuple[str, ParallelFile]] = []
+    if detect_split(stem) == "train":
+        with suppress(PermissionError):  # the file can be read, but its folder cannot be listed
+            siblings = _find_parallel_files(_list_files(path.parent), languages)
     splits = ((detect_split(other_stem), other) for other_stem, other in siblings)
     chosen = ((s, other) for s, other in splits if s in ("valid", "test") and other.format == parallel_file.format)
     return replace(corpus, parallel_files=(parallel_file,), sibling_files=tuple(chosen))

@@ -65,7 +65,8 @@ def ablate_folder(
     dispensable heads."""
     if prune_to is not None:
         check_output_folder(prune_to)
-    test_set, reporter = read_test_set(data, languages), AblationReporter(sys.stderr)
+    reporter = AblationReporter(sys.stderr)
+    test_set = read_test_set(data, languages, reporter.say)
     translator = load_translator((folder,), device, reporter.say)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
     scorer = ablate.BleuScorer.from_sacrebleu(to or test_set.language, pairs.references)

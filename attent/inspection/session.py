@@ -141,7 +141,7 @@ def measure_head_stats(
     warn: Callable[[str], None] = warnings.warn,
 ) -> None:
     """Measure head statistics on parallel text; the folder keeps those of the most sentences."""
-    test_set = read_test_set(data, languages)
+    test_set = read_test_set(data, languages, warn)
     pairs = [pair for pair in zip(test_set.sources, test_set.references, strict=True) if all(pair)][:limit]
     notify(f"measuring head statistics on {len(pairs):,} pairs ...")
     stored = (inspector.head_stats or {}).get("sentences", 0)

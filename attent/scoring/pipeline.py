@@ -100,11 +100,11 @@ def score(
 ) -> ScoreReport:
     """Translate a test set with a model and score it, as `options` say; files are read before models are loaded.
 
-    `notify` receives progress, `warn` doubts about the languages of the test set.
+    `notify` receives progress, `warn` doubts about the test set.
     """
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
-    test_set = read_test_set(names, LanguagePair(src, tgt))
+    test_set = read_test_set(names, LanguagePair(src, tgt), warn)
     if test_set.skipped.counts:
         warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skipped.describe()}")
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
@@ -128,9 +128,9 @@ def score(
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
+def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = warnings.warn) -> TestSet:
     """Read every pair, also those with an empty side: a file of translations has a line for them."""
-    corpora = [select_test_part(corpus) for corpus in open_corpora(names, languages)]
+    corpora = [select_test_part(corpus) for corpus in open_corpora(names, languages, warn=warn)]
     entries = [(entry, corpus.languages.target) for corpus in corpora for entry in corpus]
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
     skipped = ReasonTally[str]()

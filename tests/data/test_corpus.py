@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -477,6 +478,16 @@ def test_pipe_is_read() -> None:
         corpus.fingerprint()
 
 
+@pytest.mark.parametrize("name", ["a.tsv", "train.tsv"])
+def test_a_file_in_a_folder_that_cannot_be_listed_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> NoReturn:  # as without read permission, which root always has
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    Path(name).write_text("1\t2\n")
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert list_texts(open_corpus(name)) == [("1", "2")]
+
+
 # Built-in corpora.
 
 
@@ -490,7 +501,8 @@ def test_a_built_in_name_takes_precedence_over_a_path(
         path = Path("cache")
         path.mkdir(exist_ok=True)
         (path / "train.en").write_text("a\n")
-        (path / "train.de").write_text("b\n")
+        for tag in ("de", "fr"):
+            (path / f"train.{tag}").write_text("b\n")
         (path / "test.en").write_text("c\n")
         (path / "test.de").write_text("d\n")
         return path
@@ -500,17 +512,18 @@ def test_a_built_in_name_takes_precedence_over_a_path(
     assert (corpus.name, corpus.weight, list_texts(corpus)) == ("multi30k", 2.0, [("a", "b")])
     assert list_texts(corpus.get_sibling_split("test")) == [("c", "d")]
     assert requested == [("multi30k", EN_DE)]
-    assert capsys.readouterr().err == ""
     Path("multi30k").mkdir()
     Path("multi30k/x.tsv").write_text("local\tcopy\n")
     assert list_texts(open_corpus("./multi30k", EN_DE)) == [("local", "copy")]
-    assert capsys.readouterr().err == ""
     for tag in ("en", "de"):
         Path(f"phrases.{tag}").write_text("local\n")
     assert list_texts(open_corpus("./phrases", EN_DE)) == [("local", "local")]
     for name in ("multi30k", "phrases"):
-        assert list_texts(open_corpus(name, EN_DE)) == [("a", "b")]
-        assert f"using the built-in corpus {name}; to use your own, write ./{name}" in capsys.readouterr().err
+        notes: list[str] = []
+        en_xx = LanguagePair("en", "de,fr")
+        assert list_texts(open_corpora([name], en_xx, warn=notes.append)[0]) == [("a", "b")]
+        assert notes == [f"using the built-in corpus {name}; to use your own, write ./{name}"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_pair_named_by_both_files_is_read_once(tmp_path: Path) -> None:

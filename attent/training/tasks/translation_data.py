@@ -91,7 +91,8 @@ def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunC
 def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
-    train = open_corpora(base.spool_stdin(config.train, context.data_dir), languages, config.read_options)
+    train_names = base.spool_stdin(config.train, context.data_dir)
+    train = open_corpora(train_names, languages, config.read_options, context.warn)
     for corpus in train:
         pairs = list(islice((entry for entry in corpus if isinstance(entry, Pair)), LANGUAGE_SAMPLE_SIZE))
         if pairs and (problem := describe_wrong_languages(corpus, pairs, "train")):
@@ -99,7 +100,9 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (
-        open_corpora(names, languages, config.read_options) if names else list(_find_siblings(train, split))
+        open_corpora(names, languages, config.read_options, context.warn)
+        if names
+        else list(_find_siblings(train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
