@@ -64,8 +64,8 @@ TASK_SETTINGS = frozenset(
 RESUMABLE_CHANGES = frozenset(
     f"train.{name}"
     for name in (
-        "steps", "save_every", "save_share", "keep_last", "valid_every", "valid_sentences", "patience", "average",
-        "device", "threads", "workers", "compile", "micro_batch_tokens", "shard", "tensorboard",
+        "steps", "save_every", "save_share", "keep_last", "valid_every", "valid_share", "valid_sentences", "patience",
+        "average", "device", "threads", "workers", "compile", "micro_batch_tokens", "shard", "tensorboard",
     )
 ) | {"decode.beam_size", "decode.length_penalty", "data.test"}  # fmt: skip
 

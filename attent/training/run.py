@@ -472,11 +472,13 @@ def describe_missing_cores(threads: int) -> str:
 def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSettings) -> RunConfig:
     """The resolved run with the settings that may differ when it is resumed."""
     tables = settings.to_dict(run)
-    for path, (_, value) in run_config.diff_settings(previous, requested).items():
+    changes = run_config.diff_settings(previous, requested)
+    for path, (_, value) in changes.items():
         if value is not None:
             run_config.set_path(tables, path.split("."), value)
-            if path in ("train.valid_every", "train.save_every"):  # requested explicitly: without a limit
-                run_config.set_path(tables, path.replace("_every", "_share").split("."), 0.0)
+            share = path.replace("_every", "_share")
+            if path in ("train.valid_every", "train.save_every") and share not in changes:  # without a limit
+                run_config.set_path(tables, share.split("."), 0.0)
     return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
 
 

@@ -107,6 +107,18 @@ def test_a_run_of_some_minutes_is_resumed_with_its_file_with_or_without_flags(
             train_small(tmp_path, steps=None, minutes=0.02, config=config)
 
 
+def test_the_time_for_validations_and_checkpoints_may_change_on_resume(tmp_path: Path) -> None:
+    def resume(*overrides: str) -> tuple[float | None, float | None]:
+        assert train_small(tmp_path, overrides=overrides).stop_reason == "steps"
+        run = read_run(tmp_path / "run" / RUN_FILE).train
+        return run.valid_share, run.save_share
+
+    assert resume() == (0.1, 0.1)
+    assert resume("train.valid_share=0.2", "train.save_share=0.3") == (0.2, 0.3)
+    assert resume("train.valid_every=2") == (0.0, 0.3)
+    assert resume("train.valid_share=0.4", "train.valid_every=3") == (0.4, 0.3)
+
+
 def test_a_model_without_a_checkpoint_is_trained_again_with_its_settings(tmp_path: Path) -> None:
     train_small(tmp_path, lr=0.003)
     for folder in (tmp_path / "run" / "state").glob("step-*"):
