@@ -175,11 +175,15 @@ class PhraseConstraints:
     required: tuple[str, ...] = ()
     banned: tuple[str, ...] = ()  # in any case
 
+    def __post_init__(self) -> None:
+        for name in ("required", "banned"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is accepted
+
     @property
     def prefix_ends_word(self) -> bool:
         """True if a new word must follow the prefix; after punctuation, such as an opening quote, anything may."""
         last = self.prefix[-1:]
-        return not self.prefix_is_partial and (last.isspace() or last.isalnum())
+        return last.isspace() or (last.isalnum() and not self.prefix_is_partial)
 
     def extend(
         self, prefix: str | None = None, required: Sequence[str] = (), banned: Sequence[str] = ()

@@ -790,9 +790,10 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
             raise TranslationError("a required phrase must be a word, but is empty; leave it out")
         if banned := find_phrase(phrase, constraints.banned):
             raise TranslationError(f"`{phrase}` is required, but contains the banned `{banned}`; leave one out")
-    prefix = constraints.prefix.strip()
-    if banned := find_phrase(prefix, constraints.banned, is_partial=constraints.prefix_is_partial):
-        raise TranslationError(f"the prefix `{prefix}` contains the banned `{banned}`; leave one out")
+    if banned := find_phrase(constraints.prefix, constraints.banned, is_partial=constraints.prefix_is_partial):
+        raise TranslationError(
+            f"the prefix `{constraints.prefix.strip()}` contains the banned `{banned}`; leave one out"
+        )
 
 
 def widen_for_mbr(options: SearchOptions, mbr_candidates: int) -> SearchOptions:

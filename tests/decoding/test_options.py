@@ -70,7 +70,14 @@ def test_the_maximum_length_follows_the_source_unless_it_is_set() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "is_partial", "ends_word"),
-    [("", False, False), ("Ein", False, True), ("Ein", True, False), ("Ein ", False, True), ("Ein „", False, False)],
+    [
+        ("", False, False),
+        ("Ein", False, True),
+        ("Ein", True, False),
+        ("Ein ", False, True),
+        ("Ein ", True, True),
+        ("Ein „", False, False),
+    ],
 )
 def test_a_prefix_ends_a_word(prefix: str, is_partial: bool, ends_word: bool) -> None:
     assert PhraseConstraints(prefix=prefix, prefix_is_partial=is_partial).prefix_ends_word == ends_word

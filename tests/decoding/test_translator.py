@@ -410,9 +410,19 @@ def test_a_prefix_must_not_be_banned(trained_translator: Translator) -> None:
         lambda constraints: trained_translator.suggest_continuations(TEXTS[0], constraints, 1),
     ]
     for call in translate:
-        with pytest.raises(TranslationError, match="the prefix `Ein  Hund` contains the banned `ein hund`; leave one"):
-            call(refused)
-        call(replace(refused, prefix_is_partial=True))
+        for constraints in (refused, replace(refused, prefix="Ein  Hund"), replace(refused, prefix_is_partial=True)):
+            with pytest.raises(TranslationError, match="prefix `Ein  Hund` contains the banned `ein hund`; leave one"):
+                call(constraints)
+        call(replace(refused, prefix="Ein  Hund", prefix_is_partial=True))
+
+
+def test_phrases_are_accepted_as_lists(trained_translator: Translator) -> None:
+    phrases = ["Haus", "Garten"], ["Hund", "Katze"]
+    as_lists = PhraseConstraints(required=phrases[0], banned=phrases[1])  # type: ignore[arg-type]
+    as_tuples = PhraseConstraints(required=tuple(phrases[0]), banned=tuple(phrases[1]))
+    assert as_lists == as_tuples
+    texts = [trained_translator.translate(TEXTS[:2], constraints=item)[1].text for item in (as_lists, as_tuples)]
+    assert texts[0] == texts[1]
 
 
 def test_a_required_word_with_an_unknown_letter_is_a_whole_word(trained_translator: Translator) -> None:
