@@ -68,7 +68,9 @@ class TrainConfig:
 
     steps: Annotated[int | None, "maximum number of training steps"] = None
     minutes: Annotated[
-        float | None, "instead of --steps: time for the whole command, from which the steps follow [CPU default: 30]"
+        float | None,
+        "instead of --steps: time for the whole command, from which the steps follow [default: no limit; at most 30 "
+        "for a translation model from scratch on a CPU]",
     ] = None
     seed: Annotated[int, "random seed"] = 1
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
@@ -106,7 +108,9 @@ class TrainConfig:
         int | None, "validations without improvement before training stops; 0: never stop early [default: 0 or 10]"
     ] = None
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
-    compile: Annotated[bool | None, "use torch.compile [default: on a GPU]"] = None
+    compile: Annotated[
+        bool | None, "use torch.compile [default: on a GPU; translation models from 10,000 steps on]"
+    ] = None
     device: Annotated[str | None, "cuda, cuda:1, mps or cpu"] = None
     threads: Annotated[int | None, "CPU threads [default: the fastest number, measured at the start]"] = None
     workers: Annotated[int, "threads that prefetch batches"] = 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from attent import settings
 from attent.models import presets
 from attent.models.config import Seq2SeqConfig
-from attent.training.autoconfig import DataSize, fill_train_config
+from attent.training.autoconfig import COMPILE_MIN_STEPS, CPU_MINUTES, DataSize, fill_train_config
 from attent.training.config import (
     RUN_CLASSES,
     RunConfig,
@@ -25,8 +26,10 @@ from attent.training.config import (
     read_user_settings,
 )
 from attent.training.run_options import MINIMUMS, DataConfig, DecodeConfig, TrainConfig, TrainError
+from attent.training.tasks.translation import TranslationTask
 
-PUBLISHED_RUNS = sorted((Path(__file__).resolve().parents[2] / "runs").glob("*.toml"))
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED_RUNS = sorted((ROOT / "runs").glob("*.toml"))
 assert PUBLISHED_RUNS
 
 
@@ -239,3 +242,17 @@ def test_numbers_at_their_minimum_are_accepted_and_below_refused(minimum: int, n
         assert getattr(TrainConfig(**{name: minimum}), name) == minimum
         with pytest.raises(ValueError, match=f"`{name}` must be {minimum} or more, but is {minimum - 1}"):
             TrainConfig(**{name: minimum - 1})
+
+
+def test_help_and_documentation_state_defaults_and_metrics() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = {
+        name: next(row for row in page.splitlines() if row.startswith(f"| `--{name}"))
+        for name in ("minutes", "compile", "metric")
+    }
+    helps = get_type_hints(TrainConfig, include_extras=True)
+    for name, default in (("minutes", f"at most {CPU_MINUTES:g}"), ("compile", f"from {COMPILE_MIN_STEPS:,} steps")):
+        for text in (rows[name], helps[name].__metadata__[0]):
+            assert default in text
+            assert "translation model" in text
+    assert [name for name in TranslationTask.metrics if f"`{name}" not in rows["metric"]] == []
