@@ -40,7 +40,8 @@ class TrainingEstimate:
 
     size: str  # a preset
     parameters: int
-    epochs: int  # assumed
+    epochs: float  # that are often enough
+    planned_epochs: float  # fewer where the default time limit of a CPU ends training
     device: str
     tokens_per_second: int  # of both sides, measured
     seconds: tuple[int, int]  # from, to

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attent.data.contamination import ContaminationMatch
 from attent.data.diagnostics import describe_limits, diagnose
-from attent.data.estimate import CorpusEstimate
+from attent.data.estimate import CorpusEstimate, TrainingEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
 from attent.data.report import ContaminationReport, CorpusReport, LineExample, SideStats
@@ -284,13 +284,22 @@ def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> Renderab
         ("model", f"{training.size}, {format_rounded(training.parameters)} parameters"),
         ("speed", f"{format_rounded(training.tokens_per_second)} tokens per second ({training.device})"),
         ("training", Text(format_duration_range(*training.seconds), "bold")),
-        ("", f"for {training.epochs} epochs, which are often enough for this amount of data"),
+        ("", _describe_epochs(training)),
     ]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return Group(_render_heading("Estimate", f"from {sample} and a few seconds of training"), table)
+
+
+def _describe_epochs(training: TrainingEstimate) -> str:
+    counts = training.planned_epochs, training.epochs
+    planned, epochs = (f"{count:,.0f}" if count >= 10 else f"{count:.2g}" for count in counts)
+    if training.planned_epochs < training.epochs:
+        minutes = f"{training.seconds[1] / 60:.0f} minutes"
+        return f"for about {planned} of {epochs} epochs: at most {minutes} on a CPU by default (see --minutes)"
+    return f"for {epochs} epochs, which are often enough for this amount of data"
 
 
 def format_rounded(count: int) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from attent import settings
 from attent.data.batch_plan import BatchConfig
-from attent.data.estimate import CorpusEstimate, TextPairs, TokenRows, TrainingEstimate, estimate_tokens
+from attent.data.estimate import CorpusEstimate, TextPairs, TokenEstimate, TokenRows, TrainingEstimate, estimate_tokens
 from attent.data.loader import PairLoader
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.models import Seq2SeqConfig, build, presets
@@ -157,6 +157,16 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 
+def choose_batch_tokens(size: Size, device_type: str) -> int:
+    return CPU_BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_BY_SIZE[size]
+
+
+def choose_steps(recipe: Recipe, num_tokens: int, batch_tokens: int, divisor: int = 1) -> int:
+    """Steps of a recipe; `num_tokens` of the larger side, per epoch; fine-tuning takes a `divisor` of them."""
+    num_steps = math.ceil(recipe.epochs / divisor * (num_tokens / batch_tokens))
+    return min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
+
+
 def fill_train_config(
     train: TrainConfig,
     size: Size | None,
@@ -167,12 +177,10 @@ def fill_train_config(
     finetune: bool = False,
 ) -> TrainConfig:
     """Replace every None of a translation model's training config."""
-    batch = train.batch_tokens or (CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"])
-    steps_per_epoch = data_size.num_tokens / (batch * train.accumulate)
-    divisor = FINETUNE_DIVISOR if finetune else 1
+    batch = train.batch_tokens or choose_batch_tokens(size or "small", device.type)
     recipe = choose_recipe(data_size.num_examples, device.type)
-    num_steps = math.ceil(recipe.epochs / divisor * steps_per_epoch)
-    steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
+    divisor = FINETUNE_DIVISOR if finetune else 1
+    steps = train.steps or choose_steps(recipe, data_size.num_tokens, batch * train.accumulate, divisor)
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
     # Equation 3, without a higher rate after a short warm-up; up to doubled for small models, as in the paper's own
     # code (tensor2tensor), given enough steps.
@@ -264,17 +272,17 @@ def estimate_corpus(
     sample = estimate_tokens(texts, num_pairs, num_characters)
     if sample is None:
         return None
-    training = estimate_training(sample.rows, sample.tokenizer, num_pairs, sample.estimate.total, seconds)
+    training = estimate_training(sample.rows, sample.tokenizer, num_pairs, sample.estimate, seconds)
     return CorpusEstimate(sample.estimate, training)
 
 
 def estimate_training(
-    rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, num_tokens: int, seconds: float
+    rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, tokens: TokenEstimate, seconds: float
 ) -> TrainingEstimate:
-    """Measure training steps for `seconds`, and extrapolate."""
+    """Measure training steps for `seconds`, and extrapolate to the steps and the time limit of a run by default."""
     device, threads = activate_device(None), torch.get_num_threads()
     recipe = choose_recipe(num_pairs, device.type)
-    trainer = _build_trainer(recipe.size, rows, tokenizer, device)
+    trainer = _build_trainer(recipe, rows, tokenizer, device)
     try:
         if device.type == "cpu":  # small models are often faster with one thread
             count, times = pick_threads(lambda: trainer.measure_step_seconds(seconds / 2, min_steps=1))
@@ -287,29 +295,40 @@ def estimate_training(
     batches = trainer.train_batches
     num_batches = batches.num_batches(0)
     speed = sum(batches.get_batch(0, i).num_tokens for i in range(num_batches)) / num_batches / step_seconds
-    total = num_tokens * recipe.epochs / speed
+    num_tokens = max(tokens.source_tokens, tokens.target_tokens)
+    batch_tokens = choose_batch_tokens(recipe.size, device.type)
+    steps = choose_steps(recipe, num_tokens, batch_tokens)
+    epochs_per_step = batch_tokens / num_tokens
+    step_seconds = epochs_per_step * tokens.total / speed
+    planned, max_seconds = steps, math.inf
+    if device.type == "cpu":
+        max_seconds = 60 * CPU_MINUTES
+        planned = min(steps, plan_steps(max_seconds, step_seconds, 0.0, None))
+    low, high = (round(min(max_seconds, steps * step_seconds * margin)) for margin in TIME_MARGIN)
     return TrainingEstimate(
         size=recipe.size,
         parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
-        epochs=recipe.epochs,
+        epochs=steps * epochs_per_step,
+        planned_epochs=planned * epochs_per_step,
         device=device_name,
         tokens_per_second=round(speed),
-        seconds=(round(total * TIME_MARGIN[0]), round(total * TIME_MARGIN[1])),
+        seconds=(low, high),
     )
 
 
 def _build_trainer(
-    size: Size, rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, device: torch.device
+    recipe: Recipe, rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, device: torch.device
 ) -> Trainer:
     """A trainer on batches of pairs of similar length. It does not compile, which would take longer than measuring."""
-    batch_tokens = CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size]
+    batch_tokens = CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[recipe.size]
     source, target = (TokenSequences.from_rows(side) for side in rows)
     store = TokenStore.from_sequences(source, target, (tokenizer.source.pad, tokenizer.target.pad), "sample", Path())
     config = BatchConfig(batch_tokens=batch_tokens, max_tokens=512, layout="bucketed", too_long="truncate")
+    train = TrainConfig(compile=False, rdrop=recipe.rdrop)
     return Trainer(
-        build(getattr(presets, size)(tokenizer.target.size)),
+        build(getattr(presets, recipe.size)(tokenizer.target.size)),
         tokenizer,
-        fill_defaults(TrainConfig(compile=False), device, batch_tokens=batch_tokens, steps=1, warmup=1, lr=1e-4),
+        fill_defaults(train, device, batch_tokens=batch_tokens, steps=1, warmup=1, lr=1e-4),
         PairLoader(store, config),
         None,
         None,

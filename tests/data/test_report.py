@@ -16,7 +16,7 @@ from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
 from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
-from attent.data.estimate import MIN_PAIRS, estimate_tokens
+from attent.data.estimate import MIN_PAIRS, CorpusEstimate, TokenEstimate, TrainingEstimate, estimate_tokens
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, HeldOutSet, summarize_lengths
 from attent.data.report_text import render_report
@@ -371,7 +371,8 @@ def test_json_has_every_field(corpus_with_faults: tuple[Path, dict[str, list[int
 # ---- estimates -------------------------------------------------------------------------------------------------------
 
 
-def test_estimate_has_tokens_and_speed() -> None:
+def test_estimate_has_tokens_and_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attent.training.autoconfig.CPU_MINUTES", 1e6)
     sample = [make_pair(i) for i in range(600)]
     result = estimate_corpus(
         sample, num_pairs=6_000, num_characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01
@@ -384,9 +385,27 @@ def test_estimate_has_tokens_and_speed() -> None:
         word_count * result.tokens.source_tokens_per_word + 6_000, rel=0.02
     )
     training = result.training
-    assert (training.size, training.epochs) == ("tiny", 60)
-    exact = (result.tokens.source_tokens + result.tokens.target_tokens) * 60 / training.tokens_per_second
+    num_tokens = max(result.tokens.source_tokens, result.tokens.target_tokens)
+    assert (training.size, training.epochs) == ("tiny", 2_000 * 4_096 / num_tokens)  # the minimum number of steps
+    exact = result.tokens.total * training.epochs / training.tokens_per_second
     assert training.seconds[0] < exact < training.seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("planned", "epochs", "seconds", "expected"),
+    [
+        (16.2, 60.01, (1_800, 1_800), "about 30 minutes for about 16 of 60 epochs: at most 30 minutes on a CPU by"),
+        (0.021, 8.0, (1_800, 1_800), "for about 0.021 of 8 epochs: at most 30 minutes on a CPU by default"),
+        (1234.0, 1234.0, (300, 900), "5 to 15 minutes for 1,234 epochs, which are often enough"),
+    ],
+)
+def test_report_says_how_many_epochs_fit(
+    tmp_path: Path, planned: float, epochs: float, seconds: tuple[int, int], expected: str
+) -> None:
+    path = write_lines(tmp_path / "a.tsv", ["\t".join(make_pair(i)) for i in range(20)])
+    training = TrainingEstimate("tiny", 10**6, epochs, planned, "CPU, 1 thread", 5_000, seconds)
+    estimate = CorpusEstimate(TokenEstimate(100, 20, 200, 200, 1.0, 1.0), training)
+    assert expected in " ".join(render_report(survey_file(path).build_report(estimate)).split())
 
 
 def test_tokens_of_a_sample_are_counted_and_extrapolated() -> None:
