@@ -143,8 +143,8 @@ class LanguageIdentifier:
     def _measure_surprise(self, texts: Sequence[str], tags: Sequence[str]) -> float:
         """Return by how much the texts are less probable than what the languages were learned from, in nats."""
         scores = self._score([" ".join(texts)], tags)[:, 0]
-        entropies = (float((np.exp(self.log_probs[tag]) * self.log_probs[tag]).sum()) for tag in tags)
-        return min(entropy - score for entropy, score in zip(entropies, scores.tolist(), strict=True))
+        negative_entropies = (float((np.exp(self.log_probs[tag]) * self.log_probs[tag]).sum()) for tag in tags)
+        return min(expected - score for expected, score in zip(negative_entropies, scores.tolist(), strict=True))
 
     def _score(self, texts: Sequence[str], tags: Sequence[str]) -> Array:
         """Return (languages, texts): the mean log-probability of the n-grams of each text."""
