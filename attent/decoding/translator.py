@@ -313,7 +313,7 @@ class Translator:
         return None if content is None else LanguageIdentifier.from_bytes(content)
 
     def describe_wrong_language(self, texts: Sequence[str]) -> str | None:
-        """Describe source texts that look like a language (of the model, or a common one) that it does not translate."""
+        """Describe source texts that look like a language, of the model or a common one, that it does not translate."""
         known = self.language_identifier
         mismatch = None if known is None else known.find_mismatch(texts, known.sources)
         if known is None or mismatch is None:
