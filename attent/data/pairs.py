@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
+from attent.formatting import escape_invisible
 from attent.storage.errors import StorageError
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
@@ -130,7 +131,7 @@ class LanguagePair:
 
     def make_mismatch_error(self, name: str, available: Iterable[str]) -> LanguageMismatchError:
         """Return the error for a file in which no unit has the requested languages."""
-        seen = sorted({normalize_tag(tag) for tag in available})
+        seen = sorted({escape_invisible(normalize_tag(tag)) for tag in available})
         listed = ", ".join(seen[:MAX_LISTED]) + (" and more" if len(seen) > MAX_LISTED else "")
         requested = " and ".join(self.tags)
         problem = f"does not contain {requested}" if requested else "does not say which two languages to read"

@@ -170,6 +170,8 @@ def test_no_translation_is_accepted_that_msgfmt_refuses(format_name: str, tmp_pa
         ("qt", "a %1", "b %10", "lost %1"),
         ("lisp", "a ~a ~s", "b ~s ~a", "in another order"),
         ("object-pascal", "a %0:s %1:d", "b %1:d %0:s", ""),
+        ("object-pascal", "a %0:d", "b %d", ""),
+        ("object-pascal", "a %1:d", "b %d", "its translation lost %1:d"),
         ("rust", "a {} {x}", "{x} b {}", "in another order"),
         ("kde-kuit", "<b>a</b> %1", "b %1", "lost <b>, </b>"),
     ],

@@ -244,6 +244,11 @@ def test_header_with_more_than_two_languages_needs_a_choice() -> None:
     assert list_texts(read_tsv(data, LanguagePair("de", "en"))) == [("Ein Hund bellt.", "A dog barks.")]
 
 
+def test_names_of_languages_stay_on_one_line_of_the_error() -> None:
+    with pytest.raises(LanguageMismatchError, match=r"it has a\\nb, c; "):
+        read_jsonl(json.dumps({"a\nb": "x", "c": "y"}), LanguagePair("en", "de"))
+
+
 def test_header_of_unrequested_languages_is_not_text() -> None:
     with pytest.raises(LanguageMismatchError, match=r"a\.tsv does not contain en and de: it has es, fr"):
         read_tsv(b"fr\tes\nUn chien aboie.\tUn perro ladra.\n", EN_DE)

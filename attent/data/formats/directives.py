@@ -168,7 +168,7 @@ def _assign_arguments(text: str, pattern: re.Pattern[str]) -> list[tuple[int, st
         given_number = match.groupdict().get("number")
         ways |= {way, *(["next"] if star_count else []), *(["number"] if given_number else [])}
         if way == "number" and given_number:
-            number = int(re.sub(r"\D", "", given_number) or 0)
+            number = int(re.sub(r"\D", "", given_number) or 0) + given_number.endswith(":")  # Pascal counts from 0
             directive = directive.replace(given_number, "", 1)
         elif way == "next":
             number = next_number
