@@ -17,6 +17,7 @@ from attent.nn import kernels
 from attent.nn.devices import choose_device
 from attent.storage.cache import get_cache_folder
 from attent.storage.errors import StorageError
+from attent.storage.machine import count_usable_cores
 from attent.training.run_options import Precision
 
 INDUCTOR_CACHE_ENV = "TORCHINDUCTOR_CACHE_DIR"
@@ -64,14 +65,9 @@ def _time_matmul(matrix: torch.Tensor, repeats: int = 7) -> float:
     return best
 
 
-def count_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def describe_load() -> str | None:
     """A sentence if other programs keep the CPU busy."""
-    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, count_cores()
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, count_usable_cores()
     if load <= cores:
         return None
     return (

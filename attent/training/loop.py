@@ -179,8 +179,11 @@ class Trainer:
         if is_due and not self.metrics.nonfinite_counts[0]:
             self.save_checkpoint()
         if is_best:
+            start = time.monotonic()
             self.finish_save()  # a killed run must not resume before the step of the exported model
             self.export_best_model()
+            self.pauses.add(time.monotonic() - start)
+            self.metrics.reset_clock()
 
     def has_time_to_save(self) -> bool:
         """True if checkpoints take at most `save_share` of the time with one more, or if it is one of the last, which
@@ -688,6 +691,7 @@ class Trainer:
             write_model(self.out, model, self.tokenizer, self.extra_files)
 
     def export_best_model(self) -> None:
+        """Write the weights that validation used, those of the EMA if there is one, to the model folder."""
         with self.use_ema_weights():
             self.export_model()
 

@@ -24,6 +24,7 @@ from attent.formatting import format_count, format_duration
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
 from attent.models.folder import WEIGHTS_FILE, write_side_file
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
+from attent.storage.machine import count_usable_cores
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig, checkpoint, hardware, rng, run_folder
@@ -226,7 +227,7 @@ class TrainSession:
             run = apply_changes(resolved, previous, self.requested)
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
-            if run.train.threads > hardware.count_cores() and self.distributed.device.type == "cpu":
+            if run.train.threads > count_usable_cores() and self.distributed.device.type == "cpu":
                 self.emit(Note(text=describe_missing_cores(run.train.threads), level="warning"))
         rng.seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
@@ -462,10 +463,11 @@ def load_initial_model(path: str, task: TaskName) -> Model:
 
 
 def describe_missing_cores(threads: int) -> str:
+    cores = count_usable_cores()
     return (
-        f"this run has {threads:,} threads, but this machine has {format_count(hardware.count_cores(), 'core')}: the "
-        "threads stay, so that the weights stay the same, but steps are slow; with --threads "
-        f"{hardware.count_cores()} they are faster, and the weights differ by rounding"
+        f"this run has {threads:,} threads, but this machine has {format_count(cores, 'core')}: the threads stay, so "
+        f"that the weights stay the same, but steps are slow; with --threads {cores} they are faster, and the weights "
+        "differ by rounding"
     )
 
 

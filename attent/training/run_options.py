@@ -105,7 +105,7 @@ class TrainConfig:
     valid_sentences: Annotated[int, "sentences translated per validation; 0: compute only the loss"] = 500
     metric: Annotated[str | None, "metric that selects the best model [default: of the task]"] = None
     patience: Annotated[
-        int | None, "validations without improvement before training stops; 0: never stop early [default: 0 or 10]"
+        int | None, "validations without improvement before training stops; 0: never [default: 10; from scratch 0]"
     ] = None
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
     compile: Annotated[

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from attent.storage.machine import count_usable_cores
 from attent.training import hardware
 
 
@@ -41,7 +42,7 @@ def test_one_thread_needs_no_comparison() -> None:
 
 
 def test_a_load_above_the_number_of_cores_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = hardware.count_cores()
+    cores = count_usable_cores()
     assert cores >= 1
     monkeypatch.setattr(os, "getloadavg", lambda: (float(cores), 99.0, 99.0))
     assert hardware.describe_load() is None

@@ -256,7 +256,7 @@ def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pyt
         assert chosen in (1, 2)
         assert any(isinstance(e, Note) and e.text.startswith(f"threads: {chosen} (a step with 2 in ") for e in events)
         torch.set_num_threads(3 - chosen)
-        monkeypatch.setattr(hardware, "count_cores", lambda: 0)
+        monkeypatch.setattr("attent.training.run.count_usable_cores", lambda: 0)
         events.clear()
         train_small(tmp_path, steps=3, listeners=[events.append])
         assert torch.get_num_threads() == chosen
