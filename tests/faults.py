@@ -121,6 +121,11 @@ FAULTS = """
 - .to(torch.promote_types(q.dtype, torch.float32)) * scale
 + .to(torch.promote_types(q.dtype, torch.float32))
 
+# additive scores with one weight vector for all heads
+@ nn/dot_product.py::compute_additive_scores: nn/test_backends.py -k additive
+- weight[:, None, None]
++ weight[:1, None, None]
+
 # scale from the model width, not the head width
 @ nn/attention.py::Attention.__init__: nn/test_oracles.py
 - self.head_width**-0.5
@@ -323,13 +328,13 @@ FAULTS = """
 
 # recorded attention without the mask
 @ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
-- attend_explicit(q, k, v, self.mask, bias, self.scale)
-+ attend_explicit(q, k, v, Mask(), bias, self.scale)
+- attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)
++ attend_explicit(q, k, v, Mask(), bias, self.scale, score_weight=score_weight)
 
 # recorded attention without the bias
 @ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
-- attend_explicit(q, k, v, self.mask, bias, self.scale)
-+ attend_explicit(q, k, v, self.mask, None, self.scale)
+- attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)
++ attend_explicit(q, k, v, self.mask, None, self.scale, score_weight=score_weight)
 
 # recorded heads all use the first key head
 @ nn/attention.py::AttentionRecord.compute_weights: inspection/test_attention_trace.py

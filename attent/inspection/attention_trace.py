@@ -88,6 +88,7 @@ class LayerInfo:
     causal: bool
     scale: float
     head_indices: tuple[int, ...] | None = None  # recorded heads; None: all
+    additive: bool = False  # scores are v^T tanh(q + k), which the page does not show step by step
 
 
 class Trace(Mapping[str, list[Tensor]]):
@@ -121,7 +122,8 @@ class Trace(Mapping[str, list[Tensor]]):
         def observer(record: AttentionRecord) -> None:
             weights = record.weights if heads is None else record.compute_weights(heads)
             self._weights.setdefault(path, []).append(weights)
-            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, None if heads is None else tuple(heads))
+            indices, additive = None if heads is None else tuple(heads), record.score_weight is not None
+            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, indices, additive)
             if qkv:
                 selected = slice(None) if heads is None else list(heads)
                 recorded = RecordedQKV(record.q[:, selected], *select_keys_values(record, selected), record.scale)
@@ -149,6 +151,8 @@ class Trace(Mapping[str, list[Tensor]]):
             layers.append(build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale))
             if info.head_indices is not None:
                 layers[-1]["head_indices"] = list(info.head_indices)
+            if info.additive:
+                layers[-1]["additive"] = True
             if path in self.qkv:
                 layers[-1] |= pack_qkv(self.qkv[path][-1], row, shape)
         return build_document(title, sides, layers)
@@ -175,7 +179,8 @@ class Trace(Mapping[str, list[Tensor]]):
             keys = len(trace.sides[layer["keys"]].tokens)
             trace._weights[path] = [unpack_weights(layer, keys)[None]]
             heads = layer.get("head_indices")
-            trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], None if heads is None else tuple(heads))
+            indices, additive = None if heads is None else tuple(heads), layer.get("additive", False)
+            trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], indices, additive)
             if "q" in layer:
                 bias = unpack_array(layer["bias"])[None] if "bias" in layer else None
                 q, k, v = (unpack_array(layer[name])[None] for name in "qkv")

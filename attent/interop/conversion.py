@@ -479,6 +479,7 @@ def get_default_values(stack: StackConfig) -> dict[str, tuple[object, ...]]:
         "kv_heads": (None, stack.heads),
         "head_width": (None, stack.width // stack.heads),
         "remaining_heads": (None,),
+        "compatibility": ("dot",),
         "gated": (False,),
         "causal": (False,),
         "cross_attention": (False,),

@@ -185,6 +185,8 @@ def check_expressible(config: Seq2SeqConfig) -> None:
         for name in ("scale_by_layer", "embedding_norm"):
             if getattr(stack, name):
                 reject_field(f"{side}.{name}", True, "False")
+        if stack.compatibility != "dot":
+            reject_field(f"{side}.compatibility", stack.compatibility, "dot")
     if config.encoder.norm_eps != config.decoder.norm_eps:
         reject_field("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
 

@@ -17,7 +17,7 @@ from attent.models.seq2seq import Seq2Seq
 from attent.models.weights import assign_weights, build_empty_like, collect_tensors
 from attent.nn import Attention, get_attention_layers
 
-ROW_TENSORS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias")
+ROW_TENSORS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias", "score_weight")
 COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
 
 

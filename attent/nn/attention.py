@@ -38,6 +38,7 @@ class AttentionRecord:
     mask: Mask
     bias: Tensor | None  # added to the scaled scores
     scale: float
+    score_weight: Tensor | None = None  # (H, D) of additive scores
 
     @cached_property
     def weights(self) -> Tensor:
@@ -51,7 +52,8 @@ class AttentionRecord:
         kv_heads = [head // group_size for head in heads]
         bias = None if self.bias is None else self.bias.expand(-1, self.q.shape[1], -1, -1)[:, list(heads)]
         q, k, v = self.q[:, list(heads)], self.k[:, kv_heads], self.v[:, kv_heads]
-        return attend_explicit(q, k, v, self.mask, bias, self.scale)[1]
+        score_weight = None if self.score_weight is None else self.score_weight[list(heads)]
+        return attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)[1]
 
 
 class Attention(nn.Module):
@@ -65,7 +67,8 @@ class Attention(nn.Module):
         if remaining_heads is not None:
             self.heads = self.kv_heads = len(remaining_heads)
         self.head_width = config.compute_head_width()
-        scale = self.head_width**-0.5 if config.scale is None else config.scale
+        self.default_scale = self.head_width**-0.5 if config.compatibility == "dot" else 1.0
+        scale = self.default_scale if config.scale is None else config.scale
         self.scale = scale / (layer + 1) if config.scale_by_layer else scale
         self.dropout = config.attention_dropout
         width, bias = config.width, config.bias
@@ -73,6 +76,10 @@ class Attention(nn.Module):
         self.key = make_linear(width, self.kv_heads * self.head_width, bias)  # W^K
         self.value = make_linear(width, self.kv_heads * self.head_width, bias)  # W^V
         self.output = make_linear(self.heads * self.head_width, width, bias)  # W^O
+        self.score_weight = None  # v of additive scores, for all heads
+        if config.compatibility == "additive":
+            limit = (6 / (self.head_width + 1)) ** 0.5  # Xavier uniform, of a layer with one output
+            self.score_weight = nn.Parameter(torch.empty(self.heads * self.head_width).uniform_(-limit, limit))
         self.backend = "auto"
         self.observers: list[Callable[[AttentionRecord], None]] = []  # called with each call's inputs (`attent.record`)
 
@@ -92,13 +99,14 @@ class Attention(nn.Module):
     def attend(self, q: Tensor, kv: KV, mask: Mask, bias: Tensor | None = None) -> Tensor:
         """Concat(head_1 ... head_h), the input of W^O: (B, T, H * D)."""
         kv, bias = kv.to(q.dtype), self.select_bias(bias)
+        v = None if self.score_weight is None else self.score_weight.view(-1, self.head_width).to(q.dtype)
         if self.heads:
-            out = attend(q, kv.keys, kv.values, mask, bias, self.scale, self.dropout_rate, self.backend)
+            out = attend(q, kv.keys, kv.values, mask, bias, self.scale, self.dropout_rate, self.backend, v)
         else:  # all heads were pruned: (B, 0, T, D), for which W^O returns its bias; no kernel takes that
             out, _ = attend_explicit(q, kv.keys, kv.values, mask, bias, self.scale)
         if self.observers:
-            bias = None if bias is None else bias.detach()
-            record = AttentionRecord(q.detach(), kv.keys.detach(), kv.values.detach(), mask, bias, self.scale)
+            bias, v = (None if x is None else x.detach() for x in (bias, v))
+            record = AttentionRecord(q.detach(), kv.keys.detach(), kv.values.detach(), mask, bias, self.scale, v)
             for observer in self.observers:  # in addition to the fast kernel, so that an observer changes no output
                 observer(record)
         return concat_heads(out)

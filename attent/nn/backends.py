@@ -36,12 +36,20 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    score_weight: Tensor | None = None,
 ) -> Tensor:
-    """Attend with the named backend, or with the fastest that supports the inputs: (B, H, Tq, D)."""
+    """Attend with the named backend, or with the fastest that supports the inputs: (B, H, Tq, D). Additive scores, by
+    `score_weight` (H, D), are computed by `explicit` alone."""
     mask = Mask() if mask is None else mask
     inputs = AttentionInputs(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
     check_inputs(inputs)
-    return choose_backend(backend, inputs).run(*inputs)
+    if score_weight is None:
+        return choose_backend(backend, inputs).run(*inputs)
+    if backend not in ("auto", "explicit"):
+        check_backend_name(backend)
+        reason = "it computes dot products only, and `compatibility` is additive"
+        raise ValueError(f"backend `{backend}` does not support these inputs: {reason}; use explicit or auto")
+    return attend_explicit(*inputs, score_weight)[0]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from attent.nn.argument_checks import (
 )
 from attent.nn.positions import PositionsConfig, RotaryConfig, SinusoidalConfig
 
+Compatibility = Literal["dot", "additive"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 NormOrder = Literal["post", "pre"]
@@ -33,6 +34,7 @@ class StackConfig:
     # After pruning: for each layer, for its self-attention and then its cross-attention, the original indices of the
     # heads that are left. None: all.
     remaining_heads: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    compatibility: Compatibility = "dot"  # of query and key; additive: v^T tanh(q + k), Bahdanau et al. 2014
     ffn_width: int = 2048  # d_ff
     activation: Activation = "relu"
     gated: bool = False  # a gated feed-forward layer (SwiGLU and similar)
@@ -44,7 +46,7 @@ class StackConfig:
     norm_order: NormOrder = "post"
     norm_eps: float = 1e-5
     bias: bool = True  # in the linear layers
-    scale: float | None = None  # of the attention scores; None: 1 / sqrt(head_width)
+    scale: float | None = None  # of the attention scores; None: 1 / sqrt(head_width), or 1 where they are additive
     scale_by_layer: bool = False  # also divide the scores of layer i by i + 1 (a variant of GPT-2)
     embedding_norm: bool = False  # a norm on embeddings + positions (BERT)
     dropout: float = 0.1  # P_drop: on each sub-layer's output, and on embeddings + positions
@@ -61,6 +63,7 @@ class StackConfig:
             check_rate(name, getattr(self, name))
         if self.embedding_dropout is not None:
             check_rate("embedding_dropout", self.embedding_dropout)
+        check_choice("compatibility", self.compatibility, Compatibility)
         for name, choices in (("activation", Activation), ("norm", Norm), ("norm_order", NormOrder)):
             check_choice(name, getattr(self, name), choices)
         check_positive("norm_eps", self.norm_eps)
@@ -74,6 +77,8 @@ class StackConfig:
         if isinstance(self.positions, RotaryConfig) and self.compute_head_width() % 2:
             width = self.compute_head_width()
             raise ValueError(f"rotary positions rotate pairs of features: `head_width` must be even, but is {width}")
+        if isinstance(self.positions, RotaryConfig) and self.compatibility != "dot":
+            raise ValueError("`compatibility` must be dot with rotary positions, but is additive; use other positions")
 
     def compute_head_width(self) -> int:
         if self.head_width is not None:

@@ -7,9 +7,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attent.nn.argument_checks import check_rate
 from attent.nn.masks import Mask
+
+MAX_HIDDEN_VALUES = 2**26  # of additive scores at a time: 256 MiB in float32
 
 
 class AttentionInputs(NamedTuple):
@@ -32,19 +35,43 @@ def attend_explicit(
     bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    score_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also return the weights, before dropout."""
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also return the weights, before dropout.
+
+    With `score_weight` (H, D) the scores are additive instead of dot products.
+    """
     mask = Mask() if mask is None else mask
     scale = q.shape[-1] ** -0.5 if scale is None else scale  # 1 / sqrt(d_k)
     k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])
     visible = mask.to_dense(q.shape[0], q.shape[2], k.shape[2], q.device)
 
-    scores = q @ k.transpose(-2, -1)  # (B, H, Tq, D) @ (B, H, D, Tk) -> (B, H, Tq, Tk)
+    # (B, H, Tq, D) @ (B, H, D, Tk) -> (B, H, Tq, Tk)
+    scores = q @ k.transpose(-2, -1) if score_weight is None else compute_additive_scores(q, k, score_weight)
     scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
     scores = scores if bias is None else scores + bias
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).masked_fill(~visible, 0)  # zeros where a query may attend to nothing
     return F.dropout(weights, dropout).to(v.dtype) @ v, weights
+
+
+def compute_additive_scores(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+    """v^T tanh(q + k), the additive compatibility of Bahdanau et al. 2014, by head: (B, H, Tq, Tk). W^Q and W^K are
+    applied already, and `weight` (H, D) is v.
+
+    The hidden layer is (B, H, Tq, Tk, D). A large one is computed for some queries at a time, and again in the backward
+    pass. A compiler fuses it into the sum.
+    """
+
+    def score(q: Tensor) -> Tensor:
+        hidden = (q[:, :, :, None] + k[:, :, None]).tanh()  # (B, H, Tq, 1, D) + (B, H, 1, Tk, D)
+        return (hidden * weight[:, None, None]).sum(-1)
+
+    values_per_query = k.numel()
+    if torch.compiler.is_compiling() or q.shape[2] * values_per_query <= MAX_HIDDEN_VALUES:
+        return score(q)
+    chunks = q.split(max(1, MAX_HIDDEN_VALUES // values_per_query), 2)
+    return torch.cat([checkpoint(score, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks], 2)
 
 
 def repeat_kv_heads(x: Tensor, heads: int) -> Tensor:

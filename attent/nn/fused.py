@@ -157,8 +157,8 @@ def attend_fused_projections(attention: Attention, x: Tensor, memory: Tensor | N
     is_self = memory is None
     mask = context.self_mask if is_self else context.memory_mask
     angles, position_bias = (context.angles, context.position_bias) if is_self else (None, None)
-    grouped = attention.heads != attention.kv_heads
-    if grouped or not attention.heads or attention.observers or angles is not None or position_bias is not None:
+    unsupported = attention.heads != attention.kv_heads or attention.score_weight is not None
+    if unsupported or not attention.heads or attention.observers or angles is not None or position_bias is not None:
         kv = attention.project_keys_values(x if memory is None else memory, angles)
         return attention.attend(attention.project_queries(x, angles), kv, mask, position_bias)
     if memory is None:

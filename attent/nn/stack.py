@@ -138,7 +138,7 @@ def init_weights(module: nn.Module) -> None:
         return
     gains = {}
     if isinstance(module, Attention):
-        query_gain = min(1.0, module.head_width**-0.5 / module.scale)
+        query_gain = min(1.0, module.default_scale / module.scale)
         gains = {"query": query_gain * 2**-0.5, "key": 2**-0.5, "value": 2**-0.5}
     for name, linear in module.named_children():
         if isinstance(linear, nn.Linear):

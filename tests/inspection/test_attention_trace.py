@@ -93,6 +93,16 @@ def test_grouped_query_heads_are_recorded(kv_heads: int) -> None:
     torch.testing.assert_close(scores.softmax(-1), subset["blocks.0.self_attn"][0])
 
 
+def test_additive_layers_are_marked_in_documents() -> None:
+    config = StackConfig(layers=1, width=16, heads=4, kv_heads=2, ffn_width=8, dropout=0.0, compatibility="additive")
+    stack = Stack(config).eval()
+    with attent.record(stack) as every, attent.record(stack, heads=[3, 1]) as subset:
+        stack(torch.randn(2, 5, 16))
+    torch.testing.assert_close(subset["blocks.0.self_attn"][0], every["blocks.0.self_attn"][0][:, [3, 1]])
+    side = TraceSide(label="text", text="", tokens=tuple(DisplayToken(t, t, True) for t in "abcde"))
+    assert Trace.from_json(every.to_json({"text": side})).layer_info["blocks.0.self_attn"].additive
+
+
 def test_hidden_states_are_recorded(seq2seq: Seq2Seq) -> None:
     with attent.record(seq2seq, hidden_states=True) as trace, torch.no_grad():
         memory = seq2seq.encode(SOURCE, LENGTHS[0])

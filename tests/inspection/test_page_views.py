@@ -337,6 +337,13 @@ def test_equation_view_reports_what_is_missing(open_page: Open) -> None:
     page.wait_for_selector(".eq-words button")
     assert "too large" in page.locator(".eq-says").inner_text()
     assert page.locator(".eq-body").is_hidden()
+    whole = document()
+    for entry in whole["layers"]:
+        entry["additive"] = True
+    page = open_page(whole, "equation")
+    page.wait_for_selector(".eq-words button")
+    assert "additive" in page.locator(".eq-says").inner_text()
+    assert page.locator(".eq-body").is_hidden()
 
 
 def test_largest_weights_are_listed_first(open_page: Open) -> None:

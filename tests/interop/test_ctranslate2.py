@@ -161,6 +161,7 @@ def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
         ({"positions": AlibiConfig()}, {}, "`encoder.positions` must be sinusoidal, learned, rotary or relative"),
         ({}, {"window": (3, 0)}, "`decoder.window` must be None for CTranslate2, but is (3, 0)"),
         ({"embedding_norm": True}, {}, "`encoder.embedding_norm` must be False for CTranslate2, but is True"),
+        ({}, {"compatibility": "additive"}, "`decoder.compatibility` must be dot for CTranslate2, but is 'additive'"),
         ({}, {"scale_by_layer": True}, "`decoder.scale_by_layer` must be False for CTranslate2, but is True"),
         (
             {"positions": RotaryConfig(scaling=LinearScaling(factor=2.0))},

@@ -369,6 +369,7 @@ def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
         ("bias", False),
         ("scale", 1.0),
         ("scale_by_layer", True),
+        ("compatibility", "additive"),
         ("embedding_norm", True),
         ("embedding_dropout", 0.3),
         ("output_dropout", 0.1),

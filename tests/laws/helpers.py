@@ -80,7 +80,8 @@ def toys(windows: dict[str, tuple[int | None, int | None] | None], **changes: bo
             bias=i % 4 != 3,
             **changes,
         )
-    return configs
+    additive = replace(TOY, compatibility="additive", positions=POSITIONS["relative"], kv_heads=2, **changes)
+    return configs | {"additive-grouped": additive}
 
 
 ENCODERS = {f"encoder-{name}": config for name, config in toys(LOOKING_BOTH_WAYS).items()}

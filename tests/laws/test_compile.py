@@ -36,6 +36,7 @@ SCHEMES = select_configs()
 def pair_configs() -> dict[str, Seq2SeqConfig]:
     """Three models that together have all six position schemes."""
     a, b, c, d, e, f, _ = SCHEMES.values()
+    b = replace(b, compatibility="additive")
     return {
         f"{x.positions.kind}-{y.positions.kind}": Seq2SeqConfig(
             vocab=VOCAB, encoder=replace(x, causal=False, cross_attention=False, window=(2, 1)), decoder=y

@@ -86,6 +86,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "layers in words": (lambda: StackConfig(layers="6"), "`layers` must be a number from 1 to 1,000, but is '6'"),
     "half a layer": (lambda: StackConfig(layers=1.5), "`layers` must be a number from 1 to 1,000, but is 1.5"),
     "negative eps": (lambda: StackConfig(norm_eps=-1.0), "`norm_eps` must be more than 0, but is -1.0"),
+    "additive rotary": (
+        lambda: StackConfig(compatibility="additive", positions=RotaryConfig()),
+        "`compatibility` must be dot with rotary positions, but is additive",
+    ),
     "rotary base": (lambda: RotaryConfig(base=0.0), "`base` must be more than 0, but is 0.0"),
     "window in halves": (
         lambda: StackConfig(window=(1.5, None)),

@@ -30,6 +30,8 @@ def test_a_layer_without_heads_is_built_silently_and_returns_its_output_bias() -
         ({"scale_by_layer": True}, 0, 4**-0.5),
         ({"scale_by_layer": True}, 1, 4**-0.5 / 2),
         ({"scale": 3.0, "scale_by_layer": True}, 2, 1.0),
+        ({"compatibility": "additive"}, 0, 1.0),
+        ({"compatibility": "additive", "scale": 3.0}, 0, 3.0),
     ],
 )
 def test_scale_of_the_scores(options: dict[str, object], layer: int, scale: float) -> None:

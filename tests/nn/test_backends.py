@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.nn import BACKENDS, AttentionInputs, Mask, attend, attend_explicit, choose_backend
+from attent.nn import BACKENDS, AttentionInputs, Mask, attend, attend_explicit, choose_backend, dot_product
 from attent.nn.backends import LONG_ROW_TOKENS, rank_backends
 from attent.nn.masks import Packing
 
@@ -44,6 +44,45 @@ def test_equation_1_by_hand(backend: str, kv_heads: int) -> None:
         torch.testing.assert_close(
             attend(q, k, v, mask, bias, scale=0.9, backend=backend), attend_by_loops(q, k, v, 0.9, bias, sees)
         )
+
+
+def make_additive_inputs() -> list[Tensor]:
+    """q, k, v with two query heads per key head, and the score weight."""
+    shapes = (2, 4, 3, 5), (2, 2, 7, 5), (2, 2, 7, 5), (4, 5)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def test_additive_scores_by_hand() -> None:
+    q, k, v, score_weight = (x.detach() for x in make_additive_inputs())
+    out, weights = attend_explicit(q, k, v, Mask(causal=True), None, 1.5, score_weight=score_weight)
+    for b, h, i in [(0, 0, 2), (1, 3, 1)]:
+        hidden = [[math.tanh(float(q[b, h, i, d] + k[b, h // 2, j, d])) for d in range(5)] for j in range(i + 1)]
+        scores = [1.5 * sum(float(score_weight[h, d]) * row[d] for d in range(5)) for row in hidden]
+        total = sum(map(math.exp, scores))
+        torch.testing.assert_close(
+            weights[b, h, i, : i + 1].tolist(), [math.exp(score) / total for score in scores], rtol=1e-12, atol=0
+        )
+        torch.testing.assert_close(out[b, h, i], weights[b, h, i] @ v[b, h // 2])
+
+
+def test_additive_scores_in_chunks_have_the_same_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, score_weight = make_additive_inputs()
+    results = []
+    for limit in (10**9, 2 * 4 * 7 * 5 * 2, 1):  # all queries at once, two, one
+        monkeypatch.setattr(dot_product, "MAX_HIDDEN_VALUES", limit)
+        out = attend(q, k, v, score_weight=score_weight)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, score_weight))])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+
+
+def test_backends_for_dot_products_refuse_additive_scores() -> None:
+    q, k, v, score_weight = make_additive_inputs()
+    for name in BACKENDS.keys() - {"explicit"}:
+        with pytest.raises(ValueError, match=f"`{name}` .* `compatibility` is additive; use explicit or auto"):
+            attend(q, k, v, backend=name, score_weight=score_weight)
+    with pytest.raises(ValueError, match="did you mean `flex`"):
+        attend(q, k, v, backend="flexx", score_weight=score_weight)
 
 
 def test_weights_are_returned_in_float32_at_least() -> None:

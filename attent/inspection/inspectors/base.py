@@ -188,7 +188,9 @@ class PageBudget:
             weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
             causal, scale = record.mask.causal, record.scale
             recorded[path] = build_layer(path, names, weights, causal=causal, scale=scale, top_k=self.weights_per_row)
-            if self.include_qkv:
+            if record.score_weight is not None:
+                recorded[path]["additive"] = True
+            elif self.include_qkv:
                 qkv = RecordedQKV(record.q, record.k, record.v, record.bias, scale)
                 recorded[path] |= pack_qkv(qkv, 0, shape)
 

@@ -175,7 +175,7 @@ class Doc {
 
   /** {q, k, v, bias, D, Hkv}: queries [H, Tq, D], keys and values [Hkv, Tk, D]; null where the document has none. */
   async vectors(layer) {
-    if (!layer.q || !layer.k || !layer.v) return null;
+    if (layer.additive || !layer.q || !layer.k || !layer.v) return null;
     if (!this.qkvCache.has(layer.path)) this.qkvCache.set(layer.path, decodeQkv(layer));
     return this.qkvCache.get(layer.path);
   }

@@ -155,6 +155,7 @@ function eqDraw(parts, store, life, chosen, vectors) {
 }
 
 function eqMissing({ doc, layer }) {
+  if (layer.additive) return "The scores of this layer are additive, vᵀ tanh(q + k); this view shows dot products only.";
   if (doc.layers.some((other) => other.q)) return `The document does not have the queries, keys and values of ${layer.path}.`;
   const large = `Queries, keys and values of ${doc.tokens(layer.queries).length} tokens would make the page too large`;
   if (doc.json.live) return `${large}; enter a shorter sentence.`;

@@ -515,6 +515,7 @@ def test_unsupported_searches_are_refused(device: torch.device) -> None:
     assert find_unsupported_reason(model) is None
     assert find_unsupported_reason(make_model(device, 3.0, 30, positions=AlibiConfig())) is not None
     assert find_unsupported_reason(make_model(device, 3.0, 30, window=(3, None))) is not None
+    assert find_unsupported_reason(make_model(device, 3.0, 30, compatibility="additive")) is not None
 
 
 class QuantizedParameter(torch.nn.Parameter):

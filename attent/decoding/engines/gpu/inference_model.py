@@ -83,7 +83,7 @@ def is_standard_block(block: Block) -> bool:
     """True if the sub-layers have the expected classes, and matrices to concatenate have biases together."""
     attentions = [each for each in (block.self_attn, block.cross_attn) if each is not None]
     standard = type(block.feedforward) in (FeedForward, FusedFeedForward)
-    if not standard or any(type(each) is not Attention for each in attentions):
+    if not standard or any(type(each) is not Attention or each.score_weight is not None for each in attentions):
         return False
     return all((each.query.bias is None) == (each.key.bias is None) == (each.value.bias is None) for each in attentions)
 
