@@ -19,6 +19,7 @@ from attent import __version__
 COMMANDS: dict[str, str] = {
     "average": "Average the weights of several models, or of a run's checkpoints.",
     "classify": "Classify texts or images.",
+    "compare": "Train several models on the same data, and write a report.",
     "convert": "Convert a model folder to Hugging Face, CTranslate2 or attent format.",
     "data": "Report on a corpus before training: problems, test set overlap, training time.",
     "demo": "Train a small model in minutes, translate with it and draw its attention.",

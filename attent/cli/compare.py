@@ -1,0 +1,72 @@
+"""`attent compare`: train several models on the same data at a matched budget, and write a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from attent.cli.config_flags import add_config_flags
+from attent.cli.train import GROUPS, DataFlag, SetFlag, limit_thread_waiting
+from attent.training.run_options import SETTING_TABLES, Size
+
+COMPARISON = Group("What to compare", sort_key=-1)
+
+
+def _list_flag(help_text: str) -> Parameter:
+    return Parameter(group=COMPARISON, consume_multiple=True, negative_iterable="", help=help_text)
+
+
+@add_config_flags({path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items() if path != "data.images"})
+def compare(
+    *,
+    data: DataFlag = None,
+    out: Annotated[Path, Parameter(group=COMPARISON, help="folder of runs and report; the same folder again resumes")],
+    arch: Annotated[list[str] | None, _list_flag("architectures [default: all]")] = None,
+    config: Annotated[list[Path] | None, _list_flag("comparison files or run files, instead of architectures")] = None,
+    table3: Annotated[
+        bool, Parameter(group=COMPARISON, negative="", help="the rows of the paper's table 3, instead of architectures")
+    ] = False,
+    budget: Annotated[
+        Literal["params", "minutes", "flops"],
+        Parameter(group=COMPARISON, help="same size and steps, same --minutes, or the FLOPs of the first entry"),
+    ] = "params",
+    seeds: Annotated[list[int] | None, _list_flag("a run for each of these random seeds [default: 1]")] = None,
+    jobs: Annotated[int, Parameter(group=COMPARISON, help="runs that train at the same time")] = 1,
+    size: Annotated[Size | None, Parameter(group=COMPARISON, help="model size [default: from the data]")] = None,
+    set_: SetFlag = None,
+    quiet: Annotated[bool, Parameter(group=COMPARISON, negative="", help="print only warnings and results")] = False,
+    **flags: Any,
+) -> int:
+    """Train several models on the same data, and write a report; run the same command again to resume.
+
+    attent compare --data multi30k --src en --tgt de --out compare
+    attent compare --table3 --seeds 1 2 --data multi30k --src en --tgt de --out table3
+    """
+    limit_thread_waiting()
+    from attent.cli.progress import TrainingDisplay
+    from attent.training import comparison, comparison_report, run
+    from attent.training import config as run_config
+
+    named = {"data.train": tuple(data or ()) or None, "size": size, **run.locate_settings(flags)}
+    flat = {path: value for path, value in named.items() if value is not None}
+    seed = flat.pop("train.seed", 1)
+    requested = run_config.read_user_settings(None, flat, set_ or ())
+    files = [comparison.TABLE3_FILE] if table3 else config or []
+    architectures = [comparison.ComparisonEntry(name=name, label=name, settings={}) for name in arch or ["transformer"]]
+    results = comparison.compare(
+        comparison.read_entries(files) or architectures,
+        out,
+        common=comparison.flatten(requested),
+        seeds=seeds or [seed],
+        budget=budget,
+        jobs=jobs,
+        open_display=lambda: TrainingDisplay(quiet=quiet),
+        notify=lambda text: print(text, file=sys.stderr),
+    )
+    title = "Table 3" if table3 else "Comparison"
+    comparison_report.write_report(results, out, f"{title}: {', '.join(data or ())}", budget)
+    print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")
+    return 0

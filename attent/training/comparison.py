@@ -1,0 +1,365 @@
+"""`attent compare`: train several models on the same data at a matched budget, and measure each of them.
+
+Each run is trained by `run.train` in a folder of its own, and its measurements are stored next to it, so that an
+interrupted comparison resumes. `comparison_report` writes tables, figures and a page.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attent import settings
+from attent.data.token_store import TokenStore
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translation, Translator
+from attent.inspection.attention_trace import unpack_weights
+from attent.inspection.session import look
+from attent.inspection.terminal import find_layer, format_token
+from attent.interop import load_as
+from attent.models import Seq2Seq, build
+from attent.nn import set_backend
+from attent.scoring.evaluate import evaluate
+from attent.storage.machine import count_usable_cores
+from attent.text.tokenizer import Tokenizer
+from attent.training import autoconfig, run, run_folder
+from attent.training import config as run_config
+from attent.training.config import RunConfig, TrainError, read_run
+from attent.training.event_log import LOG_FILE, read_events
+from attent.training.events import Ended, Event, EventHandler, Progress, Started, Validated, ValidationSample
+from attent.training.hardware import activate_device
+from attent.training.tasks.base import RunContext, select_evenly
+from attent.training.tasks.translation_data import PreparedData, prepare_data, read_eval_texts
+
+TABLE3_FILE = Path(__file__).with_name("table3.toml")
+RUNS_FOLDER, RESULTS_FOLDER = "runs", "results"
+FORWARD_BACKWARD = 3  # the backward pass takes twice the FLOPs of the forward pass
+NUM_COUNTED_PAIRS = 16  # whose FLOPs are counted
+NUM_SAMPLES = 6  # translations in the report
+ATTENTION_WORDS = range(8, 13)  # of the sentence whose attention is drawn
+
+Budget = Literal["params", "minutes", "flops"]
+FlatSettings = dict[str, Any]  # by path, such as `train.lr`
+OpenDisplay = Callable[[], AbstractContextManager[EventHandler]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonEntry:
+    """One row of a comparison. Common settings take precedence over `defaults`, its own `settings` over both."""
+
+    name: str
+    label: str
+    settings: FlatSettings
+    defaults: FlatSettings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """An entry with one seed; entries with the same settings share a run."""
+
+    name: str  # of its folder
+    settings: FlatSettings
+
+    @property
+    def key(self) -> str:
+        return json.dumps(self.settings, sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMap:
+    """The cross-attention of the head that aligns best, on a test sentence and its reference."""
+
+    head: str
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMeasurements:
+    """Everything that the report shows of a run."""
+
+    device: str
+    parameters: int
+    steps: int
+    seconds: float  # of training
+    flops: float  # of training
+    valid_loss: float
+    train_tokens_per_second: float  # of source and target
+    decode_tokens_per_second: float
+    plain_tokens_per_second: float | None  # decoding on a GPU without its engine and CUDA graphs
+    test_set: str
+    bleu: float
+    chrf: float
+    signature: str  # of BLEU
+    curve: tuple[tuple[float, float, float], ...]  # of each validation: seconds, FLOPs, BLEU
+    by_length: tuple[tuple[str, int, float], ...]  # words of the source, sentences, BLEU
+    samples: tuple[ValidationSample, ...]
+    attention: AttentionMap | None
+    peak_memory: int | None = None  # bytes on the GPU during training
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryResult:
+    entry: ComparisonEntry
+    runs: tuple[RunMeasurements, ...]  # one per seed
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
+    """Read comparison files: `common` settings, and in `entries.NAME` a label and what differs. A run file is one
+    entry, named after the file."""
+    entries = []
+    for path in paths:
+        tables = settings.read_toml_dict(path)
+        defaults = flatten(tables.get("common", {}))
+        for name, table in tables.get("entries", {path.stem: tables}).items():
+            label = table.pop("label", name)
+            entries.append(ComparisonEntry(name=name, label=label, settings=flatten(table), defaults=defaults))
+    return entries
+
+
+def flatten(tables: run_config.UserSettings) -> FlatSettings:
+    return dict(run_config.flatten_settings(tables))
+
+
+def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> PlannedRun:
+    """Merge the settings of an entry's run, and validate them."""
+    unused = "train.steps" if "train.minutes" in common else ""
+    defaults = {path: value for path, value in entry.defaults.items() if path != unused}
+    merged: FlatSettings = {}
+    for part in (defaults, common, entry.settings, {"train.seed": seed}):
+        merged |= flatten(run_config.read_user_settings(None, part, ()))  # which expands `model.dropout` to both stacks
+    run_config.read_user_settings(None, merged, ())
+    return PlannedRun(name=f"{entry.name}-seed{seed}", settings=merged)
+
+
+def match_flops(planned: PlannedRun, reference: PlannedRun, out: Path) -> PlannedRun:
+    """Plan as many steps as take the training FLOPs of the complete run `reference`."""
+    if planned.key == reference.key:
+        return planned
+    folder = out / RUNS_FOLDER / reference.name
+    config, tokenizer = read_run(folder / run_folder.RUN_FILE), Tokenizer.load(folder)
+    prepared = open_data(config, tokenizer, folder)
+    tables = run_config.read_user_settings(None, planned.settings, ())
+    other = run_config.build_run_config(tables, "--set")
+    device = activate_device(other.train.device).type
+    _, model_config, _ = autoconfig.choose_model(other, tables, prepared.data_size, tokenizer, device)
+    models = load_as(folder, Seq2Seq), build(model_config)
+    reference_flops, flops = (count_pair_flops(model, prepared.store) for model in models)
+    assert config.train.steps is not None
+    steps = max(1, round(config.train.steps * reference_flops / flops))
+    return replace(planned, settings=planned.settings | {"train.steps": steps})
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    entries: Sequence[ComparisonEntry],
+    out: Path,
+    *,
+    common: FlatSettings,
+    seeds: Sequence[int] = (1,),
+    budget: Budget = "params",
+    jobs: int = 1,
+    open_display: OpenDisplay = lambda: nullcontext(lambda event: None),
+    notify: Callable[[str], None] = lambda text: None,
+) -> list[EntryResult]:
+    """Train and measure every entry with every seed, `jobs` at a time; complete runs are not repeated.
+
+    budget  params: the size and steps of each entry; minutes: the time `train.minutes` for each; flops: as many
+            training FLOPs as the first entry
+    """
+    if budget == "minutes" and "train.minutes" not in common:
+        raise TrainError("`--budget minutes` needs the time of each run; give it with --minutes")
+    planned = {(entry.name, seed): plan_run(entry, common, seed) for entry in entries for seed in seeds}
+    if budget == "flops":
+        references = {seed: planned[entries[0].name, seed] for seed in seeds}
+        run_all(list(references.values()), out, jobs, open_display, notify)
+        planned = {key: match_flops(each, references[key[1]], out) for key, each in planned.items()}
+    measured = run_all(list(planned.values()), out, jobs, open_display, notify)
+    return [
+        EntryResult(entry=entry, runs=tuple(measured[planned[entry.name, seed].key] for seed in seeds))
+        for entry in entries
+    ]
+
+
+def run_all(
+    planned: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay, notify: Callable[[str], None]
+) -> dict[str, RunMeasurements]:
+    """Return the measurements of all runs by their keys; those that are stored are not repeated."""
+    distinct = {each.key: each for each in reversed(planned)}  # the first of each
+    measured = {key: stored for key, each in distinct.items() if (stored := load_measurements(each, out))}
+    pending = [each for each in planned if each.key not in measured and distinct[each.key] is each]
+    for each, result in run_parallel(pending, out, jobs) if jobs > 1 else run_serial(pending, out, open_display):
+        measured[each.key] = result
+        progress = f"[{len(measured)}/{len(distinct)}] {each.name}"
+        notify(f"{progress}: {result.bleu:.2f} BLEU, {result.steps:,} steps in {result.seconds:.0f} s")
+    return measured
+
+
+def run_serial(
+    pending: Sequence[PlannedRun], out: Path, open_display: OpenDisplay
+) -> Iterator[tuple[PlannedRun, RunMeasurements]]:
+    for each in pending:
+        with open_display() as display:
+            result = train_and_measure(each, out, display)
+        yield each, result
+
+
+def run_parallel(pending: Sequence[PlannedRun], out: Path, jobs: int) -> Iterator[tuple[PlannedRun, RunMeasurements]]:
+    """Run in worker processes; Ctrl-C reaches them too, and each saves its run."""
+    threads = max(1, count_usable_cores() // jobs)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+        try:
+            futures = {pool.submit(train_and_measure, each, out): each for each in pending}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def load_measurements(planned: PlannedRun, out: Path) -> RunMeasurements | None:
+    path = out / RESULTS_FOLDER / f"{planned.name}.json"
+    stored = settings.read_json(path) if path.exists() else None
+    if stored and stored["settings"] != planned.settings:
+        changes = ", ".join(sorted(run_config.diff_settings(stored["settings"], planned.settings)))
+        raise TrainError(f"{path}: was measured with other settings ({changes}); give another --out")
+    return settings.from_dict(RunMeasurements, stored["measurements"], str(path)) if stored else None
+
+
+def train_and_measure(planned: PlannedRun, out: Path, listener: EventHandler = lambda event: None) -> RunMeasurements:
+    """Train a run, or resume it, and store its measurements. Raise KeyboardInterrupt if a signal stopped it."""
+    folder, peak_memory = out / RUNS_FOLDER / planned.name, list[int]()
+
+    def record_peak(event: Event) -> None:
+        if isinstance(event, Ended) and torch.cuda.is_available():
+            peak_memory.append(torch.cuda.max_memory_allocated())
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    result = run.train(out=folder, settings=planned.settings, listeners=[listener, record_peak])
+    if result.stop_reason == "stopped":
+        raise KeyboardInterrupt
+    measured = replace(measure_run(folder), peak_memory=max(peak_memory, default=None))
+    (out / RESULTS_FOLDER).mkdir(exist_ok=True)
+    stored = {"settings": planned.settings, "measurements": settings.to_dict(measured)}
+    settings.write_json(stored, out / RESULTS_FOLDER / f"{planned.name}.json")
+    return measured
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> PreparedData:
+    """The data of a run, which its folder holds already encoded."""
+    data_dir = folder / run_folder.STATE_FOLDER / "data"
+    context = RunContext(data_dir=data_dir, device=torch.device("cpu"), report=lambda event: None)
+    return prepare_data(config, tokenizer, context)
+
+
+def measure_run(folder: Path) -> RunMeasurements:
+    """Translate the test set (without one, the validation set) with a complete run, and read its log."""
+    config = read_run(folder / run_folder.RUN_FILE)
+    translator = Translator.load(folder, device=activate_device(config.train.device), engine="torch")
+    prepared = open_data(config, translator.tokenizer, folder)
+    texts = read_eval_texts(prepared.splits.tests[:1] or prepared.splits.valid, prepared.splits.use_tags)
+    if len(set(texts.target_languages)) != 1:
+        raise TrainError("a comparison needs a test set in one target language; name them with --test and --tgt")
+    to, is_gpu = texts.target_languages[0], translator.device.type == "cuda"
+    options = SearchOptions(beam_size=config.decode.beam_size, length_penalty=config.decode.length_penalty)
+    plain = Translator(translator.model, translator.tokenizer, use_gpu_engine=False)
+    plain_speed = measure_speed(plain, texts.sources, options, to)[1] if is_gpu else None
+    translations, speed = measure_speed(translator, texts.sources, options, to)
+    outputs, metrics = [item.text for item in translations], ("bleu", "chrf")
+    evaluation = evaluate(
+        texts.sources, texts.references, outputs, metrics=metrics, language=texts.language, resamples=0
+    )
+    events = read_events(folder / LOG_FILE)
+    started = [event for event in events if isinstance(event, Started)][-1]
+    ended = [event for event in events if isinstance(event, Ended)][-1]
+    validated = [event for event in events if isinstance(event, Validated)]
+    passes = FORWARD_BACKWARD * (2 if config.train.rdrop else 1)
+    epoch_flops = passes * len(prepared.store) * count_pair_flops(load_as(folder, Seq2Seq), prepared.store)
+    by_length = sorted(evaluation.sentences, key=lambda sentence: (len(sentence.source.split()), sentence.number))
+    drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
+    return RunMeasurements(
+        device=started.device,
+        parameters=started.parameters,
+        steps=ended.step,
+        seconds=ended.seconds,
+        flops=ended.step / started.steps_per_epoch * epoch_flops,
+        valid_loss=min((event.loss for event in validated), default=0.0),
+        train_tokens_per_second=median([e.tokens_per_second for e in events if isinstance(e, Progress)] or [0.0]),
+        decode_tokens_per_second=speed,
+        plain_tokens_per_second=plain_speed,
+        test_set=texts.name,
+        bleu=evaluation.scores[0].value,
+        chrf=evaluation.scores[1].value,
+        signature=evaluation.scores[0].signature,
+        curve=tuple((e.seconds, e.epoch * epoch_flops, e.metrics.get("bleu", 0.0)) for e in validated),
+        by_length=tuple(
+            (f"{group.min_length}-{group.max_length or ''}", group.sentences, group.scores[0].value)
+            for group in evaluation.groups
+        ),
+        samples=tuple(
+            ValidationSample(source=sentence.source, reference=sentence.reference, output=sentence.output)
+            for sentence in select_evenly(by_length, NUM_SAMPLES)
+        ),
+        attention=record_attention(folder, texts.sources[drawn], texts.references[drawn], to),
+    )
+
+
+def measure_speed(
+    translator: Translator, sources: Sequence[str], options: SearchOptions, to: str | None
+) -> tuple[list[Translation], float]:
+    """Return the translations and the tokens per second of all sources at once."""
+    if translator.device.type == "cuda":  # the first time, kernels are compiled and graphs captured
+        translator.translate(sources, options, to=to)
+    start = time.perf_counter()
+    translations = translator.translate(sources, options, to=to)
+    tokens = sum(len(translation.token_ids) + 1 for translation in translations)
+    return translations, tokens / (time.perf_counter() - start)
+
+
+def count_pair_flops(model: Seq2Seq, store: TokenStore) -> float:
+    """FLOPs of the forward pass on a sentence pair: the mean over some of the training pairs, without padding."""
+    set_backend(model, "explicit")  # whose matrix products are counted
+    pairs = select_evenly(range(len(store)), NUM_COUNTED_PAIRS)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        for i in pairs:
+            model(*(torch.tensor(side[i].astype("int64"))[None] for side in (store.source, store.target)))
+    return counter.get_total_flops() / len(pairs)
+
+
+def record_attention(folder: Path, source: str, target: str, to: str | None) -> AttentionMap | None:
+    """Return None for a model without cross-attention."""
+    with suppress(ValueError):
+        inspection = look(folder, source, target=target, to=to, kind="cross")
+        path, head = inspection.select_head()
+        document = inspection.label_rows(path, head)
+        layer = find_layer(document, path)
+        queries, keys = (
+            tuple(map(format_token, document["sides"][layer[side]]["tokens"])) for side in ("queries", "keys")
+        )
+        weights = unpack_weights(layer, len(keys))[head].tolist()
+        rows = tuple(tuple(round(weight, 4) for weight in row) for row in weights)
+        return AttentionMap(head=f"{path}, head {head}", source=keys, target=queries, weights=rows)
+    return None

@@ -1,0 +1,143 @@
+"""`attent compare`: a real comparison of tiny models, its report in Chromium, resuming, budgets and table 3."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attent import cli
+from attent.training import comparison
+from attent.training.comparison import ComparisonEntry, PlannedRun, compare, read_entries
+from attent.training.events import Event, EventHandler, Progress
+from tests.inspection.conftest import browser as browser
+from tests.inspection.conftest import watch_problems
+from tests.training.runs import checkpoint_facts, write_corpus
+
+COMMON = {
+    "data.src": "en", "data.tgt": "xx", "data.hold_out": 6, "data.tokenizer.vocab": 300, "size": "tiny",
+    "model.width": 16, "model.ffn_width": 32, "model.layers": 1, "train.steps": 4, "train.batch_tokens": 128,
+    "train.save_every": 2, "train.valid_every": 2, "train.valid_sentences": 4, "decode.beam_size": 1,
+}  # fmt: skip
+COMPARISON = """
+[common.train]
+steps = 9
+[entries.post]
+label = "post-norm <b>"
+[entries.pre]
+label = "pre-norm"
+model.norm_order = "pre"
+[entries.same]
+"""
+POST = ComparisonEntry(name="post", label="post", settings={})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete comparison, made by the command."""
+    home = tmp_path_factory.mktemp("comparison")
+    write_corpus(home / "corpus.tsv", 60)
+    (home / "entries.toml").write_text(COMPARISON)
+    assert run_command(home) == 0
+    return home
+
+
+def run_command(home: Path, *more: str) -> int:
+    flags = [f"--set={path}={value}" for path, value in COMMON.items()]
+    data, entries = str(home / "corpus.tsv"), str(home / "entries.toml")
+    return cli.main(["compare", "--data", data, "--config", entries, "--out", str(home / "out"), *flags, *more])
+
+
+def read_results(home: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted((home / "out" / "results").glob("*.json"))}
+
+
+def test_entries_with_the_same_settings_share_a_run(folder: Path) -> None:
+    assert sorted(path.name for path in (folder / "out" / "runs").iterdir()) == ["post-seed1", "pre-seed1"]
+    results = read_results(folder)
+    assert results["pre-seed1"]["settings"]["model.decoder.norm_order"] == "pre"
+    assert results["post-seed1"]["measurements"]["steps"] == 4  # flags take precedence over the file's `common`
+
+
+def test_report_shows_every_entry(folder: Path) -> None:
+    report = (folder / "out" / "report.md").read_text()
+    for label in ("post-norm \\<b\\>", "pre-norm", "same"):
+        assert f"| {label} |" in report
+    measured = read_results(folder)["post-seed1"]["measurements"]
+    assert f"| {measured['bleu']:.2f} | {measured['chrf']:.1f} |" in report
+    assert [len(point) for point in measured["curve"]] == [3, 3]
+    assert measured["curve"][-1][1] == pytest.approx(measured["flops"])
+    assert sum(sentences for _, sentences, _ in measured["by_length"]) == 6
+    weights = measured["attention"]["weights"]
+    assert len(weights) == len(measured["attention"]["target"])
+    assert [sum(row) for row in weights] == pytest.approx([1.0] * len(weights), abs=0.01)
+    for name in ("scores.svg", "curves.svg", "attention.svg"):
+        assert f"({name})" in report
+        assert (folder / "out" / name).read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_page_in_a_browser(folder: Path, browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    problems = watch_problems(page)
+    page.goto((folder / "out" / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("[...document.images].map((image) => image.naturalWidth > 100)") == [True] * 3
+    assert page.evaluate("getComputedStyle(document.body).fontSize") == "15px"  # the policy allows the style
+    assert "post-norm <b>" in page.inner_text("table >> nth=0")
+    assert problems == []
+    page.close()
+
+
+def test_complete_comparison_is_not_repeated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out" / "runs").rglob("*")}
+    assert run_command(folder) == 0
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "runs").rglob("*")} == before
+    assert run_command(folder, "--set=train.steps=5") == 1
+    assert "other settings (train.steps)" in capsys.readouterr().err
+
+
+def test_interrupted_run_is_resumed(folder: Path, tmp_path: Path) -> None:
+    common = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
+
+    @contextmanager
+    def interrupt() -> Iterator[EventHandler]:
+        def handle(event: Event) -> None:
+            if isinstance(event, Progress):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        yield handle
+
+    with pytest.raises(KeyboardInterrupt):
+        compare([POST], tmp_path, common=common, open_display=interrupt)
+    assert not (tmp_path / "results").exists()
+    (result,) = compare([POST], tmp_path, common=common)
+    assert result.runs[0].steps == 4
+    expected = checkpoint_facts(folder / "out" / "runs" / "post-seed1")
+    assert checkpoint_facts(tmp_path / "runs" / "post-seed1")[4] == expected[4]
+
+
+def test_same_flops_for_a_wider_model(folder: Path) -> None:
+    tables = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
+    reference = comparison.plan_run(POST, tables, 1)
+    wider = PlannedRun(name="wider", settings=reference.settings | {"model.encoder.ffn_width": 960})
+    assert comparison.match_flops(reference, reference, folder / "out") is reference
+    assert comparison.match_flops(wider, reference, folder / "out").settings["train.steps"] == 1
+
+
+def test_rows_of_table_3_are_valid() -> None:
+    entries = read_entries([comparison.TABLE3_FILE])
+    planned = [comparison.plan_run(entry, {"data.train": ["corpus.tsv"]}, 1) for entry in entries]
+    assert len({each.key for each in planned}) == len(planned) == 24
+    assert {entry.name[0] for entry in entries} == set("bABCDEF")
+
+
+def test_minutes_must_be_given() -> None:
+    with pytest.raises(ValueError, match="--minutes"):
+        compare([POST], Path(), common={}, budget="minutes")
