@@ -85,6 +85,8 @@ def _input_rows(model: ModelInfo) -> Iterator[str]:
 
 
 def format_stack(stack: Mapping[str, Any]) -> str:
+    if "kind" in stack:
+        return f"{format_count(stack['layers'], 'layer')}, width {stack['width']:,}, {stack['kind']}"
     pruned = f" ({stack['pruned']} pruned in all layers)" if stack["pruned"] else ""
     heads = format_count(stack["heads"], "head")
     return (

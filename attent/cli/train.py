@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from attent.cli.config_flags import add_config_flags
-from attent.training.run_options import SETTING_TABLES, Size
+from attent.training.run_options import SETTING_TABLES, Arch, Size
 from attent.training.tasks import DATA_HELP, TASK_HELP, TaskName
 
 COMMON, TEXT, IMAGES, RECIPE, SCORES = (
@@ -54,6 +54,9 @@ def train(
     data: DataFlag = None,
     out: Annotated[Path, Parameter(group=COMMON, help="folder of the model; the same folder again resumes the run")],
     task: Annotated[TaskName | None, Parameter(group=COMMON, help=TASK_HELP)] = None,
+    arch: Annotated[
+        Arch | None, Parameter(group=COMMON, help="architecture of a translation model [default: transformer]")
+    ] = None,
     size: Annotated[Size | None, Parameter(group=COMMON, help="model size [default: from the amount of data]")] = None,
     config: Annotated[Path | None, Parameter(group=COMMON, help="a run file, such as the run.toml of a model")] = None,
     set_: SetFlag = None,
@@ -82,6 +85,7 @@ def train(
             data or (),
             out=out,
             task=task,
+            arch=arch,
             size=size,
             init_from=from_,
             config=config,

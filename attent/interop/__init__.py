@@ -123,4 +123,4 @@ def detect_family(model: Model) -> str:
         case VisionTransformer():
             return "vit"
         case Seq2Seq():
-            return "t5" if isinstance(model.config.encoder.positions, RelativeConfig) else "marian"
+            return "t5" if isinstance(model.config.stacks[0].positions, RelativeConfig) else "marian"

@@ -175,7 +175,8 @@ def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
 
 def check_expressible(config: Seq2SeqConfig) -> None:
     """Reject a model that CTranslate2 cannot compute, by the name of the field."""
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    encoder, decoder = config.stacks
+    for side, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.window not in (None, (None, None)):
             reject_field(f"{side}.window", stack.window, "None")
         if not isinstance(stack.positions, SinusoidalConfig | LearnedConfig | RotaryConfig | RelativeConfig):
@@ -187,8 +188,8 @@ def check_expressible(config: Seq2SeqConfig) -> None:
                 reject_field(f"{side}.{name}", True, "False")
         if stack.compatibility != "dot":
             reject_field(f"{side}.compatibility", stack.compatibility, "dot")
-    if config.encoder.norm_eps != config.decoder.norm_eps:
-        reject_field("decoder.norm_eps", config.decoder.norm_eps, f"that of the encoder, {config.encoder.norm_eps},")
+    if encoder.norm_eps != decoder.norm_eps:
+        reject_field("decoder.norm_eps", decoder.norm_eps, f"that of the encoder, {encoder.norm_eps},")
 
 
 def reject_field(name: str, value: object, required: str) -> None:
@@ -215,7 +216,7 @@ def to_spec(
         name: tensor.detach().to("cpu", torch.float32, copy=True).numpy()
         for name, tensor in collect_tensors(model, build_empty(config)).items()
     }
-    encoder, decoder = config.encoder, config.decoder
+    encoder, decoder = config.stacks
     spec = specs.TransformerSpec(
         specs.TransformerEncoderSpec(encoder.layers, encoder.heads, **build_spec_options(encoder)),
         specs.TransformerDecoderSpec(decoder.layers, decoder.heads, **build_spec_options(decoder)),

@@ -241,7 +241,7 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     check_expressible(model.config)
     pad = resolve_pad(model.config, pad)
     tensors = conversion.collect_cpu_tensors(model)
-    if model.config.encoder.positions == SinusoidalConfig(order="interleaved"):
+    if model.config.stacks[0].positions == SinusoidalConfig(order="interleaved"):
         tensors = reorder_features(tensors)
     hf_folder.write_folder(
         folder,
@@ -254,7 +254,7 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
 def check_expressible(config: Seq2SeqConfig) -> None:
     """Reject a model that Marian's config cannot describe, by the name of the field."""
     orders = (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved"))
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         conversion.check_stack(
             stack,
             "Marian",
@@ -333,7 +333,7 @@ def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
         **stack_keys[0],
         **stack_keys[1],
         **conversion.write_fields(SHARED_STACK_FIELDS, config.encoder),
-        "activation_function": ACTIVATION_TO_HF[config.encoder.activation],
+        "activation_function": ACTIVATION_TO_HF[config.stacks[0].activation],
         "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": config.share_embeddings,
         "tie_word_embeddings": config.tie_output,

@@ -61,7 +61,7 @@ IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative p
 
 
 def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
-    layers = {"expand": "wi_0", "gate": "wi_1"} if config.encoder.gated else {"expand": "wi"}
+    layers = {"expand": "wi_0", "gate": "wi_1"} if config.stacks[0].gated else {"expand": "wi"}
     return TENSOR_MAPPINGS + [
         TensorMapping(
             f"{side}.blocks.{{i}}.feedforward.{ours}", f"{side}.block.{{i}}.layer.{ffn}.DenseReluDense.{name}"
@@ -290,7 +290,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
     for name, expected in (("share_embeddings", True), ("output_bias", False), ("scale_embeddings", False)):
         if getattr(config, name) != expected:
             conversion.reject_field(FAMILY, name, getattr(config, name), repr(expected))
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         check_stack(stack, side)
     for field in fields(StackConfig):
         ours, other = getattr(config.encoder, field.name), getattr(config.decoder, field.name)
@@ -322,7 +322,7 @@ def check_stack(stack: StackConfig, side: str) -> None:
 
 
 def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
-    stack = config.encoder
+    stack = config.stacks[0]
     assert isinstance(stack.positions, RelativeConfig)
     return {
         "model_type": "t5",

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from attent import settings
-from attent.nn import StackConfig
+from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
+
+EncoderLayers = StackConfig | LSTMEncoderConfig  # one config for each architecture
+DecoderLayers = StackConfig | LSTMDecoderConfig
 
 
 def mirror_encoder(encoder: StackConfig) -> StackConfig:
@@ -28,8 +31,8 @@ class Seq2SeqConfig:
     kind: ClassVar[str] = "seq2seq"
     vocab: int  # token ids are 0 .. vocab - 1
     target_vocab: int | None = None  # of the target side, if it has its own; None: the same
-    encoder: StackConfig = field(default_factory=StackConfig)
-    decoder: StackConfig = field(default_factory=lambda: mirror_encoder(StackConfig()))
+    encoder: EncoderLayers = field(default_factory=StackConfig)
+    decoder: DecoderLayers = field(default_factory=lambda: mirror_encoder(StackConfig()))
     share_embeddings: bool = True  # one matrix embeds source and target
     tie_output: bool = True  # the output layer is the target embedding, transposed
     output_bias: bool = False  # a bias on the logits (Marian)
@@ -55,6 +58,19 @@ class Seq2SeqConfig:
         for name, token in (("start_id", self.start_id), ("end_id", self.end_id)):
             if not 0 <= token < self.output_vocab:
                 raise ValueError(f"`{name}` must be a token id from 0 to {self.output_vocab - 1}, but is {token}")
+
+    @property
+    def stacks(self) -> tuple[StackConfig, StackConfig]:
+        """Encoder and decoder of a Transformer; another architecture raises a ValueError."""
+        encoder, decoder = self.encoder, self.decoder
+        if isinstance(encoder, StackConfig) and isinstance(decoder, StackConfig):
+            return encoder, decoder
+        kinds = {"encoder": encoder.kind, "decoder": decoder.kind}
+        name, kind = next((name, kind) for name, kind in kinds.items() if kind != StackConfig.kind)
+        raise ValueError(
+            f"`{name}.kind` must be {StackConfig.kind} for this, but is {kind}: such a model runs in PyTorch only, in "
+            "the format of attent"
+        )
 
     @property
     def output_vocab(self) -> int:
@@ -150,7 +166,7 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-def check_encoder_stack(stack: StackConfig, name: str = "stack") -> None:
+def check_encoder_stack(stack: EncoderLayers, name: str = "stack") -> None:
     if stack.causal or stack.cross_attention:
         raise ValueError(f"`{name}.causal` and `{name}.cross_attention` must be false in an encoder")
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
-from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, StackConfig
+from attent.nn import (
+    LearnedConfig,
+    LSTMDecoderConfig,
+    LSTMEncoderConfig,
+    RelativeConfig,
+    RotaryConfig,
+    StackConfig,
+)
 
 
 def base(vocab: int) -> Seq2SeqConfig:
@@ -32,6 +40,30 @@ def tiny(vocab: int) -> Seq2SeqConfig:
 def make_seq2seq(vocab: int, encoder: StackConfig) -> Seq2SeqConfig:
     """An encoder and the decoder that mirrors it."""
     return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=mirror_encoder(encoder))
+
+
+LSTM_SIZES = {"tiny": (128, 0.3), "small": (256, 0.1), "base": (704, 0.1), "big": (1408, 0.3)}  # width, dropout
+
+
+def lstm(vocab: int, size: str = "small") -> Seq2SeqConfig:
+    """An attentive LSTM with about as many parameters as the Transformer of a size, tiny to big."""
+    width, dropout = LSTM_SIZES[size]
+    encoder = LSTMEncoderConfig(width=width, dropout=dropout)
+    return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=LSTMDecoderConfig(width=width, dropout=dropout))
+
+
+def lstm_no_attention(vocab: int, size: str = "small") -> Seq2SeqConfig:
+    """An LSTM whose decoder knows only the last states of the encoder (Sutskever et al. 2014)."""
+    width, dropout = LSTM_SIZES[size]
+    decoder = LSTMDecoderConfig(width=width, dropout=dropout, attention="none", input_feeding=False)
+    return replace(lstm(vocab, size), decoder=decoder)
+
+
+ARCHS: dict[str, Callable[[int, str], Seq2SeqConfig]] = {  # name -> (vocabulary, size) -> config
+    "transformer": lambda vocab, size: {"tiny": tiny, "small": small, "base": base, "big": big}[size](vocab),
+    "lstm": lstm,
+    "lstm-no-attention": lstm_no_attention,
+}
 
 
 # --- published models: what changed since 2017, line by line -------------------------------------------------------

@@ -46,10 +46,10 @@ def restore_heads(model: Seq2Seq) -> Seq2Seq:
     """Return an equivalent model with all original heads, the removed ones as zeros. Tensors that were never pruned are
     shared, not copied."""
     config = model.config
-    if config.encoder.remaining_heads is None and config.decoder.remaining_heads is None:
+    if all(stack.remaining_heads is None for stack in config.stacks):
         return model
     tensors = dict(collect_tensors(model, build_empty_like(model)))
-    stacks = {"encoder": config.encoder, "decoder": config.decoder}
+    stacks = dict(zip(("encoder", "decoder"), config.stacks, strict=True))
     for path, layer in get_attention_layers(model).items():
         if layer.remaining_heads is None:
             continue
@@ -65,7 +65,7 @@ def restore_heads(model: Seq2Seq) -> Seq2Seq:
 
 def set_remaining_heads(config: Seq2SeqConfig, remaining: Mapping[str, tuple[int, ...]]) -> Seq2SeqConfig:
     """Set `remaining_heads` of both stacks; None where no head was removed, so that the config tells a pruned model."""
-    stacks: dict[str, Any] = {"encoder": config.encoder, "decoder": config.decoder}
+    stacks: dict[str, Any] = dict(zip(("encoder", "decoder"), config.stacks, strict=True))
     for name, stack in stacks.items():
         sublayers = ("self_attn", "cross_attn") if stack.cross_attention else ("self_attn",)
         table = tuple(tuple(remaining[f"{name}.blocks.{i}.{s}"] for s in sublayers) for i in range(stack.layers))

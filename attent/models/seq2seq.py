@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of figure 1 (the paper's, Marian, T5)."""
+"""Encoder-decoder models: the Transformer of figure 1 (the paper's, Marian, T5) and the LSTMs before it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.models.config import Seq2SeqConfig
+from attent.models.config import DecoderLayers, EncoderLayers, Seq2SeqConfig
 from attent.models.output import OutputProjection
 from attent.models.weights import SavableModel
-from attent.nn import Cache, Memory, Packing, Stack
+from attent.nn import Cache, LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape
 
@@ -40,12 +40,19 @@ class Seq2Seq(SavableModel):
         self.source_embedding = make_embedding(config.vocab) if frontend is None else frontend
         shared = self.source_embedding if config.share_embeddings else None
         self.target_embedding = shared if isinstance(shared, TokenEmbedding) else make_embedding(config.output_vocab)
-        self.encoder = Stack(config.encoder)
-        self.decoder = Stack(config.decoder)
+        self.encoder = build_encoder(config.encoder)
+        self.decoder = build_decoder(config.decoder)
         tied_to = self.target_embedding if config.tie_output else None
         self.output = OutputProjection(
             config.output_vocab, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
         )
+
+    @property
+    def stacks(self) -> tuple[Stack, Stack]:
+        """Encoder and decoder of a Transformer."""
+        assert isinstance(self.encoder, Stack)
+        assert isinstance(self.decoder, Stack)
+        return self.encoder, self.decoder
 
     def forward(
         self,
@@ -105,6 +112,14 @@ class Seq2Seq(SavableModel):
         for name, batch, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
             if lengths is not None:
                 check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")
+
+
+def build_encoder(config: EncoderLayers) -> Stack | LSTMEncoder:
+    return LSTMEncoder(config) if isinstance(config, LSTMEncoderConfig) else Stack(config)
+
+
+def build_decoder(config: DecoderLayers) -> Stack | LSTMDecoder:
+    return LSTMDecoder(config) if isinstance(config, LSTMDecoderConfig) else Stack(config)
 
 
 def shift_right(target: Tensor, start: int, packing: Packing | None = None) -> Tensor:

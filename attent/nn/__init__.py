@@ -8,7 +8,7 @@ One letter has one meaning in all comments of this package:
 
 Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (visibility), `dot_product` (equation
 1), `attention` (multi-head), `feedforward` (equation 2), `positions`, `block` and `stack` (figure 1), `cache`. The fast
-paths are in `backends`, `fused` and `kernels`.
+paths are in `backends`, `fused` and `kernels`, and the LSTMs that the paper compares with in `recurrent`.
 """
 
 from attent.nn.attention import Attention, AttentionRecord, get_attention_layers, set_backend
@@ -29,11 +29,13 @@ from attent.nn.positions import (
     SinusoidalConfig,
     make_sinusoids,
 )
+from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
 from attent.nn.stack import Stack
 
 __all__ = [
     "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache", "FeedForward",
-    "LearnedConfig", "LinearScaling", "Llama3Scaling", "Mask", "Memory", "Packing", "RelativeConfig", "Residual",
-    "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend",
-    "get_attention_layers", "make_sinusoids", "set_backend",
+    "LSTMDecoder", "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling",
+    "Llama3Scaling", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig", "SinusoidalConfig",
+    "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend", "get_attention_layers", "make_sinusoids",
+    "set_backend",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Values inside tensors are checked on the CPU only; on an accelerator that would 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from attent.nn.block import Memory
     from attent.nn.cache import Cache
     from attent.nn.masks import Packing
+    from attent.nn.recurrent import LSTMDecoder, LSTMEncoder
     from attent.nn.stack import Stack
+
+    Layers: TypeAlias = Stack | LSTMEncoder | LSTMDecoder
 
 MAX_SIZE = 2**24  # of any dimension of a model: with larger ones torch overflows when it counts a matrix's bytes
 MAX_LAYERS = 1000  # building more takes minutes, before a damaged folder is found to lack their tensors
@@ -80,7 +83,12 @@ def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: s
 
 
 def check_forward_args(
-    stack: Stack, x: Tensor, lengths: Tensor | None, packing: Packing | None, memory: Memory | None, cache: Cache | None
+    stack: Layers,
+    x: Tensor,
+    lengths: Tensor | None,
+    packing: Packing | None,
+    memory: Memory | None,
+    cache: Cache | None,
 ) -> None:
     if x.dim() != 3 or x.shape[2] != stack.config.width:
         raise ValueError(f"x must be (B, T, {stack.config.width}), but is {tuple(x.shape)}")
@@ -100,14 +108,14 @@ def check_forward_args(
         check_positions(stack, packing.max_length)
 
 
-def check_cache(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory | None, cache: Cache) -> None:
+def check_cache(stack: Layers, x: Tensor, packing: Packing | None, memory: Memory | None, cache: Cache) -> None:
     if not stack.config.causal:
         raise ValueError(CACHE_NEEDS_CAUSAL)
     if packing is not None:
         raise ValueError("a cache continues one sequence per row, and a packed row holds several: give one of them")
     if memory is not None:
         raise ValueError("`memory` must be None with a cache: the cache holds the memory's keys and values already")
-    first, attention = cache.layers[0], stack.blocks[0].self_attn
+    first, attention = cache.layers[0], cast("Stack", stack).blocks[0].self_attn
     actual = (len(cache.layers), *first.self_attn.keys.shape[1::2], first.cross_attn is not None)
     expected = (stack.config.layers, attention.kv_heads, attention.head_width, stack.config.cross_attention)
     if actual != expected:
@@ -118,7 +126,7 @@ def check_cache(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory
     cache.check_step(x.shape[0], x.shape[1])
 
 
-def check_memory(stack: Stack, x: Tensor, packing: Packing | None, memory: Memory | None) -> None:
+def check_memory(stack: Layers, x: Tensor, packing: Packing | None, memory: Memory | None) -> None:
     if memory is None:
         if stack.config.cross_attention:
             raise ValueError("this stack attends to another's output: give `memory`, or a `cache` made with it")
@@ -133,7 +141,7 @@ def check_memory(stack: Stack, x: Tensor, packing: Packing | None, memory: Memor
         raise ValueError(f"the {packed} is packed, so the {other} must be too: pack both with the same sentences")
 
 
-def check_positions(stack: Stack, count: int) -> None:
+def check_positions(stack: Layers, count: int) -> None:
     limit = stack.positions.max_length
     if limit is not None and count > limit:
         raise ValueError(
@@ -142,7 +150,7 @@ def check_positions(stack: Stack, count: int) -> None:
         )
 
 
-def check_new_cache(stack: Stack, capacity: int, rows: int | None, memory: Memory | None, beams: int) -> None:
+def check_new_cache(stack: Layers, capacity: int, rows: int | None, memory: Memory | None, beams: int) -> None:
     check_size("capacity", capacity)
     check_size("beams", beams)
     if not stack.config.causal:

@@ -96,7 +96,9 @@ class Attention(nn.Module):
         keys, values = self.split_heads(self.key(x)), self.split_heads(self.value(x))
         return KV(keys if angles is None else angles.rotate(keys), values)
 
-    def attend(self, q: Tensor, kv: KV, mask: Mask, bias: Tensor | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, kv: KV, mask: Mask, bias: Tensor | None = None, *, notify_observers: bool = True
+    ) -> Tensor:
         """Concat(head_1 ... head_h), the input of W^O: (B, T, H * D)."""
         kv, bias = kv.to(q.dtype), self.select_bias(bias)
         v = None if self.score_weight is None else self.score_weight.view(-1, self.head_width).to(q.dtype)
@@ -104,7 +106,7 @@ class Attention(nn.Module):
             out = attend(q, kv.keys, kv.values, mask, bias, self.scale, self.dropout_rate, self.backend, v)
         else:  # all heads were pruned: (B, 0, T, D), for which W^O returns its bias; no kernel takes that
             out, _ = attend_explicit(q, kv.keys, kv.values, mask, bias, self.scale)
-        if self.observers:
+        if self.observers and notify_observers:
             bias, v = (None if x is None else x.detach() for x in (bias, v))
             record = AttentionRecord(q.detach(), kv.keys.detach(), kv.values.detach(), mask, bias, self.scale, v)
             for observer in self.observers:  # in addition to the fast kernel, so that an observer changes no output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from attent.nn.argument_checks import (
     MAX_LAYERS,
@@ -26,6 +26,7 @@ NormOrder = Literal["post", "pre"]
 class StackConfig:
     """The defaults are the encoder of the paper's base model (table 3)."""
 
+    kind: ClassVar[str] = "transformer"
     layers: int = 6  # N
     width: int = 512  # d_model
     heads: int = 8  # h
@@ -89,6 +90,10 @@ class StackConfig:
                 f"`head_width`"
             )
         return self.width // self.heads
+
+    @property
+    def description(self) -> str:
+        return "Transformer"
 
     @property
     def num_removed_heads(self) -> int:

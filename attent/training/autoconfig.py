@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from attent import settings
-from attent.data.batch_plan import BatchConfig
+from attent.data.batch_plan import BatchConfig, Layout
 from attent.data.estimate import CorpusEstimate, TextPairs, TokenEstimate, TokenRows, TrainingEstimate, estimate_tokens
 from attent.data.loader import PairLoader
 from attent.data.token_store import TokenSequences, TokenStore
-from attent.models import Seq2SeqConfig, build, presets
+from attent.models import ModelConfig, Seq2SeqConfig, build, presets
+from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
 from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -64,7 +65,8 @@ DEFAULT_PATIENCE = 10
 BATCH_TOKENS_BY_SIZE: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
 COMPILE_MIN_STEPS = 10_000  # compiling takes 5 to 30 s, and `small` with R-Drop was no faster compiled (docs/log.md)
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
-FIXED_SETTINGS = ("size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
+RECURRENT_LR, RECURRENT_CLIP_NORM = 1e-3, 1.0  # of LSTMs, whose gradients can explode
+FIXED_SETTINGS = ("arch", "size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
 CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
 CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; smaller ones are slower
 
@@ -104,9 +106,10 @@ def choose_model(
     if not run.size and size != "base":
         too_slow = device_type == "cpu" and size != choose_recipe(num_pairs, "cuda").size
         reason += ": a larger model would take too long on a CPU" if too_slow else ": a larger model would overfit"
-    preset = fit_to_tokenizer(getattr(presets, size)(tokenizer.source.size), tokenizer)
+    preset = presets.ARCHS[run.arch or "transformer"](tokenizer.source.size, size)
+    preset = fit_to_tokenizer(preset, tokenizer)
     dropout = max(recipe.dropout, preset.encoder.dropout if size == "big" else 0.0)
-    encoder, decoder = (replace(stack, dropout=dropout) for stack in (preset.encoder, preset.decoder))
+    encoder, decoder = replace(preset.encoder, dropout=dropout), replace(preset.decoder, dropout=dropout)
     config = run_config.build_model_config(requested, replace(preset, encoder=encoder, decoder=decoder))
     if config.encoder.dropout == dropout:
         reason += f"; dropout {dropout:g}" + (", since few pairs are easily overfitted" if dropout > 0.1 else "")
@@ -154,6 +157,17 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
     return run_config.build_model_config(requested, config)
 
 
+def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.device) -> Layout:
+    """Packed rows on a GPU, except for layers whose state would cross sentences."""
+    layers = [stack for stack in run_config.get_stacks(config) if stack is not None]
+    can_pack = all(isinstance(stack, StackConfig) for stack in layers)
+    if not can_pack and requested in ("packed", "flat"):
+        raise TrainError(
+            f"`data.layout` must be bucketed for --arch {layers[0].kind}, but is {requested}; leave it out"
+        )
+    return requested or ("packed" if can_pack and device.type != "cpu" else "bucketed")
+
+
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +200,10 @@ def fill_train_config(
     # code (tensor2tensor), given enough steps.
     paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
     paper_lr *= 1 + min(1.0, steps / MIN_STEPS) if model.encoder.width < 512 else 1
+    if not isinstance(model.encoder, StackConfig):
+        paper_lr = RECURRENT_LR
+        train = replace(train, clip_norm=RECURRENT_CLIP_NORM if train.clip_norm is None else train.clip_norm)
+        train = replace(train, compile=bool(train.compile))  # shapes differ, and cuDNN's LSTM cannot be compiled
     lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
     if not finetune:
         train = replace(train, rdrop=recipe.rdrop if train.rdrop is None else train.rdrop)
@@ -216,6 +234,7 @@ def fill_defaults(
         lr=lr,
         schedule=train.schedule or "cosine",
         rdrop=0.0 if train.rdrop is None else train.rdrop,
+        clip_norm=0.0 if train.clip_norm is None else train.clip_norm,
         patience=(0 if train.minutes else DEFAULT_PATIENCE) if train.patience is None else train.patience,
         precision=train.precision or pick_precision(device),
         micro_batch_tokens=train.micro_batch_tokens or (CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else None),
@@ -227,8 +246,9 @@ def describe_choices(run: RunConfig, size_reason: str, data_size: DataSize) -> I
     """Sentences about the model and the schedule of a translation run."""
     model = run.model
     assert isinstance(model, Seq2SeqConfig)
+    arch = f" ({model.decoder.description})" if run.arch else ""
     yield (
-        f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers, "
+        f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers{arch}, "
         f"width {model.encoder.width}, vocabulary {model.vocab:,}; {size_reason}"
     )
     yield from describe_schedule(run.train, count_batches(run.train, data_size), "greedy")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attent import settings
-from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig
+from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, presets
+from attent.models.config import DecoderLayers, EncoderLayers
 from attent.nn import StackConfig
-from attent.training.run_options import DataConfig, DecodeConfig, Precision, Size, TrainConfig, TrainError
+from attent.training.run_options import Arch, DataConfig, DecodeConfig, Precision, Size, TrainConfig, TrainError
 from attent.training.tasks import TASKS, TaskName, get_task_class
 
 __all__ = [
@@ -32,6 +33,7 @@ class RunConfig:
     """The configuration of a run. Run files are read as the subclass for the class of the model."""
 
     task: TaskName = "translate"
+    arch: Arch | None = None  # of a translation model; None: transformer
     size: Size | None = None
     init_from: str | None = None  # a model to fine-tune (--from)
     data: DataConfig = field(default_factory=DataConfig)
@@ -55,7 +57,7 @@ RUN_CLASSES: dict[type[Any], type[RunConfig]] = {
 # Settings, or tables of them, that not every task reads (see `Task.used_settings`); one that has no effect is refused.
 TASK_SETTINGS = frozenset(
     {
-        "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
+        "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
         "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images",
         "train.rdrop", "train.valid_sentences", "decode",
     }
@@ -93,6 +95,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
         if override.partition("=")[0].strip() == "task":
             settings.apply_override(RunConfig, requested, override)
     run_class = get_run_class(requested)
+    _set_layer_kinds(requested)
     _expand_stack_settings(requested, where, run_class)
     for override in overrides:
         for expanded in _expand_override(override, run_class):
@@ -141,8 +144,7 @@ def build_run_config(requested: UserSettings, where: str) -> RunConfig:
     if metric not in task.metrics:
         known = " or ".join(task.metrics)
         raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {metric}")
-    model = requested.get("model")
-    placeholder = task.placeholder_config(PLACEHOLDER_VOCAB, model if isinstance(model, dict) else {})
+    placeholder = task.placeholder_config(PLACEHOLDER_VOCAB, requested)
     build_model_config(requested, placeholder, where)
     return replace(run, train=replace(run.train, metric=metric))
 
@@ -168,6 +170,16 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
     tables[path[-1]] = list(value) if isinstance(value, tuple) else value
 
 
+def _set_layer_kinds(requested: UserSettings) -> None:
+    """State the kinds of layers of an architecture, by which the keys of `model` are validated."""
+    preset = presets.ARCHS.get(str(requested.get("arch")))
+    if preset is not None and isinstance(requested.setdefault("model", {}), dict):
+        config = preset(PLACEHOLDER_VOCAB, "tiny")
+        for name, layers in (("encoder", config.encoder), ("decoder", config.decoder)):
+            if isinstance(table := requested["model"].setdefault(name, {}), dict):
+                table.setdefault("kind", layers.kind)
+
+
 def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[RunConfig]) -> None:
     """Expand `model.dropout` to all stacks; a setting of one stack takes precedence."""
     model = requested.get("model")
@@ -184,7 +196,7 @@ def get_stack_names(run_class: type[RunConfig]) -> tuple[str, ...]:
     return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
 
 
-def get_stacks(config: ModelConfig) -> tuple[StackConfig | None, StackConfig | None]:
+def get_stacks(config: ModelConfig) -> tuple[EncoderLayers | None, DecoderLayers | None]:
     """Encoder and decoder; some models have only one of them."""
     if isinstance(config, Seq2SeqConfig):
         return config.encoder, config.decoder

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attent import __version__, formatting
 from attent.formatting import escape_markdown, format_count, markdown_table
+from attent.nn import StackConfig
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
 from attent.training.config import RunConfig, UserSettings, flatten_settings, get_run_class, get_stack_names, get_stacks
@@ -83,7 +84,10 @@ def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[
     assert stack is not None
     yield "Size", run.size or ""
     yield "Layers", ", ".join(f"{stack.layers} {name}" for name, stack in stacks.items() if stack)
-    yield "Width", f"{stack.width:,}, feed-forward {stack.ffn_width:,}, {format_count(stack.heads, 'head')}"
+    if isinstance(stack, StackConfig):
+        yield "Width", f"{stack.width:,}, feed-forward {stack.ffn_width:,}, {format_count(stack.heads, 'head')}"
+    else:
+        yield "Width", f"{stack.width:,}, {' and '.join(each.description for each in stacks.values() if each)}"
     total, trained = count_parameters(trainer.parameters), count_parameters(trainer.trainable_parameters)
     yield "Parameters", f"{total:,}" + (f", of which {trained:,} were trained" if trained < total else "")
     yield "Vocabulary", f"{config.vocab:,}" if hasattr(config, "vocab") else ""
@@ -93,7 +97,7 @@ def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[
         yield "Tokenizer", kind + (sides if "data.tokenizer.joint" in task.used_settings else "")
         yield "Tokenizer SHA-256", tokenizer.fingerprint
     yield "Fine-tuned from", run.init_from or ""
-    pruned = sum(stack.num_removed_heads for stack in stacks.values() if stack)
+    pruned = sum(stack.num_removed_heads for stack in stacks.values() if isinstance(stack, StackConfig))
     yield "Pruned heads", f"{pruned:,}" if pruned else ""
 
 
@@ -102,7 +106,9 @@ def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Itera
     values: dict[str, object] = {} if run.size is None else {"size": run.size}
     values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
     stack = next(stack for stack in get_stacks(run.model) if stack)
-    values |= {"model.dropout": stack.dropout, "model.norm_order": stack.norm_order}
+    values["model.dropout"] = stack.dropout
+    if isinstance(stack, StackConfig):
+        values["model.norm_order"] = stack.norm_order
     if "data.subword_sampling" in task.used_settings:
         values["data.subword_sampling"] = run.data.subword_sampling
     reasons = _explain_settings(task, run, requested)

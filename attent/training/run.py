@@ -36,7 +36,7 @@ from attent.training.distributed import DistributedContext, explain_lost_process
 from attent.training.event_log import LOG_FILE, EventLog
 from attent.training.events import Ended, Event, EventHandler, Note
 from attent.training.loop import StopReason, Trainer
-from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS
+from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS, Arch
 from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.task_heads import describe_new_heads, find_new_head_parameters
 from attent.training.tasks import TASKS, TaskName, get_task_class
@@ -78,6 +78,7 @@ def train(
     src: str | None = None,
     tgt: str | None = None,
     task: TaskName | None = None,
+    arch: Arch | None = None,
     size: Size | None = None,
     init_from: str | None = None,
     config: str | Path | None = None,
@@ -97,7 +98,8 @@ def train(
     force_exit  a second Ctrl-C ends the process instead of raising KeyboardInterrupt
     """
     corpora = [data] if isinstance(data, str | Path) else data
-    named = {"data.train": tuple(map(str, corpora)) or None, "task": task, "size": size, "init_from": init_from}
+    named: dict[str, Any] = {"data.train": tuple(map(str, corpora)) or None, "init_from": init_from}
+    named |= {"task": task, "arch": arch, "size": size}
     flags = {"src": src, "tgt": tgt, **options}
     requested = run_config.read_user_settings(
         None if config is None else Path(config),
@@ -339,15 +341,15 @@ class TrainSession:
 
     def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""
-        if "data.layout" in task.used_settings:
-            layout = run.data.layout or ("bucketed" if self.distributed.device.type == "cpu" else "packed")
-            run = replace(run, data=replace(run.data, layout=layout))
         config: ModelConfig
         if pretrained is not None:
             config = task.build_finetune_config(pretrained, self.requested, run.init_from or "")
             size, reason = run.size, f"that of {run.init_from}"
         else:
             size, config, reason = task.choose_model(run, self.requested)
+        if "data.layout" in task.used_settings:
+            layout = autoconfig.choose_layout(run.data.layout, config, self.distributed.device)
+            run = replace(run, data=replace(run.data, layout=layout))
         chosen = task.fill_train_config(run, size, config, finetune=pretrained is not None)
         # The precision depends on a measurement, which may differ between ranks.
         is_bf16 = self.distributed.broadcast([float(chosen.precision == "bfloat16")])[0]

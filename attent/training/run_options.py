@@ -16,6 +16,7 @@ from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.schedule import Schedule
 
 Size = Literal["tiny", "small", "base", "big"]
+Arch = Literal["transformer", "lstm", "lstm-no-attention"]  # of translation models: `attent.models.presets.ARCHS`
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
@@ -87,7 +88,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: Annotated[float, "of matrices, with adamw and muon"] = 0.0
-    clip_norm: Annotated[float, "maximum gradient norm; 0: no clipping"] = 0.0
+    clip_norm: Annotated[float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for an LSTM]"] = None
     label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 500,000 pairs]"] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0

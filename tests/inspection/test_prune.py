@@ -26,7 +26,7 @@ from attent.models.config import mirror_encoder
 from attent.models.pruning import restore_heads
 from attent.nn import AlibiConfig, Packing, StackConfig, get_attention_layers, set_backend
 from tests.laws.helpers import assert_close, parametrize_all, unpad
-from tests.laws.models import SEQ2SEQS, make_seq2seq, pairs
+from tests.laws.models import TRANSFORMERS, make_seq2seq, pairs
 
 CPU = torch.device("cpu")
 STACK = StackConfig(layers=2, width=16, heads=4, ffn_width=24, dropout=0.0)
@@ -41,7 +41,7 @@ MODELS = {
     name.replace("-grouped", "").replace("-onekey", ""): replace(
         config, encoder=own_keys(config.encoder), decoder=own_keys(config.decoder)
     )
-    for name, config in SEQ2SEQS.items()
+    for name, config in TRANSFORMERS.items()
 }
 every_model = parametrize_all("config", MODELS)
 

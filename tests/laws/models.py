@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig
 from tests.laws.family import T5_TOY
-from tests.laws.helpers import CROSS_DECODERS, ENCODERS, pad_with_noise, parametrize_all, precise, randomize
+from tests.laws.helpers import (
+    CROSS_DECODERS,
+    ENCODERS,
+    WIDTH,
+    pad_with_noise,
+    parametrize_all,
+    precise,
+    randomize,
+)
 
 VOCAB, TARGET_VOCAB = 19, 17
 LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # sentence lengths of both sides
@@ -34,7 +43,19 @@ def build_configs() -> dict[str, Seq2SeqConfig]:
     return configs
 
 
-SEQ2SEQS = build_configs() | T5_TOY
+def make_lstm(**decoder: object) -> Seq2SeqConfig:
+    encoder = LSTMEncoderConfig(layers=2, width=WIDTH)
+    return Seq2SeqConfig(vocab=VOCAB, encoder=encoder, decoder=LSTMDecoderConfig(layers=2, width=WIDTH, **decoder))
+
+
+LSTMS = {
+    "lstm-additive": make_lstm(),
+    "lstm-dot": replace(make_lstm(attention="dot"), tie_output=False),
+    "lstm-dot-not-fed": make_lstm(attention="dot", input_feeding=False),
+    "lstm-no-attention": make_lstm(attention="none", input_feeding=False),
+}
+TRANSFORMERS = build_configs() | T5_TOY  # the state of an LSTM would cross the sentences of a packed row
+SEQ2SEQS = TRANSFORMERS | LSTMS
 every_seq2seq = parametrize_all("config", SEQ2SEQS)
 
 

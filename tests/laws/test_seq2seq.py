@@ -25,7 +25,7 @@ from tests.laws.helpers import (
     parametrize_in_turn,
     unpad,
 )
-from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
+from tests.laws.models import SEQ2SEQS, TRANSFORMERS, every_seq2seq, make_seq2seq, pairs
 
 
 def run_separately(model: Seq2Seq, sources: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
@@ -60,7 +60,7 @@ def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> 
     return torch.stack(laid), Packing.from_lengths(lengths, width, device=laid[0].device)
 
 
-@parametrize_in_turn("config, rows", SEQ2SEQS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
+@parametrize_in_turn("config, rows", TRANSFORMERS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
 def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], device: torch.device) -> None:
     model, text = make_seq2seq(config, device), pairs(device)
     source, source_packing = packed_batch(text.sources, rows, 15)
@@ -182,7 +182,7 @@ def test_the_first_loss_is_near_ln_v(preset: str, order: str, tied: bool, device
 def test_toys_cover_all_pairs_of_options() -> None:
     """On each side of the toys, every position scheme occurs with every norm order, key/value sharing and window."""
     for side in ("encoder", "decoder"):
-        stacks = [getattr(config, side) for config in SEQ2SEQS.values()]
+        stacks = [getattr(config, side) for config in TRANSFORMERS.values()]
         met = {(stack.positions, stack.norm_order) for stack in stacks}
         met |= {(stack.positions, stack.kv_heads, "heads") for stack in stacks}
         met |= {(stack.positions, stack.window, "window") for stack in stacks}

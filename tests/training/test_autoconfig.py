@@ -95,7 +95,7 @@ def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: boo
 def test_given_values_are_unchanged() -> None:
     requested = TrainConfig(
         steps=7, batch_tokens=8, lr=0.9, warmup=0, save_every=3, valid_every=2, precision="bfloat16", compile=True,
-        micro_batch_tokens=5, rdrop=4.0, valid_share=0.3, save_share=0.2, schedule="constant",
+        micro_batch_tokens=5, rdrop=4.0, clip_norm=0.5, valid_share=0.3, save_share=0.2, schedule="constant",
         patience=3,
     )  # fmt: skip
     for finetune in (False, True):

@@ -91,7 +91,7 @@ class CTranslate2Engine:
         self._source_names, self._target_names = names
         self._target_ids = {name: i for i, name in enumerate(self._target_names)}
         self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
-        self._max_lengths = [converter.get_max_length(side) for side in (model.config.encoder, model.config.decoder)]
+        self._max_lengths = [converter.get_max_length(side) for side in model.config.stacks]
         bias = model.output.bias
         self._can_end = bias is None or float(bias.detach()[model.config.end_id]) > IMPOSSIBLE_BIAS
         self._translator = converter.import_ctranslate2().Translator(

@@ -32,6 +32,7 @@ from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
+from attent.models.config import DecoderLayers, EncoderLayers
 from attent.nn import Attention, AttentionRecord, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
@@ -250,7 +251,7 @@ def round_for_json(value: float) -> float | None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def get_stack_configs(model: Model) -> tuple[StackConfig, ...]:
+def get_stack_configs(model: Model) -> tuple[EncoderLayers | DecoderLayers, ...]:
     if isinstance(model, Seq2Seq):
         return model.config.encoder, model.config.decoder
     return (model.config.stack,)
@@ -258,7 +259,12 @@ def get_stack_configs(model: Model) -> tuple[StackConfig, ...]:
 
 def summarize_model(model: Model) -> str:
     """`2.6M parameters, 4 + 4 layers of 4 heads, width 128`"""
-    stacks, count = get_stack_configs(model), sum(p.numel() for p in model.parameters())
+    configs, count = get_stack_configs(model), sum(p.numel() for p in model.parameters())
+    size = f"{count / 1e6:,.1f}M" if count >= 100_000 else f"{count:,}"
+    stacks = [config for config in configs if isinstance(config, StackConfig)]
+    if not stacks:
+        kinds = " + ".join(f"{config.layers} layers ({config.description})" for config in configs)
+        return f"{size} parameters, {kinds}, width {configs[0].width}"
     layers = " + ".join(str(stack.layers) for stack in stacks)
     layers += " layer" if layers == "1" else " layers"
     heads = " or ".join(map(str, sorted({stack.heads for stack in stacks})))
@@ -266,7 +272,6 @@ def summarize_model(model: Model) -> str:
     heads += f" heads ({kv_heads} KV heads)" if kv_heads else " head" if heads == "1" else " heads"
     num_pruned = sum(stack.num_removed_heads for stack in stacks)
     pruned = f" ({num_pruned} pruned)" if num_pruned else ""
-    size = f"{count / 1e6:,.1f}M" if count >= 100_000 else f"{count:,}"
     return f"{size} parameters, {layers} of {heads}{pruned}, width {stacks[0].width}"
 
 

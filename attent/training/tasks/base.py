@@ -236,7 +236,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> ModelConfig:
-        """Any config of the right class, to validate the requested `model` table before the data are read."""
+        """Any config of the requested class, to validate the `model` table before the data are read."""
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:

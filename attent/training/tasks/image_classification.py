@@ -123,7 +123,8 @@ class ImageClassificationTask(base.Task):
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> VisionConfig:
-        patch = requested.get("patch_size")
+        model = requested.get("model")
+        patch = model.get("patch_size") if isinstance(model, dict) else None
         size = patch if isinstance(patch, int) and patch > 0 else 32  # a size that the patch divides
         return VisionConfig(image_size=size, patch_size=1, stack=replace(presets.VIT, **STACK_BY_SIZE["tiny"]))
 

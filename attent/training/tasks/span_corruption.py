@@ -130,5 +130,5 @@ class SpanCorruptionTask(text_task.TextTask):
 def span_corruption_config(size: Size, vocab: int) -> Seq2SeqConfig:
     """T5 1.1 with the output tied to the embedding, which would be half of the parameters of a small model."""
     tied = replace(presets.t5_v1_1_small(), vocab=vocab, tie_output=True, scale_output=True)
-    stack = replace(tied.encoder, **STACK_BY_SIZE[size])
+    stack = replace(tied.stacks[0], **STACK_BY_SIZE[size])
     return replace(tied, encoder=stack, decoder=mirror_encoder(stack))

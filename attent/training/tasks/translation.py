@@ -47,7 +47,7 @@ class TranslationTask(base.Task):
     metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
     used_settings = frozenset(
         {
-            "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
+            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
             "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
             "train.rdrop", "train.valid_sentences", "decode",
         }
@@ -80,7 +80,7 @@ class TranslationTask(base.Task):
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
-        return presets.tiny(vocab)
+        return presets.ARCHS[requested.get("arch", "transformer")](vocab, "tiny")
 
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, Seq2SeqConfig, str]:
         device = self.context.device.type

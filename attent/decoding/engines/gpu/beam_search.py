@@ -243,10 +243,10 @@ class GpuBeamSearch:
         return min(self.buffers.sizes.rows, self.buffers.sizes.cache_positions // max_target_length)
 
     def _ensure_buffers(self, model: Seq2Seq, sizes: BufferSizes, context: SearchContext) -> SearchBuffers:
-        decoder = self.inference_model.decoder
-        if decoder.grow_position_table(model.decoder, sizes.max_target_length):
+        decoder, (encoder_stack, decoder_stack) = self.inference_model.decoder, model.stacks
+        if decoder.grow_position_table(decoder_stack, sizes.max_target_length):
             self._drop_graphs()
-        self.inference_model.encoder.grow_position_table(model.encoder, sizes.max_source_length)
+        self.inference_model.encoder.grow_position_table(encoder_stack, sizes.max_source_length)
         if self.buffers is None or not sizes.fits_in(self.buffers.sizes):
             self._drop_graphs()
             sizes = sizes.round_up().merge_max(MIN_BUFFER_SIZES if self.buffers is None else self.buffers.sizes)

@@ -55,7 +55,7 @@ def find_unsupported_reason(model: object) -> str | None:
         return "its weights do not all have one supported dtype and one device"
     if any(type(weight) is not nn.Parameter for weight in weights):
         return "its weights are of a subclass of nn.Parameter"
-    stacks = (model.encoder, model.decoder)
+    stacks = model.stacks
     absolute = LearnedPositions | SinusoidalPositions
     if not all(isinstance(stack.positions, absolute) and stack.config.window is None for stack in stacks):
         return "it has relative positions, or a window"
@@ -281,8 +281,9 @@ class InferenceDecoder(InferenceStack):
     """Steps the beams of many rows; never generates `suppressed_tokens`."""
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
-        super().__init__(model.target_embedding, model.decoder)
-        self.cross_attns = [InferenceCrossAttention(block.cross_attn) for block in model.decoder.blocks]
+        decoder = model.stacks[1]
+        super().__init__(model.target_embedding, decoder)
+        self.cross_attns = [InferenceCrossAttention(block.cross_attn) for block in decoder.blocks]
         self.suppressed_tokens = suppressed_tokens.clone()
         self.output_scale = model.output.scale
         weight = model.output.weight.detach()
@@ -292,8 +293,9 @@ class InferenceDecoder(InferenceStack):
         self._refresh_output(model.output)
 
     def refresh_model(self, model: Seq2Seq) -> None:
-        self.refresh(model.decoder)
-        for cross_attn, block in zip(self.cross_attns, model.decoder.blocks, strict=True):
+        decoder = model.stacks[1]
+        self.refresh(decoder)
+        for cross_attn, block in zip(self.cross_attns, decoder.blocks, strict=True):
             cross_attn.refresh(block.cross_attn)
         self._refresh_output(model.output)
 
@@ -337,7 +339,7 @@ class InferenceModel:
 
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
         assert isinstance(model.source_embedding, TokenEmbedding)
-        self.encoder = InferenceEncoder(model.source_embedding, model.encoder)
+        self.encoder = InferenceEncoder(model.source_embedding, model.stacks[0])
         self.decoder = InferenceDecoder(model, suppressed_tokens)
         self.graph_constants = collect_graph_constants(model)
 
@@ -347,7 +349,7 @@ class InferenceModel:
 
     def refresh(self, model: Seq2Seq) -> None:
         """Take over the current values of the weights."""
-        self.encoder.refresh(model.encoder)
+        self.encoder.refresh(model.stacks[0])
         self.decoder.refresh_model(model)
 
 

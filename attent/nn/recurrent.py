@@ -1,0 +1,367 @@
+"""LSTM encoder and decoder with the interface of `Stack`: the recurrent translators that the paper compares with.
+
+The encoder is bidirectional; the decoder attends to its output with `Attention`, additively (Bahdanau et al. 2015) or
+by dot products (Luong et al. 2015), or not at all: then the initial state is all that it knows of the source (Sutskever
+et al. 2014). As in GNMT (Wu et al. 2016), only the first decoder layer attends, so that all others run over whole
+sequences, residual connections start at the second layer, and dropout follows each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from attent.nn.argument_checks import (
+    MAX_LAYERS,
+    check_choice,
+    check_forward_args,
+    check_new_cache,
+    check_rate,
+    check_size,
+)
+from attent.nn.attention import Attention
+from attent.nn.block import Memory
+from attent.nn.cache import KV, Cache, LayerCache
+from attent.nn.config import StackConfig
+from attent.nn.dropout import Dropout
+from attent.nn.masks import Mask, Packing
+from attent.nn.positions import Positions
+
+RecurrentAttention = Literal["additive", "dot", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    """The settings that encoder and decoder share."""
+
+    kind: ClassVar[str] = "lstm"
+    causal: ClassVar[bool] = False
+    cross_attention: ClassVar[bool] = False
+    layers: int = 4
+    width: int = 512  # of the output; each direction of an encoder has half of it
+    dropout: float = 0.1  # on the embeddings and on the output of each layer
+
+    def __post_init__(self) -> None:
+        check_size("layers", self.layers, MAX_LAYERS)
+        check_size("width", self.width)
+        check_rate("dropout", self.dropout)
+        if self.width % 2:
+            raise ValueError(f"`width` must be even, half for each direction, but is {self.width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMEncoderConfig(LSTMConfig):
+    """A bidirectional encoder."""
+
+    @property
+    def description(self) -> str:
+        return "bidirectional LSTM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMDecoderConfig(LSTMConfig):
+    """A decoder that starts from the first and the last state of an encoder."""
+
+    causal: ClassVar[bool] = True
+    cross_attention: ClassVar[bool] = True  # takes a memory
+    attention: RecurrentAttention = "additive"
+    input_feeding: bool = True  # the first layer also reads the context of the step before; slower
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("attention", self.attention, RecurrentAttention)
+        if self.attention == "none" and self.input_feeding:
+            raise ValueError("`input_feeding` must be false with `attention`=none: there is no context to feed")
+
+    @property
+    def description(self) -> str:
+        attention = "no attention" if self.attention == "none" else f"{self.attention} attention"
+        return f"LSTM, {attention}" + (", input feeding" if self.input_feeding else "")
+
+
+# --- encoder -------------------------------------------------------------------------------------------------------
+
+
+class BidirectionalBlock(nn.Module):
+    """One layer of the encoder: an LSTM in each direction."""
+
+    def __init__(self, config: LSTMEncoderConfig, layer: int) -> None:
+        super().__init__()
+        self.is_residual = layer > 0
+        self.norm = nn.LayerNorm(config.width) if self.is_residual else nn.Identity()
+        self.forward_lstm = make_lstm(config.width, config.width // 2)
+        self.backward_lstm = make_lstm(config.width, config.width // 2)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, reversal: Tensor) -> Tensor:
+        """(B, T, E) -> (B, T, E); `reversal` (B, T, 1) are the positions of each row in reverse."""
+        y = self.norm(x)
+        forward = run_lstm(self.forward_lstm, y)
+        backward = run_lstm(self.backward_lstm, y.gather(1, reversal.expand_as(y)))
+        y = self.dropout(torch.cat([forward, backward.gather(1, reversal.expand_as(backward))], -1))
+        return x + y if self.is_residual else y
+
+
+class LSTMEncoder(nn.Module):
+    """N bidirectional layers and a norm."""
+
+    def __init__(self, config: LSTMEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = Positions()  # none: the recurrence knows the order
+        self.dropout = Dropout(config.dropout)
+        self.blocks = nn.ModuleList(BidirectionalBlock(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). Rows are padded on the right."""
+        check_not_packed(packing)
+        check_forward_args(self, x, lengths, packing, memory, cache)
+        reversal = compute_reversal(x, lengths)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, reversal)
+        return self.norm(x)
+
+
+def compute_reversal(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return indices (B, T, 1) that reverse the tokens of each row and leave its padding in place.
+
+    So an LSTM reads rows backward from their last token without packed sequences, which synchronize with the host.
+    """
+    positions = torch.arange(x.shape[1], device=x.device)
+    ends = positions.new_full((x.shape[0], 1), x.shape[1]) if lengths is None else lengths[:, None]
+    return torch.where(positions < ends, ends - 1 - positions, positions)[..., None]
+
+
+# --- decoder -------------------------------------------------------------------------------------------------------
+
+
+class LSTMBlock(nn.Module):
+    """One layer of the decoder; the first one attends to the memory, unless attention is none."""
+
+    def __init__(self, config: LSTMDecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.is_residual = layer > 0
+        self.norm = nn.LayerNorm(config.width) if self.is_residual else nn.Identity()
+        self.is_fed = config.input_feeding and layer == 0
+        self.lstm = make_lstm(config.width * (1 + self.is_fed), config.width)
+        self.cross_attn = None
+        if config.attention != "none" and layer == 0:
+            self.cross_attn = Attention(StackConfig(width=config.width, heads=1, compatibility=config.attention))
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask) -> Tensor:
+        """Read whole sequences, one for each row: (B, T, E) -> (B, T, E)."""
+        if not self.is_fed:
+            hidden = run_lstm(self.lstm, self.norm(x), (state.hidden[:, 0], state.cell[:, 0]))
+            return self.add_context(x, hidden, self.attend(hidden, kv, mask))
+        states = []
+        for token in x.split(1, 1):  # each input has the context of the step before
+            state = self.step(token, state, kv, mask, notify_observers=False)
+            states.append(state)
+        hidden, context = torch.cat([s.hidden for s in states], 1), torch.cat([s.context for s in states], 1)
+        if self.cross_attn is not None and self.cross_attn.observers:  # once, with all queries
+            self.attend(hidden, kv, mask)
+        return self.add_context(x, hidden, context)
+
+    def step(
+        self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask, *, notify_observers: bool = True
+    ) -> LSTMState:
+        """Read one token of each of the K beams of a row, (B, K, E), and return their new state."""
+        y = torch.cat([x, state.context.to(x.dtype)], -1) if self.is_fed else self.norm(x)
+        hidden, cell = run_lstm_cell(self.lstm, y, state)
+        return LSTMState(hidden, cell, self.attend(hidden, kv, mask, notify_observers))
+
+    def attend(self, hidden: Tensor, kv: KV | None, mask: Mask, notify_observers: bool = True) -> Tensor:
+        """Return the context of each state; zeros in a layer that does not attend."""
+        attention = self.cross_attn
+        if attention is None or kv is None:
+            return torch.zeros_like(hidden)
+        heads = attention.attend(attention.project_queries(hidden), kv, mask, notify_observers=notify_observers)
+        return attention.output(heads)
+
+    def add_context(self, x: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
+        """Return the layer's output: (B, T, E)"""
+        y = self.dropout(hidden)
+        y = y if self.cross_attn is None else y + self.dropout(context)
+        return x + y if self.is_residual else y
+
+
+class LSTMState(NamedTuple):
+    """The state of one layer for the K beams of each row, (B, K, E) each."""
+
+    hidden: Tensor
+    cell: Tensor
+    context: Tensor
+
+
+class LSTMDecoder(nn.Module):
+    """N layers and a norm; their initial state is computed from the memory."""
+
+    def __init__(self, config: LSTMDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = Positions()
+        self.bridge = nn.Linear(2 * config.width, 2 * config.layers * config.width)
+        self.dropout = Dropout(config.dropout)
+        blocks = nn.ModuleList(LSTMBlock(config, layer) for layer in range(config.layers))
+        self.blocks = cast("list[LSTMBlock]", blocks)
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). With a cache, x continues the tokens in it."""
+        check_not_packed(packing)
+        if cache is not None:
+            return self.read_cached(x, lengths, cache)
+        check_forward_args(self, x, lengths, packing, memory, cache)
+        assert memory is not None
+        mask, kv = Mask(key_lengths=memory.lengths), self.project_memory(memory)
+        states = split_layers(self.compute_initial_states(memory))
+        x = self.dropout(x)
+        for block, state in zip(self.blocks, states, strict=True):
+            x = block(x, state, kv, mask)
+        return self.norm(x)
+
+    def read_cached(self, x: Tensor, lengths: Tensor | None, cache: Cache) -> Tensor:
+        """Read tokens one by one: of each row, of which `lengths` are real, or one of each beam."""
+        assert isinstance(cache, LSTMCache), "the cache must be made by `new_cache`"
+        cache.check_step(x.shape[0], x.shape[1])
+        outputs = []
+        for t, token in enumerate([x] if cache.beams > 1 else x.split(1, 1)):
+            output, states = self.step(token, cache)
+            is_real = None if lengths is None else (t < lengths)[:, None, None, None]
+            cache.states = states if is_real is None else torch.where(is_real, states, cache.states)
+            outputs.append(output)
+        cache.advance(x.shape[1], lengths)
+        return torch.cat(outputs, 1)
+
+    def step(self, x: Tensor, cache: LSTMCache) -> tuple[Tensor, Tensor]:
+        """Read one token of each beam, (B, K, E) -> (B, K, E); also return the new states."""
+        mask, kv = Mask(key_lengths=cache.memory_lengths), cache.layers[0].cross_attn
+        states = []
+        for block, state in zip(self.blocks, split_layers(cache.states), strict=True):
+            states.append(block.step(x, state, kv, mask))
+            x = block.add_context(x, states[-1].hidden, states[-1].context)
+        return self.norm(x), torch.stack([torch.stack(state, 2) for state in states], 2)
+
+    def project_memory(self, memory: Memory) -> KV | None:
+        """Return the keys and values of the memory; None without attention."""
+        attention = self.blocks[0].cross_attn
+        return None if attention is None else attention.project_keys_values(memory.states)
+
+    def compute_initial_states(self, memory: Memory) -> Tensor:
+        """Return the states (B, 1, N, 3, E) after reading nothing, from the first and the last state of the memory.
+
+        In a bidirectional encoder these are the final states of both directions.
+        """
+        states, lengths = memory.states, memory.lengths
+        ends = torch.stack([states[:, 0], states[:, -1]], 1)
+        if lengths is not None:
+            last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
+            ends = torch.cat([states[:, :1], states.gather(1, last)], 1)
+            ends = ends.masked_fill((lengths == 0)[:, None, None], 0)
+        hidden_and_cell = self.bridge(ends.flatten(1)).tanh().view(len(states), 1, self.config.layers, 2, -1)
+        return torch.cat([hidden_and_cell, torch.zeros_like(hidden_and_cell[..., :1, :])], 3)
+
+    def new_cache(
+        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
+    ) -> LSTMCache:
+        """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
+        check_new_cache(self, capacity, rows, memory, beams)
+        assert memory is not None
+        initial = self.compute_initial_states(memory)
+        counted = initial.new_empty(len(initial), 1, capacity * beams, 0)  # columns without features, to count them
+        layer = LayerCache(KV(counted, counted), self.project_memory(memory))
+        states = initial.expand(-1, beams, -1, -1, -1)
+        return LSTMCache([layer], memory_lengths=memory.lengths, beams=beams, initial=initial, states=states)
+
+
+@dataclass(eq=False)
+class LSTMCache(Cache):
+    """The states of all layers instead of keys and values. Beams copy their state: its size does not grow."""
+
+    initial: Tensor = field(kw_only=True)  # (B, 1, N, 3, E) states of a beam that has read nothing
+    states: Tensor = field(kw_only=True)  # (B, K, N, 3, E)
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.initial, self.states = self.initial.index_select(0, rows), self.states.index_select(0, rows)
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        self.states = self.states.gather(1, parents[:, :, None, None, None].expand_as(self.states))
+
+    def replace_sources(self, rows: Tensor, new: Cache) -> None:
+        assert isinstance(new, LSTMCache)
+        super().replace_sources(rows, new)
+        self.initial = self.initial.index_copy(0, rows, new.initial)
+
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
+        super().set_row_lengths(lengths)
+        restarted = torch.tensor([length == 0 for length in lengths], device=self.states.device)
+        self.states = torch.where(restarted[:, None, None, None, None], self.initial, self.states)
+
+
+def split_layers(states: Tensor) -> list[LSTMState]:
+    """(B, K, N, 3, E) -> the state of each layer"""
+    return [LSTMState(*layer.unbind(2)) for layer in states.unbind(2)]
+
+
+# --- torch's LSTM --------------------------------------------------------------------------------------------------
+
+
+def make_lstm(inputs: int, width: int) -> nn.LSTM:
+    """Build one layer; the forget gates start open (Jozefowicz et al. 2015)."""
+    lstm = nn.LSTM(inputs, width, batch_first=True)
+    _, _, input_bias, hidden_bias = lstm.all_weights[0]
+    if not input_bias.is_meta:
+        with torch.no_grad():
+            input_bias[width : 2 * width] = 1  # gates are in the order input, forget, cell, output
+            hidden_bias.zero_()
+    return lstm
+
+
+def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Read whole sequences: (B, T, E) -> (B, T, width)
+
+    In the dtype of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
+    """
+    dtype = lstm.all_weights[0][0].dtype
+    with torch.autocast(x.device.type, enabled=False):
+        hidden_and_cell = None if state is None else tuple(part[None].to(dtype) for part in state)
+        output: Tensor = lstm(x.to(dtype), hidden_and_cell)[0]
+        return output
+
+
+def run_lstm_cell(lstm: nn.LSTM, x: Tensor, state: LSTMState) -> tuple[Tensor, Tensor]:
+    """Read one token of each beam, (B, K, E), and return the new hidden state and cell."""
+    input_weight, hidden_weight, *biases = lstm.all_weights[0]
+    x, *parts = (part.flatten(0, 1).to(input_weight.dtype) for part in (x, state.hidden, state.cell))
+    with torch.autocast(x.device.type, enabled=False):
+        hidden, cell = torch.lstm_cell(x, parts, input_weight, hidden_weight, *biases)
+    return hidden.view_as(state.hidden), cell.view_as(state.cell)
+
+
+def check_not_packed(packing: Packing | None) -> None:
+    if packing is not None:
+        raise ValueError("`packing` must be None for an LSTM, whose state would cross sentences: pad rows (`lengths`)")
