@@ -165,7 +165,7 @@ class _KeyPath:
         names = list(known)
         path = self.key(str(key)).path
         same_name = [other for other in _iter_key_paths(self.root) if other.endswith(f".{key}")]
-        suggestions = [self.key(name).path for name in get_close_matches(str(key)[:80], names, n=1)] + same_name
+        suggestions = [self.key(name).path for name in get_close_matches(str(key)[:80], names)] + same_name
         advice = f"did you mean `{suggestions[0]}`?" if suggestions else "remove it, or update attent."
         advice = "it belongs to another `kind`." if path in same_name else advice
         listed = ", ".join(f"`{name}`" for name in names) or "none"
@@ -342,7 +342,7 @@ def _convert_literal(kind: Any, value: object, key_path: _KeyPath) -> Any:
     for choice in get_args(kind):
         if type(choice) is type(value) and choice == value:
             return choice
-    near = get_close_matches(value[:80], map(str, get_args(kind)), n=1) if isinstance(value, str) else []
+    near = get_close_matches(value[:80], map(str, get_args(kind))) if isinstance(value, str) else []
     error = key_path.invalid_value(_describe_type(kind), value)
     raise SettingsError(f"{error}; did you mean {near[0]!r}?") if near else error
 
@@ -455,7 +455,7 @@ def _parse_bare_list(kind: Any, text: str) -> list[list[Any]]:
     if not any(get_origin(member) is tuple for member in _get_union_members(kind)):
         return []
     words = [word.strip() for word in text.removeprefix("[").removesuffix("]").split(",")]
-    return [words, [value for word in words for value in (_parse_toml_value(word) or [word])[:1]]]
+    return [words, [value for word in words for value in _parse_toml_value(word) or [word]]]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def _check_object(data: object, where: str) -> dict[str, Any]:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
-        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        duplicate, _ = Counter(name for name, _ in pairs).most_common()[0]
         raise ValueError(f"duplicate key `{_truncate_text(duplicate)}`")
     return data
 

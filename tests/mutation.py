@@ -98,7 +98,7 @@ def find_mutants(file: str) -> Iterator[Mutant]:
                 yield Mutant(file, begin(node), end(node), "pass")
             case ast.Call(args=args, keywords=keywords):
                 for previous, argument in itertools.pairwise(sorted([*args, *keywords], key=begin)):
-                    if isinstance(argument, ast.keyword) and argument.arg is not None:
+                    if isinstance(argument, ast.keyword) and argument.arg not in (None, "strict", "kw_only"):
                         yield Mutant(file, end(previous), end(argument), "")
 
 
@@ -106,12 +106,24 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+def is_check(node: ast.AST) -> bool:
+    """Return True for code that changes no result of a correct program: an assertion, `zip(strict=True)` (lengths are
+    equal by construction), `kw_only=True` (mypy checks the calls), and a pause between two polls."""
+    match node:
+        case ast.Assert() | ast.keyword(arg="strict" | "kw_only", value=ast.Constant(value=True)):
+            return True
+        case ast.Expr(value=ast.Call(func=function) | ast.Await(value=ast.Call(func=function))):
+            return isinstance(function, ast.Attribute) and function.attr == "sleep"
+    return False
+
+
 def walk_code(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but annotations, assertions, imports for types, and f-strings (3.11 has no positions in them)."""
+    """Yield all nodes but annotations, imports for types, checks, and f-strings (3.11 has no positions in them)."""
     annotations = (getattr(node, "annotation", None), getattr(node, "returns", None))
     for child in ast.iter_child_nodes(node):
         is_type_checking = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-        if child not in annotations and not is_type_checking and not isinstance(child, ast.Assert | ast.JoinedStr):
+        is_skipped = is_type_checking or is_check(child) or isinstance(child, ast.JoinedStr)
+        if child not in annotations and not is_skipped:
             yield child
             yield from walk_code(child)
 

@@ -209,7 +209,19 @@ class Named:
     name: str | None = "x"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worded:
+    choice: Literal["none", "all"] | None = "all"
+    other: Literal["pre", "post"] | None = "pre"
+
+
+def test_the_word_none_is_a_choice_where_the_annotation_has_it() -> None:
+    assert settings.from_dict(Worded, {"choice": "none", "other": "none"}) == Worded(choice="none", other=None)
+
+
 def test_toml_refuses_values_that_do_not_round_trip() -> None:
+    with pytest.raises(SettingsError, match="TOML: cannot represent 1j; use numbers, strings, bools, tuples"):
+        settings.to_toml(Learned(length=1j))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"TOML: cannot represent every value of .*save it as JSON"):
         settings.to_toml(Named(name=None))  # the word "none" would come back as a name
 
@@ -302,6 +314,19 @@ def test_nonfinite_numbers_are_refused(value: float) -> None:
     assert "`lr` must be a" in message(Train, {"lr": value})
 
 
+def test_integers_too_large_for_a_float_are_infinite() -> None:
+    assert "`lr` must be a finite number, but is inf" in message(Train, {"lr": 10**400})
+
+
+def test_long_keys_and_values_are_cut() -> None:
+    assert f"unknown key `{'z' * 80}`; remove it" in message(Train, {"z" * 80: 1})
+    assert f"unknown key `{'z' * 77}...`; remove it" in message(Train, {"z" * 81: 1})
+    assert f"but is '{'x' * 58}'" in message(Stack, {"layers": "x" * 58})
+    assert f"but is '{'x' * 27}...{'x' * 28}'" in message(Stack, {"layers": "x" * 59})
+    assert "but is [[[[...]]]]" in message(Stack, {"layers": [[[[1]]]]})
+    assert "but is [[[7]]]" in message(Stack, {"layers": [[[7]]]})
+
+
 def test_int_is_a_float_and_bool_is_not() -> None:
     lr = settings.from_dict(Train, {"lr": 1}).lr
     assert type(lr) is float
@@ -315,6 +340,14 @@ def test_depth_is_bounded() -> None:
     for _ in range(5_000):
         data = {"inner": data}
     assert "nested deeper than 64 levels" in message(Node, data)
+    for levels in (63, 64):  # `inner` of the last level has a path too
+        data = {}
+        for _ in range(levels):
+            data = {"inner": data}
+        if levels == 63:
+            assert settings.to_dict(settings.from_dict(Node, data))
+        else:
+            assert "nested deeper than 64 levels" in message(Node, data)
 
 
 # Overrides.
@@ -469,6 +502,20 @@ def test_file_of_the_largest_size_and_depth_is_read(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": ' + b"[" * (lists + 1) + b"]" * (lists + 1) + b"}")
     with pytest.raises(SettingsError, match="nested deeper than 64 levels"):
         settings.read_json(path)
+
+
+def test_json_is_written_as_text_and_without_nan(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    settings.write_json({"a": "é", "b": [1]}, path)
+    assert path.read_bytes() == '{\n "a": "é",\n "b": [\n  1\n ]\n}'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        settings.to_json({"a": math.nan})
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+def test_unreadable_file_is_described() -> None:
+    with pytest.raises(SettingsError, match=r"mem: cannot be read \(.+\); check its permissions"):
+        settings.read_json("/proc/self/mem")
 
 
 def test_missing_file_is_described(tmp_path: Path) -> None:
