@@ -98,7 +98,7 @@ def find_mutants(file: str) -> Iterator[Mutant]:
                 yield Mutant(file, begin(node), end(node), "pass")
             case ast.Call(args=args, keywords=keywords):
                 for previous, argument in itertools.pairwise(sorted([*args, *keywords], key=begin)):
-                    if isinstance(argument, ast.keyword) and argument.arg not in (None, "strict", "kw_only"):
+                    if isinstance(argument, ast.keyword) and argument.arg not in (None, "strict", "kw_only", "frozen"):
                         yield Mutant(file, end(previous), end(argument), "")
 
 
@@ -108,9 +108,10 @@ def is_text(node: ast.AST) -> bool:
 
 def is_check(node: ast.AST) -> bool:
     """Return True for code that changes no result of a correct program: an assertion, `zip(strict=True)` (lengths are
-    equal by construction), `kw_only=True` (mypy checks the calls), and a pause between two polls."""
+    equal by construction), `kw_only=True` and `frozen=True` (mypy checks calls and assignments), a pause between two
+    polls."""
     match node:
-        case ast.Assert() | ast.keyword(arg="strict" | "kw_only", value=ast.Constant(value=True)):
+        case ast.Assert() | ast.keyword(arg="strict" | "kw_only" | "frozen", value=ast.Constant(value=True)):
             return True
         case ast.Expr(value=ast.Call(func=function) | ast.Await(value=ast.Call(func=function))):
             return isinstance(function, ast.Attribute) and function.attr == "sleep"

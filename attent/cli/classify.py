@@ -72,6 +72,7 @@ def classify(
             problem = "--pairs is for lines of text: leave it out with --data, whose sets have one text per label"
         raise CycloptsError(msg=problem, command_chain=("classify",))
     predictor = load_predictor(model, flags)
+    predictor.require_labels()  # fails before anything is read
     if flags.data is not None:
         print_report(*classify_labelled_set(predictor, flags.data), flags)
         return
@@ -105,7 +106,7 @@ def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> 
 
 def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], list[Classification]]:
     """Return the labels of a test set, and the predictions."""
-    known = predictor.require_labels()  # fails before anything is read
+    known = predictor.require_labels()
     classify_set = classify_images if reads_images(predictor) else classify_texts
     labels, predictions = classify_set(predictor, data)
     unknown = sorted(set(labels) - set(known))

@@ -12,17 +12,22 @@ import numpy as np
 import pytest
 
 from attent.cli import main
+from attent.cli.classify import ClassifyFlags, print_report
+from attent.decoding.predictor import Classification
 from attent.models import build, weights
+from attent.training.loop import write_model
 from tests.data.image_sets import write_class_folders
 from tests.decoding.encoder_models import encoder, sentencepiece, vision_model
+from tests.text.corpus import tokenizer
+from tests.training.toys import model as translator
 
 TEXTS = ["The cat sat.", "A dog ran in the park.", "The bird"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, tokenizer = tmp_path_factory.mktemp("classify") / "m", sentencepiece()
-    weights.save_model(encoder(tokenizer, labels=("good", "bad")), folder, tokenizer.files)
+    folder, words = tmp_path_factory.mktemp("classify") / "m", sentencepiece()
+    weights.save_model(encoder(words, labels=("good", "bad")), folder, words.files)
     return str(folder)
 
 
@@ -102,9 +107,54 @@ def test_accuracy_on_labelled_texts(model: str, tmp_path: Path, capsys: pytest.C
     assert "its labels must be the model's (good, bad), but `even` is not" in capsys.readouterr().err
 
 
+def test_the_report_lists_the_most_frequent_confusions(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ["b", "b", "b", "c", "c", "d", "d", "e"]
+    predictions = [Classification(label=label, probability=1.0, probabilities={}) for label in ["a", *wrong]]
+    print_report(["a"] * 9, predictions, ClassifyFlags())
+    printed = capsys.readouterr()
+    assert printed.out == "accuracy 11.11% of 9 (95% interval 1.99% to 43.50%)\n"
+    assert printed.err.splitlines() == [
+        "  a predicted as b: 3 times",
+        "  a predicted as c: 2 times",
+        "  a predicted as d: 2 times",
+    ]
+
+
+def test_the_unusable_lines_of_a_set_are_counted(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "test.tsv"
+    path.write_text("sentence\tlabel\nThe cat\tgood\nA dog\tbad\n\tbad\n", encoding="utf-8")
+    assert main(["classify", model, "--data", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert f"skipped in {path}: 1 " in printed.err
+    assert "% of 2 (95% interval" in printed.out
+    assert main(["classify", model, "--data", str(tmp_path / "none.tsv")]) == 1
+    assert "none.tsv: must be a file of labelled texts (.tsv, .jsonl), but is none" in capsys.readouterr().err
+
+
+def test_a_model_without_labels_is_rejected_before_the_input_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "translator", translator(), tokenizer())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main(["classify", str(tmp_path / "translator")]) == 1
+    message = "must be a classifier, but has no labels; use a model of `attent train --task classify`"
+    assert message in capsys.readouterr().err
+
+
+def test_texts_and_pairs_are_not_for_a_labelled_set(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, problem in (
+        (["A text"], "--data names a test set: leave the texts out"),
+        (["--pairs"], "--pairs is for lines of text: leave it out with --data"),
+    ):
+        assert main(["classify", "M", *arguments, "--data", "x.tsv"]) == 2
+        assert problem in capsys.readouterr().err
+
+
 def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = sentencepiece()
-    weights.save_model(encoder(tokenizer), tmp_path / "mlm", tokenizer.files)
+    words = sentencepiece()
+    weights.save_model(encoder(words), tmp_path / "mlm", words.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
     assert "must be a classifier, but has no labels; fine-tune it: attent train" in capsys.readouterr().err
 

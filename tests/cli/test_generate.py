@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import attent
 from attent import cli
@@ -180,6 +181,33 @@ def test_streamed_text_stays_when_interrupted(
 
     monkeypatch.setattr(Generator, "stream", stream_then_interrupt)
     assert run(capsys, model_folder, "A man", "--seed", 1) == (130, "A man one two\n", "attent: interrupted\n")
+
+
+def test_an_empty_file_is_reported(model_folder: Path, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    code, out, error = run(capsys, model_folder, "--file", tmp_path / "empty.txt", "--temperature", "0")
+    assert (code, out) == (0, "")
+    assert error == f"attent: {tmp_path / 'empty.txt'}: is empty, there is nothing to continue\n"
+
+
+def test_device_flags_reach_the_generator(model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = list[Generator]()
+    load = Generator.load
+
+    def keep_loaded(*arguments: Any, **options: Any) -> Generator:
+        loaded.append(load(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(Generator, "load", keep_loaded)
+    threads = list[int]()
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    flags = ["--dtype", "bfloat16", "--batch-size", "7", "--device", "cpu", "--max-new-tokens", "1"]
+    assert run(capsys, model_folder, "The", *flags, "--threads", "3")[0] == 0
+    assert (loaded[0].batch_size, next(loaded[0].model.parameters()).dtype) == (7, torch.bfloat16)
+    assert threads == [3]
+    for flag in ("--threads", "--batch-size"):
+        code, _, error = run(capsys, model_folder, "The", flag, "0")
+        assert (code, f"{flag} must be 1 or more, but is 0" in error) == (2, True)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -22,6 +22,8 @@ from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, TextEncoder, VisionTransformer
 from attent.models.weights import save_model
+from attent.training.event_log import LOG_FILE, EventLog
+from attent.training.events import Validated, ValidationSample
 from attent.training.loop import write_model
 from tests.inspection import models
 from tests.inspection.toy_translator import TEXT, model
@@ -364,6 +366,104 @@ def test_browser_opens_only_with_a_display(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DISPLAY", ":0")
     look.open_in_browser("file:///look.html")
     assert opened == ["file:///look.html"]
+
+
+def test_browser_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(look.webbrowser, "open", opened.append)
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    monkeypatch.setattr(look.sys.stderr, "isatty", lambda: False, raising=False)
+    assert not look.open_in_browser("file:///look.html")
+    assert opened == []
+
+
+def test_status_is_for_terminals_and_warnings_for_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda value=is_terminal: value, raising=False)
+        look.print_status("measuring")
+        look.print_warning("old statistics")
+        status = "measuring\n" if is_terminal else ""
+        assert capsys.readouterr() == ("", f"{status}warning: old statistics\n")
+
+
+def test_the_page_to_open_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    opened: list[str] = []
+
+    def open_page(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(look.webbrowser, "open", open_page)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for flags in ([], ["--no-open"]):
+        assert cli.main(["look", str(folder), "--positions", "-o", "a.html", *flags]) == 0
+        printed = capsys.readouterr()
+        assert printed.out == "a.html\n"
+        assert ("open a.html in a browser" in printed.err) == bool(flags)
+    assert opened == [Path("a.html").resolve().as_uri()]
+
+
+def test_live_page_gets_the_flags_and_announces_its_address(
+    folder_copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("granian")
+    served: dict[str, Any] = {}
+    opened: list[str] = []
+    monkeypatch.setattr(look, "open_in_browser", opened.append)
+    monkeypatch.setattr("attent.serving.live_page.create_live_app", lambda _, **flags: served.update(flags))
+    monkeypatch.setattr("attent.serving.server.serve_app", lambda _, **flags: served.update(flags))
+    assert cli.main(["look", str(folder_copy)]) == 0
+    assert (served["to"], served["examples"], served["port"]) == (None, [], None)
+    write_log(folder_copy / LOG_FILE, "first", "last")
+    flags = ["--port", "8123", "--to", "de", "--beam-size", "3"]
+    for opening in ("--open", "--no-open"):
+        assert cli.main(["look", str(folder_copy), *flags, opening]) == 0
+        served.pop("on_ready")("http://127.0.0.1:8123/")
+        printed = capsys.readouterr()
+        assert printed.out == "http://127.0.0.1:8123/\n"
+        assert printed.err.endswith("open it in a browser to inspect toy; stop with Ctrl-C\n")
+    assert served == {"to": "de", "beam_size": 3, "examples": ["last"], "port": 8123}
+    assert opened == ["http://127.0.0.1:8123/"]
+
+
+def write_log(path: Path, *sources: str) -> None:
+    log = EventLog(path)
+    for step, source in enumerate(sources, 1):
+        sample = ValidationSample(source=source, reference="", output="")
+        log(
+            Validated(
+                step=step, epoch=1.0, loss=1.0, metrics={}, best=True, validations_since_best=0, seconds=1.0,
+                samples=(sample,),
+            )
+        )  # fmt: skip
+    log.close()
+
+
+def test_ablation_is_printed_and_drawn(folder_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    pairs = zip(*lines(4), strict=True)
+    Path("valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    flags = (
+        "--ablate --data valid.tsv --src en --tgt de --to de --parts layers --limit 2 --beam-size 1 --max-bleu-drop 1"
+    )
+    assert cli.main(["look", str(folder_copy), *flags.split(), "--png", "a.png", "--threads", "1"]) == 0
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert out.endswith("a.png\n")
+    for text in (
+        "pairs       valid.tsv: 2\n",
+        "greedy search",
+        "on 63 tokens",
+        "Without each layer",
+        "  not significant\n",
+    ):
+        assert text in out
+    assert "\nThe most important layer is encoder.blocks.0: without it BLEU drops from " in out  # lines are not wrapped
 
 
 def test_live_page(folder: Path) -> None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
 from attent.cli.progress import (
+    ASCII_BARS,
     MAX_LOSSES,
     MAX_VALIDATIONS,
     EventHistory,
     TrainingDisplay,
     draw_sparkline,
+    format_end,
+    format_header,
     format_perplexity,
+    format_progress,
     format_speed,
     format_time_left,
+    format_validation,
     render_display,
 )
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
@@ -173,6 +179,95 @@ def test_the_last_validations_are_shown_and_the_best_is_marked() -> None:
     assert [line.split()[0] for line in lines if "★ best" in line] == ["1,000"]
 
 
+SCREEN = """\
+en-de  2.6 million parameters  CPU
+━━━╸                         1,100/8,000  epoch 9.6  12 min left  saved at 1,100
+
+ loss   perplexity   tokens/s   learning rate   gradient         time
+3.500         6.12     18,400         1.2e-03       0.80   1 min 40 s
+loss  8.500 ██▇▆▅▅▄▃▂▁▁ 3.500
+
+validated at   epoch    loss   BLEU   chrF
+         900     1.0   2.000   22.5   22.5
+       1,000     1.0   2.000   25.0   25.0   ★ best
+       1,100     1.0   2.000   27.5   27.5
+
+source  A \\x1b[31mman[bold] walks walks walks walks walks walks walks walks wal…
+target  Ein Mann
+output  Ein Mann"""
+SCREEN_EVENTS: list[Event] = [
+    STARTED,
+    *(make_progress(step, loss=9 - step / 200) for step in range(100, 1_200, 100)),
+    *(make_validation(step, step / 40, step <= 1_000, samples=(SAMPLE,) * 4) for step in range(100, 1_200, 100)),
+    Saved(step=1_100, folder="state", seconds=1.0),
+]
+GPU_PROGRESS = replace(make_progress(), targets_per_second=9_000.0, gpu_busy=0.87, grad_norm=100.0)
+
+
+def test_the_display_at_80_columns() -> None:
+    lines = render_lines(SCREEN_EVENTS, 80, 18)
+    assert "\n".join(line.rstrip() for line in lines) == SCREEN
+    # The table has no space at its edges.
+    assert lines[7] == "validated at   epoch    loss   BLEU   chrF         "
+
+
+@pytest.mark.parametrize(
+    ("width", "names", "expected"),
+    [
+        (77, "loss  perplexity  tokens/s  GPU busy  gradient", "validated at  epoch   loss"),
+        (78, "loss   perplexity   tokens/s   GPU busy   gradient         time", "validated at   epoch    loss"),
+        (79, "loss   perplexity   tokens/s   GPU busy   gradient         time", "12 min left"),
+        (80, "loss   perplexity   tokens/s   GPU busy   gradient         time", "saved at 1,100"),
+        (
+            95,
+            "loss   perplexity   tokens/s   GPU busy   gradient         time",
+            "3.000         6.12     18,400        87%",
+        ),
+        (
+            96,
+            "loss   perplexity   tokens/s   targets/s   GPU busy   learning rate   gradient         time",
+            "3.000         6.12     18,400       9,000        87%         1.2e-03    1.0e+02   1 min 40 s",
+        ),
+    ],
+)
+def test_columns_that_are_shown_depend_on_the_width(width: int, names: str, expected: str) -> None:
+    lines = render_lines([*SCREEN_EVENTS, replace(GPU_PROGRESS, loss=3.0)], width)
+    assert lines[3].strip() == names
+    assert any(expected in line for line in lines)
+    assert ("saved" in lines[1]) == (width >= 80)
+
+
+@pytest.mark.parametrize(
+    ("height", "validations", "samples"),
+    [(11, 0, 0), (12, 1, 0), (16, 5, 0), (17, 6, 0), (18, 3, 1), (21, 6, 1), (22, 3, 2), (26, 3, 3), (40, 8, 3)],
+)
+def test_rows_that_are_shown_depend_on_the_height(height: int, validations: int, samples: int) -> None:
+    lines = render_lines(SCREEN_EVENTS, 80, height)
+    assert sum("  1.0   2.000 " in line for line in lines) == validations
+    assert sum(line.startswith("source ") for line in lines) == samples
+
+
+def test_the_sparkline_fills_the_width_up_to_64_columns() -> None:
+    losses = [make_progress(step, loss=9 - step / 20) for step in range(1, 100)]
+    for width, columns in ((40, 20), (80, 60), (84, 64), (100, 64)):
+        (line,) = (line for line in render_lines([STARTED, *losses], width) if line.startswith("loss  8.950 "))
+        assert len(line.split()[2]) == columns
+    assert "loss  9.000" not in "\n".join(render_lines([STARTED, make_progress(1, 9.0)], 80))
+
+
+def test_a_repeated_validation_replaces_the_first() -> None:
+    lines = render_lines([STARTED, make_validation(5, 1.0), make_validation(5, 2.0), make_validation(6, 3.0)], 80)
+    assert [line.split()[:4] for line in lines if " 1.0 " in line] == [
+        ["5", "1.0", "2.000", "2.0"],
+        ["6", "1.0", "2.000", "3.0"],
+    ]
+
+
+def test_the_bar_shows_the_step_at_the_start() -> None:
+    (bar,) = (line for line in render_lines([replace(STARTED, step=4_000)], 80) if "4,000/8,000" in line)
+    assert bar == "━" * 33 + "╸" + " " * 35 + "4,000/8,000"
+
+
 def test_missing_metrics_have_no_column() -> None:
     assert not any("BLEU" in line for line in render_lines([STARTED, make_validation(1, bleu=None)], 80))
 
@@ -235,7 +330,51 @@ def test_a_resumed_run_shows_earlier_validations() -> None:
     assert "77" in out.getvalue()
 
 
+def test_slow_terminals_are_drawn_in_one_percent_of_the_time() -> None:
+    class SlowClock(Clock):
+        def __call__(self) -> float:
+            self.now += 0.01
+            return self.now
+
+    out = io.StringIO()
+    display = TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), clock=SlowClock())
+    display(STARTED)
+    for step in range(500):  # each takes 10 ms, and drawing 20 ms
+        display(make_progress(step))
+    assert out.getvalue().count("tokens/s") == 2
+
+
 # ---- numbers
+
+
+def test_the_title_names_the_trained_parameters() -> None:
+    assert format_header("", STARTED) == "2.6 million parameters  CPU"
+    few = replace(STARTED, trainable_parameters=1_000)
+    assert format_header("en-de", few) == "en-de  2.6 million parameters, 1.0 thousand trainable  CPU"
+
+
+def test_the_lines_of_a_run_in_a_file() -> None:
+    first = format_progress(replace(GPU_PROGRESS, step=7, seconds_left=None), 8_000)
+    assert first == (
+        "step     7/8,000  epoch 9.6  loss 2.412  ppl 6.12  18,400 tokens/s  (9,000 targets/s)  GPU 87% busy  lr 1.2e-03"
+    )
+    ended = Ended(step=1, reason="stopped", seconds=5.0)
+    assert format_end(ended, None) == "stopped after 1 step in 5 s"
+    best = "; best at step 1,000: loss 2.000, 30.0 BLEU, 30.0 chrF"
+    assert format_end(replace(ended, step=2, reason="steps"), make_validation(1_000)) == f"done: 2 steps in 5 s{best}"
+    since = format_validation(replace(make_validation(1_000, best=False), validations_since_best=1))
+    assert since.endswith("  best was 1 validation ago")
+
+
+def test_losses_are_averaged_in_pairs_when_there_are_many() -> None:
+    history = EventHistory()
+    for step in range(MAX_LOSSES - 1):
+        history.add(make_progress(step, loss=float(step)))
+    assert history.losses == list(range(MAX_LOSSES - 1))
+    for step in range(MAX_LOSSES - 1, MAX_LOSSES + 3):
+        history.add(make_progress(step, loss=float(step)))
+    history.add(make_progress(0, loss=float("nan")))
+    assert history.losses == [2 * i + 0.5 for i in range(MAX_LOSSES // 2 + 1)]
 
 
 def test_loss_history_is_bounded() -> None:
@@ -250,6 +389,9 @@ def test_loss_history_is_bounded() -> None:
 def test_sparkline() -> None:
     assert draw_sparkline([4, 3, 2, 1], 10) == "█▆▃▁"
     assert draw_sparkline([5, 5], 10) == "▁▁"
+    assert draw_sparkline([1, 3, 8, 8], 2) == "▁█"
+    assert draw_sparkline([100, *range(19, 0, -1)], 20) == "████▇▇▆▆▅▅▅▄▄▃▃▂▂▁▁▁"  # the first 5% are off the scale
+    assert draw_sparkline([8, *range(7, 0, -1)], 8, ASCII_BARS) == "##%*+=._"
     assert len(draw_sparkline(list(range(1_000)), 30)) == 30
 
 

@@ -28,7 +28,7 @@ from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult
 from attent.decoding import Translator, input_lines
 from attent.decoding.input_lines import LineSource, parse_text_line
-from attent.decoding.options import SCORE_FORMULAS, SamplingOptions, SearchOptions
+from attent.decoding.options import SCORE_FORMULAS, PhraseConstraints, SamplingOptions, SearchOptions
 from attent.decoding.pipeline import TranslationPipeline, report_pretranslation, translate_lines
 from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
@@ -195,7 +195,8 @@ XLIFF = (
 )
 TMX = '<tmx version="1.4"><body><tu>{}</tu></body></tmx>'
 ENGLISH, FRENCH = '<tuv xml:lang="en"><seg>A man.</seg></tuv>', '<tuv xml:lang="fr-CA"><seg>Un homme.</seg></tuv>'
-GERMAN = '<tuv xml:lang="de-AT"><seg/></tuv>'
+GERMAN, EMPTY = '<tuv xml:lang="de-AT"><seg/></tuv>', '<tuv xml:lang="en"><seg> </seg></tuv>'
+GERMAN_TEXT = GERMAN.replace("<seg/>", "<seg>Ein Mann.</seg>")
 
 
 def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, capsys: Capture) -> None:
@@ -208,6 +209,7 @@ def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, caps
         "en-fr.xlf": XLIFF.format("en", "fr"),
         "de-en.xlf": XLIFF.format("de", "en"),
         "fr.tmx": TMX.format(FRENCH),
+        "de-en.tmx": TMX.format(GERMAN_TEXT + EMPTY).replace("<body>", '<header srclang="de-AT"/><body>'),
         "en-fr.tmx": TMX.format(ENGLISH + FRENCH),
         "en.tmx": TMX.format(ENGLISH),
         "en-de-fr.tmx": TMX.format(ENGLISH + FRENCH + GERMAN),
@@ -219,10 +221,10 @@ def test_languages_of_a_document_must_be_those_of_the_model(tmp_path: Path, caps
     for name, content in documents.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     flags = ["--to", "", "--beam-size", "1", "--max-length", "2"]
-    for name in list(documents)[:5]:
+    for name in list(documents)[:6]:
         message = run_failing(capsys, folder, tmp_path / name, *flags)
         assert f", but {folder} translates from en to de; use another file or model" in message
-    for name in list(documents)[5:]:
+    for name in list(documents)[6:]:
         assert cli.main(["translate", str(folder), str(tmp_path / name), *flags]) == 0
         assert "warning: --" not in capsys.readouterr().err
     assert "en-fr.tmx does not contain en and de: it has en, fr-ca, but" in message
@@ -799,6 +801,54 @@ def test_session_constraints_hold_until_cleared(pipeline: TranslationPipeline) -
     assert output[6].startswith("Zwei Frauen ")
 
 
+def test_session_bans_phrases_until_cleared(pipeline: TranslationPipeline) -> None:
+    first = run_typed(pipeline, DOG)[0]
+    word = first.split()[1]
+    output = run_typed(pipeline, f":ban {word}", DOG, ":ban zwei", ":ban", DOG, ":prefix Ein", ":prefix", ":require")
+    assert output[0] == f"banned: {word}"
+    assert word not in output[1]
+    assert output[2:4] == [f"banned: {word}, zwei", "banned: nothing"]
+    assert output[4:] == [first, "prefix: Ein", "prefix: none", "required: nothing"]
+
+
+def test_session_translates_into_another_language(pipeline: TranslationPipeline) -> None:
+    german, *output = run_typed(pipeline, DOG, ":to pt-BR", DOG, ":n 1", ":to de", DOG)
+    assert (output[0], output[3], output[4]) == ("into pt-BR", "into de", german)
+    assert output[1] == pipeline.translator.translate([DOG], pipeline.options, to="pt-BR")[0].text
+    assert output[1] in output[2]
+
+
+def test_session_has_the_settings_of_the_command(pipeline: TranslationPipeline) -> None:
+    """Translations that are known only at the end are the same as those of a file."""
+    banned = pipeline.translate([DOG])[0].text.split()[1]
+    for changed in (
+        replace(pipeline, split_sentences=True),
+        replace(pipeline, mbr_candidates=3),
+        replace(pipeline, options=SearchOptions(sampling=SamplingOptions(seed=5), beam_size=1)),
+        replace(pipeline, constraints=PhraseConstraints(prefix="Ein ", required=("Eisenbahn",), banned=(banned,))),
+    ):
+        assert run_typed(changed, f"{DOG} {MAN}")[0] == changed.translate([f"{DOG} {MAN}"])[0].text
+    n_best = run_typed(replace(pipeline, options=SearchOptions(beam_size=2)), DOG, ":n")
+    assert len(n_best) == 6
+
+
+def test_session_reports_text_in_another_language(
+    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(pipeline.translator, "describe_wrong_language", lambda texts: f"{texts[0]} is not en")
+    set_stdin(monkeypatch, b"\xff")
+    assert run_typed(pipeline, DOG)[1:] == [f"({DOG} is not en)"]
+    assert (sys.stdin.encoding, sys.stdin.errors) == ("utf-8", "replace")
+    assert capsys.readouterr() == ("", "Type a sentence to translate it, :help for more, :quit or Ctrl-D to leave.\n")
+
+
+def test_a_sentence_that_cannot_be_translated_does_not_end_the_session(pipeline: TranslationPipeline) -> None:
+    output = run_typed(pipeline, ":prefix Ein Hund", ":ban Hund", DOG, ":prefix", DOG)
+    assert "Hund" in output[2]
+    assert "prefix" in output[2]
+    assert "Hund" not in output[4]
+
+
 def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) -> None:
     output = run_typed(pipeline, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
     assert "there is no sentence yet" in output[0]
@@ -919,6 +969,18 @@ def test_a_second_pass_restarts_the_speed() -> None:
         "200 lines, 100 a second, 100%, 0 s left",
         "3 lines, 3.0 a second, 50%, 1 s left",
         "6 lines, 3.0 a second, 100%, 0 s left",
+    ]
+
+
+def test_a_finished_fraction_without_progress_has_no_time_left() -> None:
+    assert draw_progress(100, (1.0, 100, None), (7.0, 100, None), (8.0, 200, None)) == [
+        "100 lines, 100 a second, 100%, 0 s left",
+        "100 lines, 0.0 a second, 100%",
+        "200 lines, 14 a second, 100%",
+    ]
+    assert draw_progress(None, (1.0, 10, None), (1.1, 11, None), (1.25, 12, None)) == [
+        "10 lines, 10 a second",
+        "12 lines, 9.6 a second",
     ]
 
 

@@ -136,9 +136,15 @@ class _TmxReader:
 def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult:
     text = xml.decode_xml(content, name, SCHEMA)
     scanner = _TmxScanner(text, requested)
+    declared = ""
     for element in xml.scan_elements(text, SCHEMA):
         if element.tag == "tu":
             scanner.add_unit(element)
+        elif not declared:
+            declared = element.attributes.get("srclang", "")
+    if scanner.sourceless_count and not scanner.result.units and is_tag_match(scanner.target, declared):
+        problem = f"goes from {scanner.target} to {scanner.source}, and sources cannot be filled in"
+        raise pairs.LanguageMismatchError(f"{name} {problem}", "request that direction, or give another file")
     return scanner.result
 
 
@@ -154,6 +160,7 @@ class _TmxScanner:
         self.text = text
         self.source, self.target, self.target_tag = _resolve_languages(text, requested)
         self.result = xml.make_scan_result(text)
+        self.sourceless_count = 0  # units with a target, but without a source
 
     def add_unit(self, unit: XmlElement) -> None:
         variants = unit.find_children("tuv")
@@ -164,6 +171,7 @@ class _TmxScanner:
         targets = [variant for variant in others if is_tag_match(self.target, _get_language(variant))]
         if any(_get_variant_text(variant).strip() for variant in targets):
             self.result.existing_count += 1
+            self.sourceless_count += source is None or not _get_variant_text(source).strip()
         elif source is None:
             excerpt = next(filter(None, map(_get_variant_text, variants)), "")
             self.result.skip(unit.line, excerpt, f"no {self.source} side")
