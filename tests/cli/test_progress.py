@@ -355,9 +355,8 @@ def test_the_title_names_the_trained_parameters() -> None:
 
 def test_the_lines_of_a_run_in_a_file() -> None:
     first = format_progress(replace(GPU_PROGRESS, step=7, seconds_left=None), 8_000)
-    assert first == (
-        "step     7/8,000  epoch 9.6  loss 2.412  ppl 6.12  18,400 tokens/s  (9,000 targets/s)  GPU 87% busy  lr 1.2e-03"
-    )
+    assert first.startswith("step     7/8,000  epoch 9.6  loss 2.412  ppl 6.12  18,400 tokens/s  (9,000 targets/s)  ")
+    assert first.endswith("  GPU 87% busy  lr 1.2e-03")
     ended = Ended(step=1, reason="stopped", seconds=5.0)
     assert format_end(ended, None) == "stopped after 1 step in 5 s"
     best = "; best at step 1,000: loss 2.000, 30.0 BLEU, 30.0 chrF"
@@ -391,7 +390,7 @@ def test_sparkline() -> None:
     assert draw_sparkline([5, 5], 10) == "▁▁"
     assert draw_sparkline([1, 3, 8, 8], 2) == "▁█"
     assert draw_sparkline([100, *range(19, 0, -1)], 20) == "████▇▇▆▆▅▅▅▄▄▃▃▂▂▁▁▁"  # the first 5% are off the scale
-    assert draw_sparkline([8, *range(7, 0, -1)], 8, ASCII_BARS) == "##%*+=._"
+    assert draw_sparkline([8, *range(7, 0, -1)], 8, ASCII_BARS) == "#%*+=-._"
     assert len(draw_sparkline(list(range(1_000)), 30)) == 30
 
 

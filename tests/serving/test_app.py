@@ -105,6 +105,16 @@ def test_other_content_type_is_415(client: Client, kind: str) -> None:
     assert reply.error.startswith("`Content-Type` must be application/json, but is ")
 
 
+def test_long_or_absent_content_types_are_clipped(client: Client) -> None:
+    for kind, text in (("x" * 80, "x" * 80), ("x" * 81, "x" * 80)):
+        assert client.post({"text": "a"}, {"Content-Type": kind}).error.endswith(f"but is '{text}'; send JSON")
+    assert "but is absent; send JSON" in client.post({"text": "a"}, {"Content-Type": ""}).error
+    path = "/" + "x" * 80
+    assert client.get(path).error == f"'{path[:80]}' does not exist; the page is at /"
+    method = "PROPFIND" * 3
+    assert f"does not accept '{method[:20]}'; it accepts" in client.get("/health", method=method).error
+
+
 def test_other_charset_or_compression_is_415(client: Client) -> None:
     assert "UTF-8" in client.post({"text": "a"}, {"Content-Type": "application/json; charset=latin1"}).error
     reply = client.post({"text": "a"}, {"Content-Encoding": "gzip"})

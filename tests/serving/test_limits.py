@@ -260,6 +260,75 @@ def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) ->
     assert [message.get("status") for message in talk(guard, http_scope("/late"), empty)] == [200]
 
 
+EMPTY_BODY = {"type": "http.request", "body": b"", "more_body": False}
+
+
+def list_statuses(messages: list[Any]) -> list[tuple[int, bool]]:
+    """Return the status of each response, and whether it closes the connection."""
+    starts = [message for message in messages if message["type"] == "http.response.start"]
+    return [(start["status"], (b"connection", b"close") in start["headers"]) for start in starts]
+
+
+def test_requests_after_the_shutdown_are_refused() -> None:
+    guard = RequestGuard(failing, limits=Limits())
+    guard.close()
+    refusal, body = talk(guard, http_scope("/"), EMPTY_BODY)
+    assert list_statuses([refusal]) == [(503, False)]
+    assert b"the server is stopping; retry later" in body["body"]
+
+
+@pytest.mark.parametrize("messages", [(), (EMPTY_BODY,)])
+def test_the_shutdown_cancels_requests_that_are_read_or_answered(messages: tuple[dict[str, Any], ...]) -> None:
+    async def answer_never(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    sent, waiting = list[Any](), list(messages)
+    guard = RequestGuard(answer_never, limits=Limits())
+
+    async def receive() -> Any:
+        return waiting.pop(0) if waiting else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def close_while_it_waits() -> None:
+        task = asyncio.create_task(guard(http_scope("/"), receive, send))
+        await asyncio.sleep(0.02)
+        assert len(guard._active_tasks) == 1
+        guard.close()
+        await asyncio.wait_for(task, 5)
+        assert guard._active_tasks == set()
+
+    asyncio.run(close_while_it_waits())
+    assert list_statuses(sent) == [(503, not messages)]
+    assert b"the server is stopping" in sent[-1]["body"]
+
+
+def test_an_app_that_cancels_itself_is_answered() -> None:
+    async def cancel_itself(scope: Any, receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    sent = talk(RequestGuard(cancel_itself, limits=Limits()), http_scope("/"), EMPTY_BODY)
+    assert list_statuses(sent) == [(503, False)]
+
+
+def test_a_cancelled_request_is_not_a_shutdown() -> None:
+    async def cancel_while_it_reads() -> None:
+        async def receive() -> Any:
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nothing is sent")
+
+        task = asyncio.create_task(RequestGuard(failing, limits=Limits())(http_scope("/"), receive, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel_while_it_reads())
+
+
 def test_websockets_are_rejected_and_lifespan_acknowledged() -> None:
     guard = RequestGuard(failing, limits=Limits())
     assert talk(guard, {"type": "websocket"}, {"type": "websocket.connect"}) == [

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import SearchOptions
+from attent.inspection.head_masking import ModelPart
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
@@ -51,6 +55,54 @@ def test_wide_beams_allow_fewer_tokens() -> None:
         assert (reply.status, reply.error.endswith("shorten it, or lower `beam_size`")) == (413, True)
 
 
+def test_requests_reach_the_inspector(monkeypatch: pytest.MonkeyPatch) -> None:
+    inspector = INSPECTORS["translator"]()
+    requests: list[InspectionRequest] = []
+
+    def keep_request(request: InspectionRequest, should_stop: Callable[[], bool]) -> dict[str, Any]:
+        requests.append(request)
+        return {"title": request.text}
+
+    monkeypatch.setattr(inspector, "inspect", keep_request)
+    part = "decoder.blocks.1.cross_attn:1"
+    with serve_in_thread(create_live_app(inspector, to="de", beam_size=3)) as url:
+        client = Client(url)
+        assert client.post({"text": "a"}).json == {"title": "a", "live": True}
+        client.post({"text": "b", "to": "pt-BR", "beam_size": 9, "prefix": [5], "masked_parts": [part]})
+        reply = client.post({"text": "c", "masked_parts": ["decoder.blocks.9"]})
+        assert (reply.status, "has no part 'decoder.blocks.9'" in reply.error) == (422, True)
+        assert client.post({"text": "d", "beam_size": 65}).status == 422
+    first = InspectionRequest(text="a", to="de", search=SearchOptions(beam_size=3), max_tokens=512)
+    assert requests == [
+        first,
+        replace(
+            first,
+            text="b",
+            to="pt-BR",
+            search=SearchOptions(beam_size=9),
+            prefix=(5,),
+            masked_parts=(ModelPart.parse(part),),
+            max_tokens=455,
+        ),
+    ]
+
+
+def test_the_page_has_examples_and_languages() -> None:
+    inspector = INSPECTORS["translator"]()
+    for to, languages in ((None, '["de","pt-BR"]'), ("de", "[]")):
+        with serve_in_thread(create_live_app(inspector, to=to, examples=["A dog."])) as url:
+            page = Client(url).get("/").body.decode().replace(", ", ",").replace(": ", ":")
+            assert '"examples":["A dog."]' in page
+            assert f'"languages":{languages}' in page
+            info = Client(url).get("/api/model").json
+    assert info["name"] == inspector.name
+    assert info["summary"] == inspector.build_model_document("")["model"]["summary"]
+
+
+def test_long_inspections_have_five_minutes() -> None:
+    assert inspect.signature(create_live_app).parameters["limits"].default == Limits(response_timeout=300.0)
+
+
 @pytest.mark.parametrize("name", INSPECTORS)
 def test_cancellation_reaches_every_stage(name: str) -> None:
     """An inspection polls `should_stop` at each step of its search and at each layer, and ends at the first True."""
@@ -77,17 +129,17 @@ def test_cancellation_reaches_every_stage(name: str) -> None:
 
 def test_client_that_leaves_frees_the_model_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     inspector, searching, ended = INSPECTORS["translator"](), threading.Event(), threading.Event()
-    inspect = inspector.inspect
+    inspect_once = inspector.inspect
 
     def inspect_for_ever(request: InspectionRequest, should_stop: Callable[[], bool]) -> dict[str, Any]:
         """Search the sentence again and again until one search is cancelled."""
         try:
             while request.text == "for ever":
-                inspect(InspectionRequest(text=TEXT), should_stop=should_stop)
+                inspect_once(InspectionRequest(text=TEXT), should_stop=should_stop)
                 searching.set()
         finally:
             ended.set()
-        return inspect(request, should_stop=should_stop)
+        return inspect_once(request, should_stop=should_stop)
 
     monkeypatch.setattr(inspector, "inspect", inspect_for_ever)
     app = create_live_app(inspector)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import errno
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -145,6 +147,72 @@ def test_a_server_that_does_not_start_is_reported(fails: bool, monkeypatch: pyte
     with pytest.raises(ServeError, match=r"127\.0\.0\.1:9 did not start; give another port") as error:
         asyncio.run(wait())
     assert isinstance(error.value.__cause__, OSError) == fails
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.EADDRINUSE, "port 80 of localhost is used by another program; give another, or 0 for any free port"),
+        (errno.EACCES, "port 80 of localhost is not permitted; give one from 1024, or 0 for any free port"),
+        (errno.EPERM, "port 80 of localhost is not permitted; give one from 1024, or 0 for any free port"),
+        (errno.EIO, "port 80 of localhost cannot be used: Input/output error; give another host or port"),
+    ],
+)
+def test_the_reason_for_a_refused_port_is_named(number: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(server, "_open_socket", fail)
+    with pytest.raises(ServeError, match=text):
+        reserve_port("localhost", 80)
+    with pytest.raises(ServeError, match=text.split(";")[0].replace("port 80", r"port (0|8017)")):
+        reserve_port("localhost", None)  # the last attempt is any free port
+
+
+def test_a_port_of_another_program_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserve_port("127.0.0.1", 0) as held, reserve_port("127.0.0.1", 0) as other:
+        ports = [item.getsockname()[1] for item in (held, other)]
+        monkeypatch.setattr(server, "FIRST_PORT", ports[0])
+        monkeypatch.setattr(server, "MAX_PORT_ATTEMPTS", 1)
+        with reserve_port("127.0.0.1", None) as chosen:
+            assert chosen.getsockname()[1] not in ports
+
+
+def test_settings_of_the_server() -> None:
+    created = server._create_server(make_app(Model()), "127.0.0.1", 8017)
+    assert (created.bind_addr, created.bind_port, created.backpressure) == ("127.0.0.1", 8017, 512)
+    assert (created.websockets, created.log_enabled) == (False, False)
+    assert (created.interface.value, created.http.value) == ("asginl", "1")
+    settings = created.http1_settings
+    assert (settings.header_read_timeout, settings.max_buffer_size) == (5_000, 262_144)
+    assert (server.STARTUP_TIMEOUT, server.SHUTDOWN_TIMEOUT) == (20.0, 0.7)
+    assert (server.FIRST_PORT, server.MAX_PORT_ATTEMPTS) == (8017, 20)
+
+
+def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, created = server._create_server, list[Any]()
+
+    def keep_created(*arguments: Any) -> Any:
+        created.append(create(*arguments))
+        return created[-1]
+
+    monkeypatch.setattr(server, "_create_server", keep_created)
+    with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(ServeError, match="stopped unexpectedly; start it"):
+        asyncio.run(server._run_server(make_app(model), reserved, asyncio.Event(), lambda url: created[0].stop()))
+
+
+def test_signals_reach_the_callback_and_are_restored() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    async def wait_for_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            event = asyncio.Event()
+            with server._handle_signals(asyncio.get_running_loop(), event.set):
+                signal.raise_signal(number)
+                await asyncio.wait_for(event.wait(), 5)
+
+    asyncio.run(wait_for_signals())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_several_servers(model: Model) -> None:
