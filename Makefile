@@ -23,10 +23,10 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup browser demo test test-slow test-device lint format bench faults mutants wheel-test lock sbom clean
+.PHONY: help setup browser demo test test-slow test-device lint format bench why-attention faults mutants wheel-test lock sbom clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY_DEV) ## create .venv with the development tools
 
@@ -81,10 +81,15 @@ format: $(READY_DEV) ## sort imports and format with ruff
 	$(PY) -m ruff check --fix --select I .
 	$(PY) -m ruff format .
 
+# Without those that train models for many minutes.
 bench: $(READY_DEV) ## run all benchmarks
-	@set -e; for script in $$(find benchmarks -maxdepth 1 -name '[a-z]*.py' 2>/dev/null | sort); do \
+	@set -e; for script in $$(find benchmarks -maxdepth 1 -name '[a-z]*.py' \
+	    ! -name why_attention.py ! -name long_range.py 2>/dev/null | sort); do \
 	  name=$${script%.py}; echo "== $$name" >&2; $(PY) -m "$$(echo $$name | tr / .)"; \
 	done
+
+why-attention: $(READY_DEV) ## the comparison of docs/why-attention.md, on a GPU (FLAGS="--jobs 6"); again: resume
+	$(PY) -m benchmarks.why_attention $(FLAGS)
 
 faults: $(READY_DEV) ## mutation tests: plant faults in a copy of the code (ONLY=part of a name)
 	$(PY) tests/faults.py $(ONLY)

@@ -1,0 +1,100 @@
+"""The whole comparison behind docs/why-attention.md, by one command that can be interrupted and repeated.
+
+    python -m benchmarks.why_attention --out DIR [--data multi30k --src en --tgt de] [--jobs 6] [--quick]
+
+Runs `attent compare` (architectures), `attent compare --table3`, `benchmarks.table1` and `benchmarks.long_range`, each
+of which resumes by itself, and collects their reports in DIR/report.md, with date, commit, machine and time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+from attent.formatting import format_duration, markdown_table
+from attent.storage.atomic import write_atomic
+from benchmarks.timing import describe_machine
+
+REPORTS = {
+    "architectures": "report.md",
+    "table3": "report.md",
+    "table1": "table1.md",
+    "long-range": "long-range.md",
+}
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/why-attention"), help="folder of all results")
+    parser.add_argument("--data", default="multi30k", help="corpus, with validation and test sets in its folder")
+    parser.add_argument("--src", default="en")
+    parser.add_argument("--tgt", default="de")
+    parser.add_argument("--steps", type=int, default=4000, help="training steps of each architecture")
+    parser.add_argument("--table3-steps", type=int, default=2500, help="training steps of each row of table 3")
+    parser.add_argument("--seeds", nargs="+", default=["1", "2"], help="of architectures and table 3")
+    parser.add_argument("--jobs", type=int, default=1, help="models that train at the same time")
+    parser.add_argument("--parts", nargs="+", choices=REPORTS, default=list(REPORTS))
+    parser.add_argument("--quick", action="store_true", help="tiny models and few steps, to see that everything runs")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "seconds.json"
+    seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    failed = []
+    for part in arguments.parts:
+        command = [sys.executable, "-m", *build_command(part, arguments)]
+        print(f"== {part}: {' '.join(command[2:])}", flush=True)
+        start = time.monotonic()
+        failed += [part] if subprocess.run(command, check=False).returncode else []
+        seconds[part] = round(seconds.get(part, 0.0) + time.monotonic() - start, 1)
+        write_atomic(path, json.dumps(seconds).encode())
+    write_atomic(arguments.out / "report.md", collect_reports(arguments.out, seconds).encode())
+    print(f"report: {arguments.out / 'report.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
+    """The module and arguments that measure a part."""
+    out, jobs = str(arguments.out / part), ["--jobs", str(arguments.jobs)]
+    quick = ["--quick"] if arguments.quick else []
+    if part == "table1":
+        return ["benchmarks.table1", "--out", out, *quick]
+    if part == "long-range":
+        return ["benchmarks.long_range", "--out", out, *jobs, *quick]
+    steps = arguments.table3_steps if part == "table3" else arguments.steps
+    tiny = ["--size", "tiny", "--batch-tokens", "512", "--valid-sentences", "10", "--beam-size", "1"]
+    command = ["attent", "compare", "--data", arguments.data, "--src", arguments.src, "--tgt", arguments.tgt]
+    command += ["--out", out, "--seeds", *arguments.seeds, *jobs, "--steps", str(10 if arguments.quick else steps)]
+    return [*command, *(tiny if arguments.quick else []), *(["--table3"] if part == "table3" else ["--rdrop", "0"])]
+
+
+def collect_reports(out: Path, seconds: Mapping[str, float]) -> str:
+    """Join the reports of all parts that have one; headings move one level down."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    version = f", commit {commit.stdout.strip()}" if commit.stdout.strip() else ""
+    rows = [[part, format_duration(seconds[part])] for part in REPORTS if part in seconds]
+    rows.append(["together", format_duration(sum(seconds.values()))])
+    parts = [
+        "# Measurements",
+        f"{date.today().isoformat()}{version}; {describe_machine()}.",
+        markdown_table(["part", "time"], rows, right_aligned=[1]),
+    ]
+    for part, name in REPORTS.items():
+        if (report := out / part / name).exists():
+            text = re.sub(r"^#", "##", report.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            parts.append(re.sub(r"(!\[[^\]]*\]\()", rf"\1{part}/", text).strip())
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
