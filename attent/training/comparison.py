@@ -11,7 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -24,9 +24,8 @@ from attent import settings
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
-from attent.inspection.attention_trace import unpack_weights
+from attent.inspection.plots import plot_heads, save_figure
 from attent.inspection.session import look
-from attent.inspection.terminal import find_layer, format_token
 from attent.interop import load_as
 from attent.models import Seq2Seq, build
 from attent.nn import set_backend
@@ -77,19 +76,10 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionMap:
-    """The cross-attention of the head that aligns best, on a test sentence and its reference."""
-
-    head: str
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    weights: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunMeasurements:
     """Everything that the report shows of a run."""
 
+    name: str
     device: str
     parameters: int
     steps: int
@@ -106,7 +96,7 @@ class RunMeasurements:
     curve: tuple[tuple[float, float, float], ...]  # of each validation: seconds, FLOPs, BLEU
     by_length: tuple[tuple[str, int, float], ...]  # words of the source, sentences, BLEU
     samples: tuple[ValidationSample, ...]
-    attention: AttentionMap | None
+    attention: str  # a figure: the cross-attention of the head that aligns best; empty without cross-attention
     peak_memory: int | None = None  # bytes on the GPU during training
 
 
@@ -205,6 +195,8 @@ def run_all(
     distinct = {each.key: each for each in reversed(planned)}  # the first of each
     measured = {key: stored for key, each in distinct.items() if (stored := load_measurements(each, out))}
     pending = [each for each in planned if each.key not in measured and distinct[each.key] is each]
+    if pending:
+        notify(f"{len(pending):,} of {len(distinct):,} runs to train, {jobs} at a time")
     for each, result in run_parallel(pending, out, jobs) if jobs > 1 else run_serial(pending, out, open_display):
         measured[each.key] = result
         progress = f"[{len(measured)}/{len(distinct)}] {each.name}"
@@ -258,10 +250,10 @@ def train_and_measure(planned: PlannedRun, out: Path, listener: EventHandler = l
     result = run.train(out=folder, settings=planned.settings, listeners=[listener, record_peak])
     if result.stop_reason == "stopped":
         raise KeyboardInterrupt
-    measured = replace(measure_run(folder), peak_memory=max(peak_memory, default=None))
-    (out / RESULTS_FOLDER).mkdir(exist_ok=True)
-    stored = {"settings": planned.settings, "measurements": settings.to_dict(measured)}
-    settings.write_json(stored, out / RESULTS_FOLDER / f"{planned.name}.json")
+    path = out / RESULTS_FOLDER / f"{planned.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    measured = replace(measure_run(folder, path.with_suffix(".svg")), peak_memory=max(peak_memory, default=None))
+    settings.write_json({"settings": planned.settings, "measurements": settings.to_dict(measured)}, path)
     return measured
 
 
@@ -275,7 +267,7 @@ def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> Prepared
     return prepare_data(config, tokenizer, context)
 
 
-def measure_run(folder: Path) -> RunMeasurements:
+def measure_run(folder: Path, figure: Path) -> RunMeasurements:
     """Translate the test set (without one, the validation set) with a complete run, and read its log."""
     config = read_run(folder / run_folder.RUN_FILE)
     translator = Translator.load(folder, device=activate_device(config.train.device), engine="torch")
@@ -301,6 +293,7 @@ def measure_run(folder: Path) -> RunMeasurements:
     by_length = sorted(evaluation.sentences, key=lambda sentence: (len(sentence.source.split()), sentence.number))
     drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
+        name=folder.name,
         device=started.device,
         parameters=started.parameters,
         steps=ended.step,
@@ -323,7 +316,7 @@ def measure_run(folder: Path) -> RunMeasurements:
             ValidationSample(source=sentence.source, reference=sentence.reference, output=sentence.output)
             for sentence in select_evenly(by_length, NUM_SAMPLES)
         ),
-        attention=record_attention(folder, texts.sources[drawn], texts.references[drawn], to),
+        attention=draw_attention(folder, texts.sources[drawn], texts.references[drawn], to, figure),
     )
 
 
@@ -349,17 +342,12 @@ def count_pair_flops(model: Seq2Seq, store: TokenStore) -> float:
     return counter.get_total_flops() / len(pairs)
 
 
-def record_attention(folder: Path, source: str, target: str, to: str | None) -> AttentionMap | None:
-    """Return None for a model without cross-attention."""
-    with suppress(ValueError):
+def draw_attention(folder: Path, source: str, target: str, to: str | None, path: Path) -> str:
+    """Draw the head that aligns best, on a test sentence and its reference; return the name of the figure."""
+    try:
         inspection = look(folder, source, target=target, to=to, kind="cross")
-        path, head = inspection.select_head()
-        document = inspection.label_rows(path, head)
-        layer = find_layer(document, path)
-        queries, keys = (
-            tuple(map(format_token, document["sides"][layer[side]]["tokens"])) for side in ("queries", "keys")
-        )
-        weights = unpack_weights(layer, len(keys))[head].tolist()
-        rows = tuple(tuple(round(weight, 4) for weight in row) for row in weights)
-        return AttentionMap(head=f"{path}, head {head}", source=keys, target=queries, weights=rows)
-    return None
+        layer, head = inspection.select_head()
+    except ValueError:  # no cross-attention
+        return ""
+    save_figure(plot_heads(inspection.label_rows(layer, head), path=layer, heads=[head]), path)
+    return path.name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
 from html import escape
 from pathlib import Path
@@ -16,9 +16,9 @@ import torch
 from attent import __version__
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
-from attent.inspection.plots import create_figure, draw_heatmap, plot_context, save_figure
+from attent.inspection.plots import create_figure, plot_context, save_figure
 from attent.storage.atomic import write_output
-from attent.training.comparison import EntryResult
+from attent.training.comparison import RESULTS_FOLDER, EntryResult
 from attent.training.curves import COLORS, GRID_COLOR
 
 if TYPE_CHECKING:
@@ -31,61 +31,54 @@ SCORE_COLUMNS = (
     "", "model", "parameters", "steps", "time", "training FLOPs", "validation loss", "BLEU", "chrF",
     "training tokens/s", "decoding tokens/s", "peak memory",
 )  # fmt: skip
+IMAGE_PATTERN = re.compile(r"!\[[^\]]*\]\((.*?)\)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    title: str = ""
-    text: str = ""
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    plot: Callable[[Sequence[EntryResult]], Figure] | None = None
-
-    @property
-    def figure_name(self) -> str:
-        return f"{self.plot.__name__.removeprefix('plot_')}.svg" if self.plot else ""
-
-
-def write_report(results: Sequence[EntryResult], out: Path, title: str, budget: str) -> None:
+def write_report(results: Sequence[EntryResult], out: Path, title: str, conditions: str) -> None:
     """Write report.md, report.html and the figures into `out`."""
-    sections = list(build_sections(results, budget))
-    for section in sections:
-        if section.plot is not None:
-            with plot_context(result.entry.label for result in results):
-                save_figure(section.plot(results), out / section.figure_name)
-    write_output(out / REPORT_FILE, render_markdown(title, sections).encode())
-    write_output(out / PAGE_FILE, render_html(title, sections, out).encode())
+    plots: tuple[Callable[[Sequence[EntryResult]], Figure], ...] = (plot_scores, plot_curves)
+    for plot in plots[: 1 if len(results) > MAX_DETAILED else 2]:
+        with plot_context(result.entry.label for result in results):
+            save_figure(plot(results), out / f"{plot.__name__.removeprefix('plot_')}.svg")
+    blocks = [f"# {escape_markdown(title)}", *build_blocks(results, conditions)]
+    write_output(out / REPORT_FILE, ("\n\n".join(blocks) + "\n").encode())
+    write_output(out / PAGE_FILE, render_html(title, blocks, out).encode())
 
 
-def build_sections(results: Sequence[EntryResult], budget: str) -> Iterator[Section]:
+def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[str]:
+    """Yield headings, paragraphs, tables and images as Markdown."""
     first, seeds = results[0].runs[0], len(results[0].runs)
     means = f" Means of {seeds} seeds, with the lowest and the highest." if seeds > 1 else ""
-    text = (
-        f"Budget: {budget}. Test set: {first.test_set}; BLEU: {first.signature}.{means} FLOPs are those of matrix "
-        "products, forward and backward, without padding. Decoding speed is that of the whole test set at once; in "
-        f"brackets, without the GPU engine. {first.device}; attent {__version__}, torch {torch.__version__}, "
+    yield "## Scores"
+    yield escape_markdown(
+        f"{conditions} Test set: {first.test_set}; BLEU: {first.signature}.{means} FLOPs are those of matrix products, "
+        "forward and backward, without padding. Decoding speed is that of the whole test set at once; in brackets, "
+        f"without the GPU engine. {first.device}; attent {__version__}, torch {torch.__version__}, "
         f"{date.today().isoformat()}."
     )
-    rows = [format_entry(result) for result in results]
-    yield Section(title="Scores", text=text, header=SCORE_COLUMNS, rows=rows)
-    yield Section(title="Test BLEU", text="Each dot is a run, each line a mean.", plot=plot_scores)
+    yield markdown_table(SCORE_COLUMNS, [format_entry(result) for result in results], range(2, len(SCORE_COLUMNS)))
+    yield "![Test BLEU: each dot is a run, each line a mean](scores.svg)"
     if len(results) > MAX_DETAILED:
         return
-    text = "Validations during training (greedy search) against time and FLOPs; the test set by source length."
-    yield Section(title="BLEU against time, FLOPs and sentence length", text=text, plot=plot_curves)
-    header = ("words", "sentences", *(result.entry.label for result in results))
+    labels = [result.entry.label for result in results]
+    yield "## BLEU against time, FLOPs and sentence length"
+    yield "Validations during training (greedy search) against time and FLOPs; the test set by source length."
+    yield "![BLEU against time, FLOPs and sentence length](curves.svg)"
     rows = [
         [words, f"{sentences:,}", *(f"{average_by_length(result)[i]:.1f}" for result in results)]
         for i, (words, sentences, _) in enumerate(first.by_length)
     ]
-    yield Section(header=header, rows=rows)
+    yield markdown_table(("words", "sentences", *labels), rows, range(2, len(results) + 2))
+    yield "## Translations side by side"
     for i, sample in enumerate(first.samples):
         outputs = [[result.entry.label, result.runs[0].samples[i].output] for result in results]
-        rows = [["source", sample.source], ["reference", sample.reference], *outputs]
-        yield Section(title="" if i else "Translations side by side", header=("", ""), rows=rows)
-    if any(result.runs[0].attention for result in results):
-        text = "Cross-attention of the head that aligns best, on a test sentence and its reference."
-        yield Section(title="Attention side by side", text=text, plot=plot_attention)
+        yield markdown_table(("", ""), [["source", sample.source], ["reference", sample.reference], *outputs])
+    if attentive := [result for result in results if result.runs[0].attention]:
+        yield "## Attention side by side"
+        yield "Cross-attention of the head that aligns best, on a test sentence and its reference."
+        header = markdown_table([result.entry.label for result in attentive], [["-"] * len(attentive)])
+        images = [f"![attention]({RESULTS_FOLDER}/{result.runs[0].attention})" for result in attentive]
+        yield "\n".join([*header.splitlines()[:2], f"| {' | '.join(images)} |"])
 
 
 def format_entry(result: EntryResult) -> list[str]:
@@ -114,9 +107,6 @@ def average_by_length(result: EntryResult) -> list[float]:
     return [fmean(bleu for _, _, bleu in group) for group in zip(*(run.by_length for run in result.runs), strict=False)]
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
-
-
 def plot_scores(results: Sequence[EntryResult]) -> Figure:
     figure = create_figure(7, 0.8 + 0.28 * len(results))
     axes = figure.subplots()
@@ -126,7 +116,7 @@ def plot_scores(results: Sequence[EntryResult]) -> Figure:
         axes.plot([fmean(bleu)] * 2, [row - 0.35, row + 0.35], color=COLORS[0], linewidth=2)
     axes.set_yticks(range(len(results)), [result.entry.label for result in results])
     axes.invert_yaxis()
-    axes.set_xlabel("BLEU")
+    axes.set_xlabel("test BLEU")
     axes.grid(color=GRID_COLOR)
     return figure
 
@@ -150,47 +140,38 @@ def plot_curves(results: Sequence[EntryResult]) -> Figure:
     return figure
 
 
-def plot_attention(results: Sequence[EntryResult]) -> Figure:
-    maps = [(result.entry.label, attention) for result in results if (attention := result.runs[0].attention)]
-    figure = create_figure(4 * len(maps), 4.4)
-    for axes, (label, attention) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
-        draw_heatmap(axes, torch.tensor(attention.weights), 1.0)
-        axes.set_xticks(range(len(attention.source)), attention.source, rotation=60, ha="right", fontsize=7)
-        axes.set_yticks(range(len(attention.target)), attention.target, fontsize=7)
-        axes.set_title(f"{label}\n{attention.head}", fontsize=8)
-    return figure
-
-
-# ---- Markdown and HTML -----------------------------------------------------------------------------------------------
-
-
-def render_markdown(title: str, sections: Sequence[Section]) -> str:
-    parts = [f"# {escape_markdown(title)}"]
-    for section in sections:
-        parts += [
-            f"## {section.title}" if section.title else "",
-            escape_markdown(section.text),
-            markdown_table(section.header, section.rows, range(2, len(section.header))) if section.rows else "",
-            f"![{section.title}]({section.figure_name})" if section.plot else "",
-        ]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def render_html(title: str, sections: Sequence[Section], out: Path) -> str:
+def render_html(title: str, blocks: Sequence[str], out: Path) -> str:
     """One file without scripts; figures are embedded as images."""
-    body = []
-    for section in sections:
-        body += [f"<h2>{escape(section.title)}</h2>"] if section.title else []
-        body += [f"<p>{escape(section.text)}</p>"] if section.text else []
-        cells = [[f"<td>{escape(cell)}</td>" for cell in row] for row in section.rows]
-        head = [f"<th>{escape(name)}</th>" for name in section.header] if any(section.header) else []
-        rows = "".join(f"<tr>{''.join(row)}</tr>" for row in ([head] if head else []) + cells)
-        body += [f'<div class="wide"><table>{rows}</table></div>'] if rows else []
-        if section.plot:
-            image = base64.b64encode((out / section.figure_name).read_bytes()).decode()
-            body.append(f'<div class="wide"><img src="data:image/svg+xml;base64,{image}" alt="{section.title}"></div>')
     page = Path(__file__).with_name("comparison.html").read_text(encoding="utf-8")
     style = page.partition("<style>")[2].partition("</style>")[0]
-    for name, block in {"hash": compute_csp_hash(style), "title": escape(title), "body": "\n".join(body)}.items():
-        page = page.replace(f"<!--{name}-->", block)
+    body = "\n".join(render_block(block, out) for block in blocks)
+    for name, content in {"hash": compute_csp_hash(style), "title": escape(title), "body": body}.items():
+        page = page.replace(f"<!--{name}-->", content)
     return page
+
+
+def render_block(block: str, out: Path) -> str:
+    """Convert one of the blocks that `build_blocks` yields."""
+    marks, _, text = block.partition(" ")
+    if set(marks) == {"#"}:
+        return f"<h{len(marks)}>{render_text(text, out)}</h{len(marks)}>"
+    if not block.startswith("| "):
+        return f'<div class="wide"><p>{render_text(block, out)}</p></div>'
+    header, _, *lines = (re.split(r"(?<!\\) \| ", line[2:-2]) for line in block.splitlines())
+    rows = [[f"<td>{render_text(cell, out)}</td>" for cell in line] for line in lines]
+    if any(map(str.strip, header)):
+        rows.insert(0, [f"<th>{render_text(cell, out)}</th>" for cell in header])
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{body}</table></div>'
+
+
+def render_text(text: str, out: Path) -> str:
+    """Unescape text and embed images; the text of a translation cannot contain one, since it is escaped."""
+    html = ""
+    for i, part in enumerate(IMAGE_PATTERN.split(text)):
+        if i % 2:
+            image = base64.b64encode((out / part).read_bytes()).decode()
+            html += f'<img src="data:image/svg+xml;base64,{image}" alt="">'
+        else:
+            html += escape(re.sub(r"\\(.)", r"\1", part))
+    return html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from attent import cli
-from attent.training import comparison
+from attent.formatting import markdown_table
+from attent.training import comparison, comparison_report
 from attent.training.comparison import ComparisonEntry, PlannedRun, compare, read_entries
 from attent.training.events import Event, EventHandler, Progress
 from tests.inspection.conftest import browser as browser
@@ -74,12 +76,15 @@ def test_report_shows_every_entry(folder: Path) -> None:
     assert [len(point) for point in measured["curve"]] == [3, 3]
     assert measured["curve"][-1][1] == pytest.approx(measured["flops"])
     assert sum(sentences for _, sentences, _ in measured["by_length"]) == 6
-    weights = measured["attention"]["weights"]
-    assert len(weights) == len(measured["attention"]["target"])
-    assert [sum(row) for row in weights] == pytest.approx([1.0] * len(weights), abs=0.01)
-    for name in ("scores.svg", "curves.svg", "attention.svg"):
+    for name in ("scores.svg", "curves.svg", "results/post-seed1.svg", "results/pre-seed1.svg"):
         assert f"({name})" in report
         assert (folder / "out" / name).read_text().lstrip().startswith("<?xml")
+
+
+def test_text_is_shown_literally(tmp_path: Path) -> None:
+    text = "a | b <b> ![x](secret.svg) \\ `c` *d*"
+    table = comparison_report.render_block(markdown_table(("", ""), [["source", text]]), tmp_path)
+    assert f"<td>{html.escape(text)}</td>" in table
 
 
 @pytest.mark.parametrize("width", [1400, 390])
@@ -88,7 +93,9 @@ def test_page_in_a_browser(folder: Path, browser: Any, width: int) -> None:
     problems = watch_problems(page)
     page.goto((folder / "out" / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate("[...document.images].map((image) => image.naturalWidth > 100)") == [True] * 3
+    assert (
+        page.evaluate("[...document.images].map((image) => image.naturalWidth > 100)") == [True] * 5
+    )  # two entries share a run
     assert page.evaluate("getComputedStyle(document.body).fontSize") == "15px"  # the policy allows the style
     assert "post-norm <b>" in page.inner_text("table >> nth=0")
     assert problems == []
