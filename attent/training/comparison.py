@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
@@ -336,9 +337,11 @@ def count_pair_flops(model: Seq2Seq, store: TokenStore) -> float:
     """FLOPs of the forward pass on a sentence pair: the mean over some of the training pairs, without padding."""
     set_backend(model, "explicit")  # whose matrix products are counted
     pairs = select_evenly(range(len(store)), NUM_COUNTED_PAIRS)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        for i in pairs:
-            model(*(torch.tensor(side[i].astype("int64"))[None] for side in (store.source, store.target)))
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32")  # of Intel GPUs, whenever oneDNN's flags are set
+        with torch.backends.mkldnn.flags(enabled=False):  # its LSTM is one operation, which is not counted
+            for i in pairs:
+                model(*(torch.tensor(side[i].astype("int64"))[None] for side in (store.source, store.target)))
     return counter.get_total_flops() / len(pairs)
 
 

@@ -157,11 +157,13 @@ def render_block(block: str, out: Path) -> str:
         return f"<h{len(marks)}>{render_text(text, out)}</h{len(marks)}>"
     if not block.startswith("| "):
         return f'<div class="wide"><p>{render_text(block, out)}</p></div>'
-    header, _, *lines = (re.split(r"(?<!\\) \| ", line[2:-2]) for line in block.splitlines())
-    rows = [[f"<td>{render_text(cell, out)}</td>" for cell in line] for line in lines]
-    if any(map(str.strip, header)):
-        rows.insert(0, [f"<th>{render_text(cell, out)}</th>" for cell in header])
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    header, rule, *lines = (re.split(r"(?<!\\) \| ", line[2:-2]) for line in block.splitlines())
+    styles = [' class="number"' if cell.endswith(":") else "" for cell in rule]
+    rows = [("th", header)] if any(map(str.strip, header)) else []
+    body = ""
+    for tag, cells in [*rows, *(("td", line) for line in lines)]:
+        shown = zip(styles, (render_text(cell, out) for cell in cells), strict=True)
+        body += f"<tr>{''.join(f'<{tag}{style}>{cell}</{tag}>' for style, cell in shown)}</tr>"
     return f'<div class="wide"><table>{body}</table></div>'
 
 
