@@ -112,15 +112,21 @@ class EntryResult:
 
 def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
     """Read comparison files: `common` settings, and in `entries.NAME` a label and what differs. A run file is one
-    entry, named after the file."""
-    entries = []
+    entry, named after the file, or after the folder of a run.toml."""
+    entries: dict[str, ComparisonEntry] = {}
     for path in paths:
         tables = settings.read_toml_dict(path)
         defaults = flatten(tables.get("common", {}))
-        for name, table in tables.get("entries", {path.stem: tables}).items():
-            label = table.pop("label", name)
-            entries.append(ComparisonEntry(name=name, label=label, settings=flatten(table), defaults=defaults))
-    return entries
+        stem = path.resolve().parent.name if path.name == run_folder.RUN_FILE else path.stem
+        for name, table in tables.get("entries", {stem: tables}).items():
+            if name in entries:
+                raise TrainError(f"{path}: entries must have different names, but two are called `{name}`; rename one")
+            own = flatten(table)
+            label = own.pop("label", name)
+            if "train.steps" in own:
+                own.pop("train.minutes", None)  # from which a run.toml has its steps
+            entries[name] = ComparisonEntry(name=name, label=label, settings=own, defaults=defaults)
+    return list(entries.values())
 
 
 def flatten(tables: run_config.UserSettings) -> FlatSettings:

@@ -138,6 +138,16 @@ def test_same_flops_for_a_wider_model(folder: Path) -> None:
     assert comparison.match_flops(wider, reference, folder / "out").settings["train.steps"] == 1
 
 
+def test_run_files_are_entries(folder: Path) -> None:
+    files = [folder / "out" / "runs" / name / "run.toml" for name in ("post-seed1", "pre-seed1")]
+    entries = read_entries(files)
+    assert [entry.name for entry in entries] == ["post-seed1", "pre-seed1"]
+    planned = comparison.plan_run(entries[1], {"train.lr": 0.5}, 7).settings
+    assert (planned["model.encoder.norm_order"], planned["train.steps"], planned["train.seed"]) == ("pre", 4, 7)
+    with pytest.raises(ValueError, match="two are called `post-seed1`"):
+        read_entries(files[:1] * 2)
+
+
 def test_rows_of_table_3_are_valid() -> None:
     entries = read_entries([comparison.TABLE3_FILE])
     planned = [comparison.plan_run(entry, {"data.train": ["corpus.tsv"]}, 1) for entry in entries]
