@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Triton kernels and CUDA graphs run on a GPU (`make test-device`); abbreviations are a list of words.
 EXCLUDED = ("nn/kernels/", "nn/fused", "decoding/engines/gpu/", "training/step_graphs", "text/abbreviations", "__")
 SLOW_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")
+FOREIGN_CODE = re.compile(r"if (TYPE_CHECKING|sys\.platform == '(win32|darwin)'):|torch\.cuda\.")
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: (r"not\s+in", "in"),
@@ -119,12 +120,15 @@ def is_check(node: ast.AST) -> bool:
 
 
 def walk_code(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but annotations, imports for types, checks, and f-strings (3.11 has no positions in them)."""
+    """Yield all nodes but annotations, imports for types, checks, code for a GPU or another operating system, and
+    f-strings (3.11 has no positions in them)."""
     annotations = (getattr(node, "annotation", None), getattr(node, "returns", None))
     for child in ast.iter_child_nodes(node):
-        is_type_checking = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-        is_skipped = is_type_checking or is_check(child) or isinstance(child, ast.JoinedStr)
-        if child not in annotations and not is_skipped:
+        is_foreign = isinstance(child, ast.If | ast.Expr) and FOREIGN_CODE.match(ast.unparse(child))
+        if is_foreign or child in annotations or is_check(child) or isinstance(child, ast.JoinedStr):
+            for other in getattr(child, "orelse", []):
+                yield from (other, *walk_code(other))
+        else:
             yield child
             yield from walk_code(child)
 

@@ -17,6 +17,7 @@ class FakeSite:
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     endless: set[str] = field(default_factory=set)  # paths with an endless response
+    range_shift: int = 0  # bytes that are left out of each range
     ranges: bool = True  # False: ignore range requests and send the whole file
     etag: str | None = '"one"'
     sends_length: bool = True
@@ -87,7 +88,7 @@ def parse_range_start(handler: BaseHTTPRequestHandler, site: FakeSite) -> int:
     range_header, validator = handler.headers.get("Range"), handler.headers.get("If-Range")
     if range_header is None or not site.ranges or (validator is not None and validator != site.etag):
         return 0
-    return int(range_header.removeprefix("bytes=").rstrip("-"))
+    return int(range_header.removeprefix("bytes=").rstrip("-")) + site.range_shift
 
 
 def send_forever(handler: BaseHTTPRequestHandler) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from attent.storage.atomic import (
     is_same_file,
     is_stream,
     is_temporary,
+    lock_folder,
     make_folder,
     open_output,
     write_atomic,
@@ -30,6 +32,7 @@ from attent.storage.atomic import (
     write_output,
     write_synced,
 )
+from attent.storage.cache import build_folder
 from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 WAIT = 30  # seconds
@@ -284,3 +287,94 @@ def test_a_link_to_itself_is_no_output(tmp_path: Path) -> None:
         write_output(loop, b"")
     with pytest.raises(OSError, match="leads back to itself"), open_output(loop, print):
         pass
+
+
+# ---- syncing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc, which names open files")
+def test_everything_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, move = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        calls.append(f"sync {re.sub(r'[0-9]{2,}|[.][a-z0-9_]{8}(?=[.]new)', '', name)}")
+        fsync(descriptor)
+
+    def rename(old: Path, new: Path) -> None:
+        move(old, new)
+        calls.append(f"rename to {new.name}")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "rename", rename)
+    root = tmp_path / "root"
+    root.mkdir()
+    write_atomic(root / "a.json", b"a")
+    with open_output(root / "b.txt", calls.append) as out:
+        out.write("b\n")
+    assert calls == ["sync .a..new.json", "rename to a.json", "sync b.txt.partial", "rename to b.txt"]
+    calls.clear()
+    with atomic_folder(root / "folder") as temporary:
+        (temporary / "c").write_bytes(b"c")
+    assert calls == ["sync c", "sync .folder.new", "rename to folder", "sync root"]
+    calls.clear()
+    write_files(root / "new", {"d": b"d"})
+    assert calls == ["sync d.new", "rename to d", "sync new"]
+    calls.clear()
+    make_folder(root / "e" / "f")
+    assert calls == ["sync e", "sync root"]
+    calls.clear()
+    build_folder(root / "g", lambda staging: (staging / "h").touch(), lambda folder: folder.exists())
+    assert calls == ["sync h", "sync g.part", "rename to g", "sync root"]
+
+
+def test_an_interrupted_write_is_finished_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`b.new` without `a.new`: the new `a` is in place, and `b.new` is the file that belongs to it."""
+    for name, content in (("a", b"new a"), ("b", b"old b"), ("b.new", b"new b")):
+        (tmp_path / name).write_bytes(content)
+    written: list[Path] = []
+
+    def write_one(path: Path, content: bytes) -> None:
+        if written:
+            raise SimulatedKill
+        write_synced(path, content)
+        written.append(path)
+
+    monkeypatch.setattr("attent.storage.atomic.write_synced", write_one)
+    with pytest.raises(SimulatedKill):
+        write_files(tmp_path, {"a": b"newer a", "b": b"newer b"})
+    names = ["a", "b"]
+    assert [find_file(tmp_path, name, names).read_bytes() for name in names] == [b"new a", b"new b"]
+
+
+def test_new_folders_are_made_next_to_the_final_one(tmp_path: Path) -> None:
+    """A rename works inside of one disk only."""
+    for content in ("first", "second"):
+        with atomic_folder(tmp_path / "model") as temporary:
+            assert temporary.parent == tmp_path
+            assert temporary.name.startswith(".model.")
+            assert is_temporary(temporary)
+            (temporary / "a").write_text(content)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with open_output(tmp_path / "text", print) as out:
+        assert (out.encoding, out.newlines) == ("utf-8", None)
+        out.write("a\n")
+    assert (tmp_path / "text").read_bytes() == b"a\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_locked_folder_is_waited_for(tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lock_folder(tmp_path):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with lock_folder(tmp_path):
+        thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(WAIT)
+    thread.join()

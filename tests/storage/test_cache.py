@@ -51,6 +51,12 @@ def test_default_cache_folder_follows_the_platform(platform: str, tail: str, mon
     assert get_cache_folder() == Path.home() / tail
 
 
+def test_a_missing_home_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_ENV_VAR, "~nobody-of-this-name/cache")
+    with pytest.raises(StorageError, match=f"there is no home folder for downloads; set {CACHE_ENV_VAR} to a writable"):
+        get_cache_folder()
+
+
 def test_relative_xdg_folder_is_ignored_as_its_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE_ENV_VAR, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import random
 import select
 import socket
+import ssl
 from collections.abc import Iterator
+from http.client import HTTPMessage
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request
 
 import pytest
 
 from attent.storage.cache import CACHE_ENV_VAR
-from attent.storage.download import DownloadError, RemoteFile, download_file, show_progress
+from attent.storage.download import (
+    BLOCK_SIZE,
+    RETRY_DELAYS,
+    TIMEOUT_SECONDS,
+    DownloadError,
+    RemoteFile,
+    RemoteFileMissing,
+    _classify_errors,
+    _SecureRedirects,
+    _TransientError,
+    download_file,
+    show_progress,
+)
 from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
 
@@ -187,6 +205,63 @@ def test_retries_end_after_the_last_delay(site: FakeSite, tmp_path: Path) -> Non
     with pytest.raises(DownloadError, match="the server answered 502 Bad Gateway, after 4 attempts"):
         download(site, tmp_path / "data")
     assert len(site.requests) == 4
+
+
+def test_delays_and_limits_by_default() -> None:
+    assert (RETRY_DELAYS, TIMEOUT_SECONDS, BLOCK_SIZE) == ((1.0, 2.0, 4.0, 8.0), 30.0, 65_536)
+
+
+@pytest.mark.parametrize(
+    ("status", "error_type", "attempts"),
+    [(404, RemoteFileMissing, 1), (410, RemoteFileMissing, 1), (403, DownloadError, 1)]
+    + [(status, DownloadError, 2) for status in (408, 425, 429, 500, 502, 503, 504)],
+)
+def test_statuses_that_are_retried(
+    status: int, error_type: type[DownloadError], attempts: int, site: FakeSite, tmp_path: Path
+) -> None:
+    site.statuses = [status] * 2
+    remote = RemoteFile(site.url + "/data", len(CONTENT), SHA256)
+    with pytest.raises(error_type, match=f"the server answered {status}") as error:
+        download_file(remote, tmp_path / "data", ignore_progress, (0.0,))
+    assert (type(error.value), len(site.requests)) == (error_type, attempts)
+
+
+def test_another_part_than_the_requested_one_is_refused(site: FakeSite, tmp_path: Path) -> None:
+    (tmp_path / "data.part").write_bytes(CONTENT[:7])
+    site.range_shift = 1
+    with pytest.raises(
+        DownloadError, match=r"sent another part of the file \(bytes 8-299999/300000\), after 1 attempts"
+    ):
+        download_file(RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", ignore_progress, ())
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "text"),
+    [
+        (TimeoutError("timed out"), _TransientError, "the connection broke (timed out)"),
+        (ConnectionResetError(), _TransientError, "the connection broke (ConnectionResetError)"),
+        (ssl.SSLError("bad record"), _TransientError, "the connection broke (('bad record',))"),
+        (URLError(TimeoutError("timed out")), _TransientError, "the server does not answer (timed out)"),
+        (URLError(OSError(101, "unreachable")), DownloadError, "cannot download http://x: no network (unreachable)"),
+        (URLError(ssl.SSLError("expired")), DownloadError, "cannot download http://x: ('expired',)"),
+        (OSError(errno.EIO, "damaged"), OSError, "[Errno 5] damaged"),
+    ],
+)
+def test_errors_are_transient_or_final(raised: Exception, expected: type[Exception], text: str) -> None:
+    with pytest.raises(expected) as caught, _classify_errors(RemoteFile("http://x", 1), Path("part")):
+        raise raised
+    assert (type(caught.value), str(caught.value)) == (expected, text)
+
+
+def test_redirects_never_leave_https() -> None:
+    redirect = _SecureRedirects().redirect_request
+    arguments = (io.BytesIO(), 302, "Found", HTTPMessage())
+    with pytest.raises(URLError, match="it redirects from https to http://b"):
+        redirect(Request("https://a"), *arguments, "http://b")
+    for start, end in (("https://a", "HTTPS://b"), ("http://a", "https://b"), ("http://a", "http://b")):
+        followed = redirect(Request(start), *arguments, end)
+        assert followed is not None
+        assert followed.full_url == end
 
 
 # ---- failures ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from attent.storage.manifest import (
     find_damage,
     hash_file,
     read_manifest,
+    stat_plain_file,
     write_manifest,
 )
 
@@ -77,6 +78,40 @@ def test_invalid_manifests_are_refused(content: object, problem: str, tmp_path: 
     (tmp_path / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(FolderError, match=f"{problem}.*; copy the checkpoint again"):
         read_manifest(tmp_path / "manifest.json", "checkpoint")
+
+
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format_version": 1, "files": {}, "files": {}}')
+    with pytest.raises(FolderError, match="is not valid JSON: a key occurs twice; the manifest is damaged"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+def test_only_plain_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    (tmp_path / "folder").mkdir()
+    for name, problem in (("link", "is a link to nothing"), ("folder", "must be a plain file")):
+        with pytest.raises(FolderError, match=f"{name}: {problem}; put the file itself there"):
+            stat_plain_file(tmp_path / name)
+    assert stat_plain_file(tmp_path / "none") is None
+
+
+def test_long_names_of_files_are_cut(tmp_path: Path) -> None:
+    content = {"format_version": 1, "files": {"a" * 81: {}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(FolderError, match=rf"`files\.{'a' * 80}` must have"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+def test_an_older_model_is_said_to_be_intact(tmp_path: Path) -> None:
+    for holds_older, text in ((None, ""), (lambda: True, "an older model in the folder is intact; ")):
+        with (
+            pytest.raises(FolderError, match=f"the model could not be saved: the disk is full; {text}free some space"),
+            explain_save_errors(tmp_path, holds_older=holds_older),
+        ):
+            raise OSError(errno.ENOSPC, "full")
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(FolderError, match="an older model in the folder is intact"), explain_save_errors(tmp_path):
+        raise OSError(errno.ENOSPC, "full")
 
 
 def test_missing_manifest_is_described(tmp_path: Path) -> None:

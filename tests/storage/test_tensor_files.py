@@ -38,6 +38,10 @@ def test_header_of_the_largest_size_is_read(tmp_path: Path, monkeypatch: pytest.
         read_safetensors(path)
 
 
+def test_headers_have_at_most_16_mib() -> None:
+    assert tensor_files.MAX_HEADER_BYTES == 16_777_216
+
+
 def test_file_of_a_header_alone_is_read(tmp_path: Path) -> None:
     path = tmp_path / "empty.safetensors"
     write_safetensors({}, path)
