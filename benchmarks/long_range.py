@@ -1,6 +1,6 @@
 """Accuracy against length and distance on generated tasks, for each architecture and position scheme.
 
-    python -m benchmarks.long_range --out DIR [--quick] [--jobs 6] [--models lstm rotary] [--tasks copy]
+    python -m benchmarks.long_range --out DIR [--quick] [--jobs 6] [--models LSTM rotary] [--tasks copy]
 
 copy, reverse  a sequence of random symbols, as it is or in reverse; trained up to 20 symbols, tested up to 80
 agreement      "near the doors the key of the tables behind the lamps <walk>" -> walks: the verb agrees with the only
@@ -36,6 +36,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.presets import make_seq2seq
 from attent.models.seq2seq import shift_right
 from attent.nn import AlibiConfig, LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
+from attent.nn.recurrent import LSTMConfig, LSTMDecoderConfig, LSTMEncoderConfig, RecurrentAttention
 from attent.storage.atomic import write_atomic
 from benchmarks.timing import describe_machine
 
@@ -139,12 +140,23 @@ def build_transformer(positions: Any) -> Callable[[Budget], Seq2SeqConfig]:
     return build
 
 
+def build_lstm(attention: RecurrentAttention) -> Callable[[Budget], Seq2SeqConfig]:
+    def build(budget: Budget) -> Seq2SeqConfig:
+        shape = LSTMConfig(layers=budget.layers, width=budget.width, dropout=0.0)
+        decoder = LSTMDecoderConfig(**vars(shape), attention=attention, input_feeding=attention != "none")
+        return Seq2SeqConfig(vocab=VOCAB, encoder=LSTMEncoderConfig(**vars(shape)), decoder=decoder)
+
+    return build
+
+
 MODELS: dict[str, Callable[[Budget], Seq2SeqConfig]] = {
     "sinusoidal": build_transformer(SinusoidalConfig()),
     "learned": build_transformer(LearnedConfig(max_length=MAX_LENGTH)),
     "rotary": build_transformer(RotaryConfig()),
     "T5 relative": build_transformer(RelativeConfig()),
     "ALiBi": build_transformer(AlibiConfig()),
+    "LSTM": build_lstm("additive"),
+    "LSTM without attention": build_lstm("none"),
 }
 
 

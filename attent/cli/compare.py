@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
 from attent.cli.config_flags import add_config_flags
 from attent.cli.train import GROUPS, DataFlag, SetFlag, limit_thread_waiting
-from attent.training.run_options import SETTING_TABLES, Size
+from attent.training.run_options import SETTING_TABLES, Arch, Size
 
 COMPARISON = Group("What to compare", sort_key=-1)
 
@@ -24,7 +24,7 @@ def compare(
     *,
     data: DataFlag = None,
     out: Annotated[Path, Parameter(group=COMPARISON, help="folder of runs and report; the same folder again resumes")],
-    arch: Annotated[list[str] | None, _list_flag("architectures [default: all]")] = None,
+    arch: Annotated[list[Arch] | None, _list_flag("architectures [default: all]")] = None,
     config: Annotated[list[Path] | None, _list_flag("comparison files or run files, instead of architectures")] = None,
     table3: Annotated[
         bool, Parameter(group=COMPARISON, negative="", help="the rows of the paper's table 3, instead of architectures")
@@ -55,7 +55,9 @@ def compare(
     seed = flat.pop("train.seed", 1)
     requested = run_config.read_user_settings(None, flat, set_ or ())
     files = [comparison.TABLE3_FILE] if table3 else config or []
-    architectures = [comparison.ComparisonEntry(name=name, label=name, settings={}) for name in arch or ["transformer"]]
+    architectures = [
+        comparison.ComparisonEntry(name=name, label=name, settings={"arch": name}) for name in arch or get_args(Arch)
+    ]
     results = comparison.compare(
         comparison.read_entries(files) or architectures,
         out,

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attent import cli
+from attent.data.token_store import TokenSequences, TokenStore
 from attent.formatting import markdown_table
+from attent.models import build, presets
 from attent.training import comparison, comparison_report
 from attent.training.comparison import ComparisonEntry, PlannedRun, compare, read_entries
 from attent.training.events import Event, EventHandler, Progress
@@ -24,7 +27,7 @@ from tests.training.runs import checkpoint_facts, write_corpus
 
 COMMON = {
     "data.src": "en", "data.tgt": "xx", "data.hold_out": 6, "data.tokenizer.vocab": 300, "size": "tiny",
-    "model.width": 16, "model.ffn_width": 32, "model.layers": 1, "train.steps": 4, "train.batch_tokens": 128,
+    "model.width": 16, "model.layers": 1, "train.steps": 4, "train.batch_tokens": 128,
     "train.save_every": 2, "train.valid_every": 2, "train.valid_sentences": 4, "decode.beam_size": 1,
 }  # fmt: skip
 COMPARISON = """
@@ -36,6 +39,8 @@ label = "post-norm <b>"
 label = "pre-norm"
 model.norm_order = "pre"
 [entries.same]
+[entries.lstm]
+arch = "lstm-no-attention"
 """
 POST = ComparisonEntry(name="post", label="post", settings={})
 
@@ -61,7 +66,11 @@ def read_results(home: Path) -> dict[str, Any]:
 
 
 def test_entries_with_the_same_settings_share_a_run(folder: Path) -> None:
-    assert sorted(path.name for path in (folder / "out" / "runs").iterdir()) == ["post-seed1", "pre-seed1"]
+    assert sorted(path.name for path in (folder / "out" / "runs").iterdir()) == [
+        "lstm-seed1",
+        "post-seed1",
+        "pre-seed1",
+    ]
     results = read_results(folder)
     assert results["pre-seed1"]["settings"]["model.decoder.norm_order"] == "pre"
     assert results["post-seed1"]["measurements"]["steps"] == 4  # flags take precedence over the file's `common`
@@ -69,13 +78,14 @@ def test_entries_with_the_same_settings_share_a_run(folder: Path) -> None:
 
 def test_report_shows_every_entry(folder: Path) -> None:
     report = (folder / "out" / "report.md").read_text()
-    for label in ("post-norm \\<b\\>", "pre-norm", "same"):
+    for label in ("post-norm \\<b\\>", "pre-norm", "same", "lstm"):
         assert f"| {label} |" in report
     measured = read_results(folder)["post-seed1"]["measurements"]
     assert f"| {measured['bleu']:.2f} | {measured['chrf']:.1f} |" in report
     assert [len(point) for point in measured["curve"]] == [3, 3]
     assert measured["curve"][-1][1] == pytest.approx(measured["flops"])
     assert sum(sentences for _, sentences, _ in measured["by_length"]) == 6
+    assert read_results(folder)["lstm-seed1"]["measurements"]["attention"] == ""
     for name in ("scores.svg", "curves.svg", "results/post-seed1.svg", "results/pre-seed1.svg"):
         assert f"({name})" in report
         assert (folder / "out" / name).read_text().lstrip().startswith("<?xml")
@@ -133,7 +143,7 @@ def test_interrupted_run_is_resumed(folder: Path, tmp_path: Path) -> None:
 def test_same_flops_for_a_wider_model(folder: Path) -> None:
     tables = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
     reference = comparison.plan_run(POST, tables, 1)
-    wider = PlannedRun(name="wider", settings=reference.settings | {"model.encoder.ffn_width": 960})
+    wider = PlannedRun(name="wider", settings=reference.settings | {"model.encoder.ffn_width": 4000})
     assert comparison.match_flops(reference, reference, folder / "out") is reference
     assert comparison.match_flops(wider, reference, folder / "out").settings["train.steps"] == 1
 
@@ -146,6 +156,17 @@ def test_run_files_are_entries(folder: Path) -> None:
     assert (planned["model.encoder.norm_order"], planned["train.steps"], planned["train.seed"]) == ("pre", 4, 7)
     with pytest.raises(ValueError, match="two are called `post-seed1`"):
         read_entries(files[:1] * 2)
+
+
+def test_flops_of_lstm_layers_are_counted() -> None:
+    model = build(presets.lstm_no_attention(50, "tiny"))
+    row = TokenSequences.from_rows([[3] * 7])
+    flops = comparison.count_pair_flops(model, TokenStore.from_sequences(row, row, (0, 0), "", Path()))
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.LSTM)]
+    weights = sum(weight.numel() for layer in layers for weight in layer.parameters() if weight.dim() == 2)
+    output = model.output(torch.zeros(1, 1, model.config.encoder.width)).numel() * model.config.encoder.width
+    assert weights > 0
+    assert 1.0 <= flops / (2 * 7 * (weights + output)) < 1.1  # the rest makes the first state of the decoder
 
 
 def test_rows_of_table_3_are_valid() -> None:
