@@ -242,6 +242,78 @@ def test_unnamed_header_is_recognized(tmp_path: Path) -> None:
         assert len(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
 
 
+def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path: Path) -> None:
+    rows = "text\tlabel\nfine\t1\nbad\t0\ngood\t1\n \t0\nnone\t\na\tb\tc\n"
+    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", rows)])
+    assert corpus.skipped == {"empty": 1, "without a label": 1, "not of 2 columns": 1}
+    records = [
+        {"text": "fine", "label": True},
+        {"text": " bad ", "label": 2.0},
+        {"text": "odd", "label": 2.5},
+        {"text": "", "label": 1},
+        {"text": 3, "label": 1},
+        {"text": "none", "label": None},
+        {"text": "none", "label": " "},
+        {"text": "list", "label": [1]},
+    ]
+    content = "".join(f"{json.dumps(record)}\n" for record in records)
+    corpus = labeled_text.read_labeled_texts([write(tmp_path / "b.jsonl", content)])
+    assert (corpus.texts, corpus.labels) == (["fine", "bad", "odd"], ["true", "2", "2.5"])
+    assert corpus.skipped == {"empty": 2, "without a label": 3}
+    assert corpus.notes == ("b.jsonl: texts are `text`, labels are `label`",)
+    files = [tmp_path / "a.tsv", tmp_path / "b.jsonl"]
+    both = labeled_text.read_labeled_texts(files)
+    assert (both.name, both.files, len(both.texts)) == ("a.tsv, b.jsonl", tuple(files), 6)
+
+
+def test_half_of_the_lines_must_have_a_label(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nnone\t\n")
+    assert labeled_text.read_labeled_texts([path]).texts == ["fine"]
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b", "label": 0.5}\n')
+    assert labeled_text.read_labeled_texts([path]).labels == ["0.5"]
+    write(path, '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b"}\n')
+    with pytest.raises(CorpusError, match="has no text with a label; .*; 2 lines are without a label; 1 lines are empty"):
+        labeled_text.read_labeled_texts([path])
+
+
+def test_too_many_labels_are_translations(tmp_path: Path) -> None:
+    def count_labels(texts: int, labels: int) -> int:
+        rows = "".join(f"text {i}\tlabel {i % labels}\n" for i in range(texts))
+        return len(set(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]).labels))
+
+    assert count_labels(19, 19) == 19
+    assert count_labels(20, 10) == 10
+    with pytest.raises(CorpusError, match="11 different labels for 20 texts, too many to learn"):
+        count_labels(20, 11)
+    assert labeled_text.MAX_LABELS == 10_000
+
+
+def test_labels_have_fewer_values_or_are_shorter(tmp_path: Path) -> None:
+    for rows, note in (
+        ("a\tx\nb\tx\n", "texts are column 1, labels are column 2"),
+        ("x\ta\nx\tb\n", "texts are column 2, labels are column 1"),
+        ("long text\tx\nlonger text\ty\n", "texts are column 1, labels are column 2"),
+        ("x\tlong text\ny\tlonger text\n", "texts are column 2, labels are column 1"),
+        ("a\tx\nb\ty\n", "texts are column 1, labels are column 2"),
+    ):
+        assert labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", rows)]).notes == (f"a.tsv: {note}",)
+
+
+@pytest.mark.parametrize(("count", "is_header"), [(9, False), (10, True)])
+def test_ten_lines_show_an_unnamed_header(count: int, is_header: bool, tmp_path: Path) -> None:
+    rows = "".join(f"tweet {i}\t{i % 2}\n" for i in range(count))
+    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    assert len(corpus.texts) == count + (not is_header)
+
+
+def test_other_kinds_of_files_have_no_labels(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is a file of translations; texts with labels are .tsv"):
+        labeled_text.read_labeled_texts([write(tmp_path / "a.tmx", "<tmx/>")])
+    path = write(tmp_path / "a.jsonl", '\n{"sentence": "a", "kind": 1}\n')
+    with pytest.raises(CorpusError, match='a.jsonl:2: must be an object with the keys "text" and "label", but has sente'):
+        labeled_text.read_labeled_texts([path])
+
+
 def test_labels_are_sorted_and_numbers_by_value() -> None:
     assert labeled_text.sort_labels(["10", "9", "10", "2"]) == ("2", "9", "10")
     assert labeled_text.sort_labels(["b", "10", "a"]) == ("10", "a", "b")
