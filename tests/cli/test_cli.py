@@ -4,7 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,15 @@ import pytest
 import attent
 from attent import cli
 from attent.cli import doctor, system_info
+from attent.cli.classify import ClassifyFlags
+from attent.cli.data import DataFlags
+from attent.cli.embed import EmbedFlags
+from attent.cli.fill import FillFlags
+from attent.cli.generate import GenerateFlags
+from attent.cli.look import LookFlags
+from attent.cli.score import ScoreFlags
+from attent.cli.translate import TranslateFlags
+from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 
 ROOT = Path(attent.__file__).parent.parent
 
@@ -49,6 +58,80 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
 def test_python_m_runs_the_same_command() -> None:
     command = [sys.executable, "-m", "attent", "--version"]
     assert subprocess.check_output(command, cwd=ROOT, text=True).strip() == attent.__version__
+
+
+# ---- flags ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
+    arguments = cli.make_app()[command].assemble_argument_collection()
+    names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
+    switches = {"--no-compile", "--no-shard", "--no-tags", "--no-tensorboard"}
+    expected: dict[str, set[str]] = {
+        "compare": switches, "train": switches, "data": {"--no-estimate"}, "doctor": {"--no-json"},
+        "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
+        "score": {"--no-repeat-ngram-size"}, "translate": {"--no-repeat-ngram-size"},
+    }  # fmt: skip
+    assert names == expected.get(command, set())
+
+
+@pytest.mark.parametrize("command", ["translate", "score", "generate"])
+def test_flags_have_the_groups_aliases_and_help_of_their_options(command: str) -> None:
+    arguments = {name: item for item in cli.make_app()[command].assemble_argument_collection() for name in item.names}
+    options = [field for kind in (SearchOptions, SamplingOptions, DeviceOptions) for field in fields(kind)]
+    described = [field for field in options if "option" in field.metadata]
+    assert len(described) > 12
+    for field in described:
+        argument, option = arguments.get(f"--{field.name.replace('_', '-')}"), field.metadata["option"]
+        if argument is None or command == "generate" or field.name in ("beam_size", "n_best", "device", "dtype"):
+            continue
+        assert [group.name for group in argument.parameter.group] == [option.group]
+        assert argument.parameter.help == option.help
+        assert {*option.aliases} <= {*argument.names}
+
+
+def test_flags_that_are_set_by_default() -> None:
+    search = {
+        "n_best": 1,
+        "length_penalty": 0.6,
+        "length_penalty_type": "avg",
+        "beam_groups": 1,
+        "diversity_penalty": 0.5,
+    }
+    expected: dict[type, dict[str, object]] = {
+        TranslateFlags: {**search, "forbid_loops": True, "output_type": "text", "input_type": "auto"},
+        ScoreFlags: {**search, "metrics": ("bleu", "chrf", "ter"), "worst": 5},
+        LookFlags: {"beam_size": 4, "open": True, "parts": "heads", "max_bleu_drop": 0.2, "dtype": "float32"},
+        GenerateFlags: {"echo": True},
+        ClassifyFlags: {"dtype": "float32", "top": 1},
+        EmbedFlags: {"dtype": "float32", "pooling": "mean"},
+        FillFlags: {"dtype": "float32", "top": 5},
+        DataFlags: {},
+    }
+    for kind, values in expected.items():
+        assert {field.name: field.default for field in fields(kind) if field.default} == values  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "rewritten"),
+    [
+        ("data -", "data -"),
+        ("translate M -", "translate M ./-"),
+        ("translate -", "translate ./-"),
+        ("translate M -- -", "translate M -- -"),
+        ("translate M a.txt -o -", "translate M a.txt --output=-"),
+        ("translate M -o a.txt -", "translate M -o a.txt ./-"),
+        ("translate M - --output - --beam-size 3", "translate M ./- --output=- --beam-size 3"),
+        ("score M --data -", "score M --data=-"),
+        ("score M --data - --src en", "score M --data=- --src en"),
+        ("score M --src en -", "score M --src en -"),
+        ("-", "-"),
+        ("", ""),
+    ],
+)
+def test_a_dash_is_rewritten_for_the_parser(given: str, rewritten: str) -> None:
+    assert cli._rewrite_stdin_args(given.split()) == rewritten.split()
 
 
 # ---- failing commands -----------------------------------------------------------------------------------
@@ -242,6 +325,44 @@ def test_doctor_report_has_every_fact() -> None:
     assert "bfloat16   not available" in [
         line.plain for line in doctor.render_report(replace(report, torch=replace(torch, bf16_speedup=None)))
     ]
+
+
+def test_facts_about_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        system_info, "read_text", lambda path: "processor: 0\nmodel name\t: A   fast  CPU\nmodel name: B"
+    )
+    monkeypatch.setattr(system_info.shutil, "which", lambda name: None)
+    machine = system_info.get_system_info()
+    assert machine.processor == "A fast CPU"
+    assert not machine.nvidia_driver
+    assert machine.cores >= machine.cores_usable >= 1
+    assert machine.memory_total >= machine.memory_free > 0
+    assert machine.disk_free > 0
+    assert machine.python.startswith(".".join(map(str, sys.version_info[:3])))
+    monkeypatch.setattr(system_info.shutil, "which", lambda name: f"/bin/{name}")
+    assert system_info.get_system_info().nvidia_driver
+    monkeypatch.setattr(system_info, "read_text", lambda path: "")
+    for processor, kind, expected in (("x86", "arm", "x86"), ("", "arm", "arm"), ("", "", "unknown")):
+        monkeypatch.setattr(system_info.platform, "processor", lambda value=processor: value)
+        monkeypatch.setattr(system_info.platform, "machine", lambda value=kind: value)
+        assert system_info.get_processor_name() == expected
+
+
+def test_gpus_and_builds_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert system_info.list_accelerators() == ()
+    for hip, cuda, build in (("6.2", None, "ROCm 6.2"), (None, "13.0", "CUDA 13.0"), (None, None, "CPU only")):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert system_info._describe_torch_build() == build
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 + index, 20))
+    monkeypatch.setattr(torch.cuda, "get_device_name", "GPU {}".format)
+    assert system_info.list_accelerators() == tuple(
+        system_info.Accelerator(f"GPU {i}", "cuda", 20, 10 + i) for i in range(2)
+    )
 
 
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:

@@ -269,10 +269,14 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path: Path) -> None
 def test_half_of_the_lines_must_have_a_label(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nnone\t\n")
     assert labeled_text.read_labeled_texts([path]).texts == ["fine"]
-    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b", "label": 0.5}\n')
+    path = write(
+        tmp_path / "a.jsonl", '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b", "label": 0.5}\n'
+    )
     assert labeled_text.read_labeled_texts([path]).labels == ["0.5"]
     write(path, '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b"}\n')
-    with pytest.raises(CorpusError, match="has no text with a label; .*; 2 lines are without a label; 1 lines are empty"):
+    with pytest.raises(
+        CorpusError, match="has no text with a label; .*; 2 lines are without a label; 1 lines are empty"
+    ):
         labeled_text.read_labeled_texts([path])
 
 
@@ -310,7 +314,9 @@ def test_other_kinds_of_files_have_no_labels(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="is a file of translations; texts with labels are .tsv"):
         labeled_text.read_labeled_texts([write(tmp_path / "a.tmx", "<tmx/>")])
     path = write(tmp_path / "a.jsonl", '\n{"sentence": "a", "kind": 1}\n')
-    with pytest.raises(CorpusError, match='a.jsonl:2: must be an object with the keys "text" and "label", but has sente'):
+    with pytest.raises(
+        CorpusError, match='a.jsonl:2: must be an object with the keys "text" and "label", but has sente'
+    ):
         labeled_text.read_labeled_texts([path])
 
 
