@@ -275,7 +275,7 @@ def test_half_of_the_lines_must_have_a_label(tmp_path: Path) -> None:
     assert labeled_text.read_labeled_texts([path]).labels == ["0.5"]
     write(path, '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b"}\n')
     with pytest.raises(
-        CorpusError, match="has no text with a label; .*; 2 lines are without a label; 1 lines are empty"
+        CorpusError, match=r"has no text with a label; .*; 2 lines are without a label; 1 lines are empty"
     ):
         labeled_text.read_labeled_texts([path])
 
@@ -311,11 +311,11 @@ def test_ten_lines_show_an_unnamed_header(count: int, is_header: bool, tmp_path:
 
 
 def test_other_kinds_of_files_have_no_labels(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="is a file of translations; texts with labels are .tsv"):
+    with pytest.raises(CorpusError, match=r"is a file of translations; texts with labels are \.tsv"):
         labeled_text.read_labeled_texts([write(tmp_path / "a.tmx", "<tmx/>")])
     path = write(tmp_path / "a.jsonl", '\n{"sentence": "a", "kind": 1}\n')
     with pytest.raises(
-        CorpusError, match='a.jsonl:2: must be an object with the keys "text" and "label", but has sente'
+        CorpusError, match=r'a\.jsonl:2: must be an object with the keys "text" and "label", but has sente'
     ):
         labeled_text.read_labeled_texts([path])
 

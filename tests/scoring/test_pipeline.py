@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
+from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
+from attent.scoring import pipeline
 from attent.scoring.metrics import ScoreError
-from attent.scoring.pipeline import ScoreOptions, score
+from attent.scoring.pipeline import (
+    MAX_CHECKED_LINES,
+    ScoreOptions,
+    describe_search,
+    describe_wrong_direction,
+    read_hypotheses,
+    score,
+    search_to_dict,
+)
+from attent.text.language_id import LanguageIdentifier
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
@@ -46,3 +59,136 @@ def test_each_pair_is_translated_into_its_language(tmp_path: Path) -> None:
         expected = translator.translate(sources, search, to=language)
         assert saved[language] == [" ".join(translation.text.splitlines()) for translation in expected]
     assert saved["de"] != saved["pt-BR"]
+
+
+SEARCH = SearchOptions()
+PREFIX = f"{SEARCH.score_formula}, at most source + 50 tokens"
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "text"),
+    [
+        (ScoreOptions(), "float32", f"beam 4, {PREFIX}"),
+        (ScoreOptions(search=SearchOptions(beam_size=1)), "bfloat16", f"greedy, {PREFIX}, bfloat16"),
+        (
+            ScoreOptions(search=SearchOptions(beam_size=6, beam_groups=3, patience=2.0)),
+            "float32",
+            f"beam 6 in 3 groups, diversity penalty 0.5, patience 2, {PREFIX}",
+        ),
+        (
+            ScoreOptions(search=SearchOptions(max_length=1_000, min_length=2, no_repeat_ngram_size=3)),
+            "float32",
+            f"beam 4, {SEARCH.score_formula}, at most 1,000 tokens, at least 2, no repeated 3-grams",
+        ),
+        (
+            ScoreOptions(search=SearchOptions(sampling=SamplingOptions(temperature=0.7, top_k=5, top_p=0.9, seed=3))),
+            "float32",
+            f"sampling at temperature 0.7, top-k 5, top-p 0.9, seed 3, {PREFIX}",
+        ),
+        (
+            ScoreOptions(search=SearchOptions(sampling=SamplingOptions()), device=DeviceOptions(engine="torch")),
+            "float32",
+            f"sampling at temperature 1, seed 1, {PREFIX}, engine torch",
+        ),
+        (ScoreOptions(ensemble=[Path("b"), Path("c")]), "float32", f"beam 4, {PREFIX}, with b, with c"),
+    ],
+)
+def test_the_search_is_described(options: ScoreOptions, weights: str, text: str) -> None:
+    assert describe_search(options, weights) == text
+    data = search_to_dict(options, weights)
+    assert (data["dtype"], data["engine"]) == (weights, options.device.engine)
+    assert (data["beam_size"], data["formula"]) == (options.search.beam_size, options.search.score_formula)
+    assert data["ensemble"] == [str(folder) for folder in options.ensemble]
+
+
+def make_test_set(**changes: Any) -> pipeline.TestSet:
+    base = pipeline.TestSet(
+        name="test.tsv", sources=["a", "b"], references=["c", "d"], languages=["de", "de"], skipped=ReasonTally(),
+        files=[],
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def test_translations_are_lines_of_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_bytes(b"\xef\xbb\xbf e \nf")
+    assert read_hypotheses(path, make_test_set()) == ["e", "f"]
+    path.write_bytes(b"\n\n")
+    assert read_hypotheses(path, make_test_set()) == ["", ""]
+    for content, count in ((b"", 0), (b"a\nb\n\n", 3)):
+        path.write_bytes(content)
+        problem = f"must have a line for each of the 2 pairs of test.tsv, but has {count}; translate this test set"
+        with pytest.raises(ScoreError, match=problem):
+            read_hypotheses(path, make_test_set())
+    skipped = ReasonTally[str]()
+    skipped.add("empty", "test.tsv:1")
+    with pytest.raises(ScoreError, match=r"of test\.tsv \(1 of its lines are no pairs\), but has 3"):
+        read_hypotheses(path, make_test_set(skipped=skipped))
+    path.write_bytes(b"good\nb\xff\n")
+    with pytest.raises(ScoreError, match=r"out\.txt:2: must be UTF-8, but byte 2 is 0xff; convert the file first"):
+        read_hypotheses(path, make_test_set())
+    with pytest.raises(ScoreError, match="must be a file of translations or a model folder, but cannot be read"):
+        read_hypotheses(tmp_path, make_test_set())
+
+
+def test_the_language_of_all_references() -> None:
+    assert make_test_set().language == "de"
+    assert make_test_set(languages=["de", "fr"]).language is None
+    assert make_test_set(languages=[None, None]).language is None
+
+
+def test_nothing_to_score_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text("a\tb\n")
+    with pytest.raises(ScoreError, match="there is nothing to score: give a model, or a file of hypotheses"):
+        score(None, str(tmp_path / "test.tsv"), src="en", tgt="de")
+    (tmp_path / "test.tsv").write_text("a\n")
+    with pytest.raises(CorpusError, match=r"test\.tsv: contains no sentence pairs: .*; attent data shows more"):
+        score(None, [str(tmp_path / "test.tsv")], src="en", tgt="de")
+
+
+def test_sides_in_another_language_are_named() -> None:
+    english, german = lines()[0][:200], lines()[1][:200]
+    identifier = LanguageIdentifier.learn({"en": lines()[0]}, {"de": lines()[1]})
+
+    class KnownTranslator:
+        folder, language_identifier = "M", identifier
+
+        def describe_wrong_language(self, texts: list[str]) -> str | None:
+            return identifier.find_mismatch(texts, identifier.sources)
+
+    def describe(sources: list[str], references: list[str], pair: LanguagePair = ANY_LANGUAGES) -> str | None:
+        test_set = make_test_set(sources=sources, references=references)
+        return describe_wrong_direction(KnownTranslator(), pair, test_set)  # type: ignore[arg-type]
+
+    assert describe(english, german) is None
+    assert describe(english, german, LanguagePair("en", "de-AT")) is None
+    reason = "but M translates from en to de; give --src en --tgt de"
+    assert describe(english, german, LanguagePair("fr", None)) == f"the test set is read from fr to ?, {reason}"
+    assert describe(english, german, LanguagePair(None, "en")) == f"the test set is read from ? to en, {reason}"
+    swapped, source, target = describe(german, english), describe(german, german), describe(english, english)
+    assert swapped is not None
+    assert swapped.startswith("test.tsv: the two sides look swapped, exchange them: of the sources, 200 of 200 lines")
+    assert source is not None
+    assert source.startswith("test.tsv: of the sources, 200 of 200 lines look like de")
+    assert target is not None
+    assert target.startswith("test.tsv: of the references, 200 of 200 lines look like en")
+    assert target.endswith(", but M translates into de")
+    assert MAX_CHECKED_LINES == 2_000
+
+
+def test_alignment_needs_one_language(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
+    write_model(tmp_path / "model", model.eval(), tokenizer())
+    (tmp_path / "test.tsv").write_text("en\tde\tpt-BR\na\tb\tc\nd\te\tf\n")
+    options = ScoreOptions(alignment=Path("auto"), device=DeviceOptions(device="cpu"))
+    with pytest.raises(ValueError, match=r"test\.tsv: must have one target language to be aligned; name it with --tgt"):
+        score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de,pt-BR", options=options)
+    messages = list[str]()
+    report = score(
+        tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de,pt-BR", notify=messages.append,
+        options=ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype="bfloat16")),
+    )  # fmt: skip
+    assert report.forced is not None
+    assert (report.model, report.num_pairs, len(report.forced)) == (str(tmp_path / "model"), 4, 4)
+    assert (report.hypotheses, report.baseline, report.evaluation) == (None, None, None)

@@ -88,6 +88,34 @@ def test_page_of_an_evaluation_has_every_row() -> None:
     assert "Worst" not in " ".join(skipped)
 
 
+def test_columns_are_aligned_and_scores_are_bold() -> None:
+    report = replace(REPORT, model="runs/m", search_summary="beam 4", evaluation=EVALUATION)
+    lines = list(render_page(report, 1))
+    assert [line.plain for line in lines[4:6]] == ["BLEU   31.26   30.50 ± 1.25", "TER    55.50"]
+    bold = [text.plain[span.start : span.end].strip() for text in lines[4:6] for span in text.spans if span.style]
+    assert bold == ["31.26", "55.50"]
+    text = "\n".join(line.plain for line in lines)
+    assert text.startswith("test set    test.tsv: 1,202 pairs\nmodel       runs/m\nsearch      beam 4\n\nScores  ± 95%")
+    assert "\nBLEU   bleu|sig\nTER    ter|sig\n\nBy source length\nwords     pairs   BLEU    TER\n" in text
+    assert "\n1-10      1,200   31.3   55.5\nover 50       2   55.5   31.3\n\nWorst sentences  by chrF" in text
+    assert text.endswith(
+        "\npair 1  BLEU 1.0, chrF 10.0\n  source     quelle 1\n  reference  ref\n  output     a\\tb\\x1b"
+    )
+
+
+def test_the_best_heads_have_their_rates() -> None:
+    lines = [line.plain for line in render_page(replace(REPORT, alignment=make_alignment(0)), 1)]
+    title = "\nBest heads  layer 0, head 0, at the next step; saved in the model folder"
+    assert lines[lines.index(title) + 1 :] == [
+        "                                             AER   precision   recall",
+        "selection half                               1.0",
+        "test half                                    1.0         2.0      3.0",
+        "  mutual links only                          1.0         2.0      3.0",
+        "  by agreement: layer 0, mean of all heads   2.0",
+        "  by default: layer 0, head 0                2.0",
+    ]
+
+
 @pytest.mark.parametrize(("exact", "bleu", "explained"), [(12.5, 0.0, True), (0.0, 0.0, False), (12.5, 0.1, False)])
 def test_bleu_of_zero_is_explained_where_outputs_match(exact: float, bleu: float, explained: bool) -> None:
     evaluation = replace(EVALUATION, exact=exact, scores=(replace(BLEU, value=bleu),), num_empty=0)
