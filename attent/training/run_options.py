@@ -90,7 +90,7 @@ class TrainConfig:
     weight_decay: Annotated[float, "of matrices, with adamw and muon"] = 0.0
     clip_norm: Annotated[float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for an LSTM]"] = None
     label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
-    rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 500,000 pairs]"] = None
+    rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None

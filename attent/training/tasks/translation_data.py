@@ -315,8 +315,11 @@ def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool, max_pairs: int | 
     ]
     pairs = pairs if max_pairs is None else base.select_evenly(pairs, max_pairs)
     languages = {language for _, language in pairs}
+    name = ", ".join(dict.fromkeys(corpus.name for corpus in corpora))
+    if use_tags and len(corpora) == 1:  # the same name for each language pair of a file
+        name += " " + "-".join(corpora[0].languages.tags)
     return EvalTexts(
-        name=", ".join(dict.fromkeys(corpus.name for corpus in corpora)),
+        name=name,
         sources=[pair.source.strip() for pair, _ in pairs],
         references=[pair.target.strip() for pair, _ in pairs],
         target_languages=[language if use_tags else None for _, language in pairs],

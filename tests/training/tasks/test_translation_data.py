@@ -274,4 +274,7 @@ def test_eval_texts_are_an_even_selection_with_their_languages(tmp_path: Path) -
     assert selected.references == every.references[::10]
     assert set(selected.target_languages) == {"de"}
     assert selected.language == "de"
-    assert set(read_eval_texts(splits.train, use_tags=False).target_languages) == {None}
+    assert every.name.endswith("c.tsv en-de")  # tells the language pairs of one file apart in the model card
+    untagged = read_eval_texts(splits.train, use_tags=False)
+    assert set(untagged.target_languages) == {None}
+    assert untagged.name.endswith("c.tsv")
