@@ -63,6 +63,7 @@ from attent.interop import load_as
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file
 from attent.models.seq2seq import find_suppressed_tokens
+from attent.nn import LSTMDecoder, Stack
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
@@ -169,7 +170,10 @@ class Translator:
         check_tokenizers(tokenizers, [str(path) for path in paths])
         placed, precision = resolve_device_and_dtype(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
-        model = model.to(device=placed, dtype=precision or DTYPES[choose_dtype(placed, engine)]).eval()
+        # Rounding errors of a recurrent state accumulate, and cuDNN's LSTM does not compute in bfloat16.
+        is_recurrent = any(isinstance(each.decoder, LSTMDecoder) for each in models)
+        default = "float32" if is_recurrent else choose_dtype(placed, engine)
+        model = model.to(device=placed, dtype=precision or DTYPES[default]).eval()
         return cls(
             model,
             tokenizers[0],
@@ -584,7 +588,8 @@ class Translator:
     @cached_property
     def _ctranslate2_engine(self) -> CTranslate2Engine | None:
         """CTranslate2 if it is to be used; failing to load it is an error only if it was requested by name."""
-        if self.engine == "torch" or (self.engine is None and self.device.type != "cpu"):
+        is_transformer = all(isinstance(model.decoder, Stack) for model in self._members)
+        if self.engine == "torch" or (self.engine is None and (self.device.type != "cpu" or not is_transformer)):
             return None
         from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 

@@ -65,12 +65,8 @@ class Seq2SeqConfig:
         encoder, decoder = self.encoder, self.decoder
         if isinstance(encoder, StackConfig) and isinstance(decoder, StackConfig):
             return encoder, decoder
-        kinds = {"encoder": encoder.kind, "decoder": decoder.kind}
-        name, kind = next((name, kind) for name, kind in kinds.items() if kind != StackConfig.kind)
-        raise ValueError(
-            f"`{name}.kind` must be {StackConfig.kind} for this, but is {kind}: such a model runs in PyTorch only, in "
-            "the format of attent"
-        )
+        name, kind = ("decoder", decoder.kind) if isinstance(encoder, StackConfig) else ("encoder", encoder.kind)
+        raise ValueError(f"only a Transformer is supported here, but `{name}.kind` is {kind}")
 
     @property
     def output_vocab(self) -> int:

@@ -173,7 +173,8 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
 def _set_layer_kinds(requested: UserSettings) -> None:
     """State the kinds of layers of an architecture, by which the keys of `model` are validated."""
     preset = presets.ARCHS.get(str(requested.get("arch")))
-    if preset is not None and isinstance(requested.setdefault("model", {}), dict):
+    is_translator = requested.get("task", "translate") == "translate"
+    if preset is not None and is_translator and isinstance(requested.setdefault("model", {}), dict):
         config = preset(PLACEHOLDER_VOCAB, "tiny")
         for name, layers in (("encoder", config.encoder), ("decoder", config.decoder)):
             if isinstance(table := requested["model"].setdefault(name, {}), dict):

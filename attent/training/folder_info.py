@@ -18,7 +18,7 @@ from attent.interop import hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.models.config import DecoderLayers, EncoderLayers
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
-from attent.nn import StackConfig
+from attent.nn import StackConfig, get_attention_layers
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import Tokenizer, TokenizerError
@@ -143,7 +143,7 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
     is_ours = hf_folder.is_attent_folder(root)
     encoder, decoder = (None if stack is None else _describe_stack(stack) for stack in get_stacks(model.config))
     return ModelInfo(
-        kind=MODEL_KINDS[model.config.kind],
+        kind=_describe_kind(model),
         saved_by="attent" if is_ours else "Hugging Face",
         encoder=encoder,
         decoder=decoder,
@@ -159,6 +159,13 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
     )
 
 
+def _describe_kind(model: Model) -> str:
+    kind = MODEL_KINDS[model.config.kind]
+    if isinstance(model, Seq2Seq):
+        return kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
+    return kind
+
+
 def _describe_images(model: Model) -> str:
     if not isinstance(model, VisionTransformer):
         return ""
@@ -171,7 +178,8 @@ def _describe_images(model: Model) -> str:
 
 def _list_commands(model: Model) -> tuple[str, ...]:
     if isinstance(model, Seq2Seq | CausalLM):
-        return ("translate", "score", "look") if isinstance(model, Seq2Seq) else ("generate", "embed", "look")
+        look = ("look",) if get_attention_layers(model) else ()
+        return (*(("translate", "score") if isinstance(model, Seq2Seq) else ("generate", "embed")), *look)
     fill = ("fill",) if isinstance(model, TextEncoder) and model.masked_lm is not None else ()
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 

@@ -23,6 +23,7 @@ from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
 from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
 from attent.models.folder import WEIGHTS_FILE, write_side_file
+from attent.nn import get_attention_layers
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
 from attent.storage.machine import count_usable_cores
 from attent.storage.manifest import explain_save_errors
@@ -582,6 +583,7 @@ class Finalizer:
 
     def report_location(self) -> None:
         out = self.session.out
-        look = f"inspect it: attent look {out} {self.task.look_example_input}".rstrip()
-        text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}; {look}"
+        text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}"
+        if get_attention_layers(self.trainer.model):
+            text += f"; inspect it: attent look {out} {self.task.look_example_input}".rstrip()
         self.session.emit(Note(text=text, step=self.ended.step))

@@ -14,7 +14,7 @@ from torch import Tensor
 import attent
 from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
-from attent.nn import Packing
+from attent.nn import Packing, get_attention_layers
 from tests.laws.helpers import (
     POSITIONS,
     assert_close,
@@ -140,6 +140,28 @@ def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device
         ended = (prefix[:, 1:] == end).any(1, keepdim=True)
         prefix = torch.cat([prefix, best.masked_fill(ended, end)], 1)
     assert actual.tolist() == prefix[:, 1:].tolist()
+
+
+@every_seq2seq
+def test_observers_change_no_output(config: Seq2SeqConfig, device: torch.device) -> None:
+    """Every attention layer is recorded once, whole; a model without one is refused."""
+    model, batch = make_seq2seq(config, device), pairs(device).batch()
+    with torch.no_grad():
+        expected = model(*batch)
+    if not get_attention_layers(model):
+        with pytest.raises(ValueError, match="must have an attention layer"), attent.record(model):
+            pass
+        return
+    with attent.record(model) as trace, torch.no_grad():
+        assert torch.equal(model(*batch), expected)
+    for path, weights in trace.items():
+        queries, keys = (
+            (batch[1], batch[0]) if path.endswith("cross_attn") else (batch[path.startswith("decoder")],) * 2
+        )
+        assert [tuple(w.shape[::2]) + tuple(w.shape[3:]) for w in weights] == [(4, queries.shape[1], keys.shape[1])]
+        sums = weights[0].sum(-1)  # 0 where a window holds only padding
+        assert_close(sums, sums.round())
+        assert sums[:, :, 0].round().eq(1).all()
 
 
 @parametrize_in_turn("config, stored", SEQ2SEQS, {"float32": torch.float32, "bfloat16": torch.bfloat16})

@@ -12,7 +12,7 @@ from torch import Tensor
 from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
-from attent.nn import StackConfig
+from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 
 PAD, START, END, FIRST = 0, 1, 2, 3  # ids; words begin at FIRST
 LONGEST = 6  # words in a sentence to copy or reverse
@@ -49,6 +49,11 @@ def small(vocab: int) -> Seq2Seq:
     )
 
 
+def lstm(vocab: int) -> Seq2Seq:
+    encoder, decoder = (kind(layers=2, width=64, dropout=0.0) for kind in (LSTMEncoderConfig, LSTMDecoderConfig))
+    return Seq2Seq(Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder, start_id=START, end_id=END))
+
+
 def make_batch(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Padded ids with END after each sentence, and the lengths."""
     rows = [[*sentence, END] for sentence in sentences]
@@ -83,9 +88,13 @@ def random_sentences(count: int, words: int, generator: torch.Generator) -> list
 
 
 @pytest.mark.parametrize(
-    "task", [pytest.param(list, marks=pytest.mark.slow), lambda sentence: sentence[::-1]], ids=["copy", "reverse"]
+    ("build", "task"),
+    [pytest.param(small, list, marks=pytest.mark.slow), (small, lambda sentence: sentence[::-1]), (lstm, list)],
+    ids=["copy", "reverse", "lstm-copy"],
 )
-def test_a_model_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[int]]) -> None:
+def test_a_model_learns_to_copy_and_to_reverse(
+    build: Callable[[int], Seq2Seq], task: Callable[[list[int]], list[int]]
+) -> None:
     """All of 200 unseen sentences of 1 to 6 words, from a vocabulary of eight."""
     words, generator = 8, torch.Generator().manual_seed(1)
     unseen = random_sentences(200, words, generator)
@@ -98,8 +107,8 @@ def test_a_model_learns_to_copy_and_to_reverse(task: Callable[[list[int]], list[
             sources = [s for s in random_sentences(64, words, generator) if tuple(s) not in known]
             yield sources, [task(source) for source in sources]
 
-    model = small(FIRST + words)
-    train(model, batches(), steps=280, lr=4e-3)
+    model = build(FIRST + words)
+    train(model, batches(), steps=280 if build is small else 160, lr=4e-3 if build is small else 1e-2)
     assert translate(model, unseen, LONGEST + 1) == [task(source) for source in unseen]
 
 

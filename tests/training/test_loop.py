@@ -28,7 +28,7 @@ from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
 from attent.training.state import Pauses, PendingSave
 from attent.training.stop_signals import StopRequested
-from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, max_difference, model
+from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, lstm, max_difference, model
 
 EVERYTHING = replace(
     RECIPE, steps=9, accumulate=2, optimizer="adamw", weight_decay=0.1, clip_norm=0.5, rdrop=1.0, ema=0.9, save_every=4,
@@ -539,18 +539,21 @@ def checkpoint_tensors(toy_run: ToyRun) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "lora"),
+    ("layout", "lora", "build"),
     [
-        ("packed", 0),
-        ("bucketed", 2),
-        pytest.param("bucketed", 0, marks=pytest.mark.slow),
-        pytest.param("packed", 2, marks=pytest.mark.slow),
+        ("packed", 0, model),
+        ("bucketed", 2, model),
+        pytest.param("bucketed", 0, model, marks=pytest.mark.slow),
+        pytest.param("packed", 2, model, marks=pytest.mark.slow),
+        ("bucketed", 0, lstm),
     ],
 )
-def test_a_run_stopped_anywhere_resumes_to_the_same_bits(tmp_path: Path, layout: Any, lora: int) -> None:
+def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
+    tmp_path: Path, layout: Any, lora: int, build: Callable[[], Seq2Seq]
+) -> None:
     """With every option on. Generators are seeded in every step, so only the last draw is compared."""
     recipe = replace(EVERYTHING, lora=lora, workers=0)
-    uninterrupted = resume(tmp_path / "uninterrupted", recipe, layout=layout)
+    uninterrupted = resume(tmp_path / "uninterrupted", recipe, layout=layout, start=build())
     num_polls = [0]
 
     def stop_sometimes(_: ToyRun) -> bool:
@@ -560,7 +563,8 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(tmp_path: Path, layout:
     calls = 0
     while True:
         calls += 1
-        interrupted = resume(tmp_path / "interrupted", replace(recipe, workers=2), stop_sometimes, layout=layout)
+        other = replace(recipe, workers=2)
+        interrupted = resume(tmp_path / "interrupted", other, stop_sometimes, layout=layout, start=build())
         if (
             interrupted.trainer.state.step == recipe.steps
             and interrupted.trainer.state.last_validated_step == recipe.steps
