@@ -72,6 +72,13 @@ def test_downsampling_keeps_the_ends_and_the_mean() -> None:
     assert sum(y for _, y in few) / len(few) == pytest.approx(3.0, abs=0.05)
 
 
+def test_few_points_are_not_averaged() -> None:
+    points = [(float(i), float(i)) for i in range(MAX_POINTS)]
+    assert downsample(points) == points
+    assert downsample([(0, 0), (1, 2), (2, 4), (3, 0), (4, 2), (9, 9)], 4) == [(0, 0), (1.5, 3), (3.5, 1), (9, 9)]
+    assert (MAX_POINTS, curves.DRAW_SECONDS) == (400, 60.0)
+
+
 def test_values_that_are_not_finite_are_left_out() -> None:
     data = collect_curves([progress(1), progress(2, math.nan), progress(3, math.inf), validated(4, loss=math.nan)])
     assert [len(line.points) for line in data.losses] == [1]
@@ -80,11 +87,16 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 def test_the_scale_leaves_out_the_steep_beginning() -> None:
     data = collect_curves([progress(1, math.exp(9.0)), progress(100, math.exp(2.0)), progress(200, math.exp(1.0))])
     assert compute_value_range(data.losses, data.last_step) == (pytest.approx(1.0), pytest.approx(2.0))
+    for first, high in ((3, 2.0), (4, 9.0)):
+        line = collect_curves([progress(first, math.exp(9.0)), progress(100, math.exp(2.0))]).losses
+        assert compute_value_range(line, 100)[1] == pytest.approx(high)
 
 
 def test_exact_matches_are_drawn_only_where_they_measure_the_task() -> None:
     assert metric_names(validated(1, bleu=20.0, exact=4.0)) == ["BLEU"]
     assert metric_names(validated(1, bleu=20.0, exact=90.0)) == ["BLEU", "exact %"]
+    assert metric_names(validated(1, bleu=20.0, exact=20.0)) == ["BLEU", "exact %"]
+    assert metric_names(validated(1, bleu=20.0, exact=19.9)) == ["BLEU"]
     assert metric_names(validated(1, exact=4.0)) == ["exact %"]
     assert metric_names(validated(1)) == []
     assert metric_names(validated(1, bleu=20.0, exact=math.nan)) == ["BLEU"]

@@ -87,6 +87,107 @@ def test_the_card_contains(fact: str) -> None:
     assert fact in render_card(CARD)
 
 
+PAGE = """\
+# en-de translator
+
+A Transformer of 2.6 million parameters, trained by attent on 29,000 pairs; 38.6 BLEU on test\\_2016\\_flickr.
+
+## Scores
+
+| Set | Pairs | Weights | Decoding | Loss | BLEU | chrF | Exact | Perplexity |
+| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |
+| test\\_2016\\_flickr | 1,000 | average of the last 5 | beam 4, length penalty 0.6 |  | 38.6 | 62.0 | 4.1% |  |
+| valid | 7 | average of the last 5 | beam 4, length penalty 0.6 | 1.235 | 5.0 |  |  | 3.44 |
+
+Loss is cross-entropy in nats per target token. Exact is the share of outputs that equal the reference.
+
+Metric signatures:
+
+- `{signature}`
+
+## Usage
+
+```sh
+attent translate runs/en-de < input.txt > output.txt
+```
+
+```python
+import attent
+
+translator = attent.Translator.load('runs/en-de')
+print(translator.translate(["..."])[0].text)
+```
+
+## Data
+
+| Corpus | Pairs read | Used | Dropped | Weight |
+| --- | ---: | ---: | ---: | ---: |
+| multi30k | 29,000 | 28,900 | 100 | 1 |
+| own.tmx | 110 | 100 | 10 | 1 |
+
+Dropped: empty (60), ratio (50).
+
+- Tokens: 377,534 source, 360,706 target.
+- Held out for validation: 1,014 pairs; the file val, which lies beside the data.
+- Key of the encoded data: `{key}`
+
+| File | SHA-256 |
+| --- | --- |
+| `own.tmx` | `{checksum}` |
+
+## Model
+
+|  |  |
+| --- | --- |
+| Size | tiny |
+| Layers | 4 encoder, 3 decoder |
+
+## Settings
+
+| Setting | Value | Reason |
+| --- | --- | --- |
+| `train.lr` | `0.002` |  |
+| `size` | `tiny` | 29,000 pairs |
+
+All settings are in `run.toml` in the same folder.
+
+## Training
+
+|  |  |
+| --- | --- |
+| Steps | 8,000 (64.0 epochs) |
+| Hardware | NVIDIA H200, bfloat16, compiled |
+
+![Training curves](curves.svg)
+
+## Sample translations
+
+From held-out text, evenly spaced and not selected by hand.
+
+- **Source:** A \\*man\\*.
+- **Reference:** \\<b\\>Ein Mann
+- **Output:** Ein \\| Mann \\# Titel
+
+## Limits
+
+Trained on multi30k, own.tmx, and on nothing else: """
+
+
+def test_the_page_as_a_whole() -> None:
+    test = CARD.scores[0]
+    columns = (("Perplexity", "3.44"),)
+    valid = replace(test, name="valid", num_examples=7, metrics={"loss": 1.23456, "bleu": 5.0}, extra_columns=columns)
+    page = render_card(replace(CARD, scores=(test, valid)))
+    assert page.startswith(PAGE.format(signature=SIGNATURE, key="cd" * 32, checksum="ab" * 32))
+    assert page.endswith("The scores hold for the sets above only.\n")
+
+
+@pytest.mark.parametrize(("length", "shown"), [(400, "x" * 400), (401, "x" * 399 + "…")])
+def test_long_samples_are_cut(length: int, shown: str) -> None:
+    sample = ValidationSample(source="x" * length, reference="", output="")
+    assert f"- **Source:** {shown}\n" in render_card(replace(CARD, samples=(sample,)))
+
+
 def test_the_same_facts_give_the_same_page_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "card.md"
     write_card(CARD, path)
