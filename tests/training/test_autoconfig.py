@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
 
+from attent.data.batch_plan import Layout
 from attent.data.estimate import TokenEstimate, TrainingEstimate
-from attent.models import presets
+from attent.models import Seq2SeqConfig, presets
 from attent.training import autoconfig
 from attent.training.autoconfig import DataSize, choose_model, describe_choices, fill_train_config
-from attent.training.config import RunConfig, read_user_settings
-from attent.training.run_options import TrainConfig
+from attent.training.config import RunConfig, TrainError, read_user_settings
+from attent.training.run_options import Arch, Size, TrainConfig
 from attent.training.schedule import compute_paper_lr
 from tests.text.corpus import tokenizer
 
@@ -150,6 +152,130 @@ def test_choices_are_described() -> None:
         f"validate every {train.valid_every:,} steps (greedy)",
     ):  # fmt: skip
         assert part in text
+
+
+def list_choices(train: TrainConfig) -> tuple[object, ...]:
+    return (
+        train.batch_tokens, train.steps, train.warmup, train.lr, train.valid_every, train.save_every, train.valid_share,
+        train.save_share, train.schedule, train.rdrop, train.clip_norm, train.patience, train.micro_batch_tokens,
+        train.precision, train.compile,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size", "device", "finetune", "expected"),
+    [
+        (29_000, "tiny", CPU, False,
+         (4_096, 12_745, 3_186, 0.00313, 255, 255, 0.1, 0.1, "cosine", 0.0, 0.0, 0, 2_048, "float32", False)),
+        (29_000, "small", GPU, False,
+         (8_192, 16_993, 4_000, 0.00198, 340, 340, 0.1, 0.1, "cosine", 5.0, 0.0, 0, None, "bfloat16", True)),
+        (4_000_000, "base", GPU, False,
+         (25_600, 37_500, 4_000, 0.000699, 750, 750, 0.1, 0.1, "cosine", 0.0, 0.0, 0, None, "bfloat16", True)),
+        (10**9, "big", GPU, False,
+         (25_600, 300_000, 4_000, 0.000494, 5_000, 5_000, 0.1, 0.1, "cosine", 0.0, 0.0, 0, None, "bfloat16", True)),
+        (10, "tiny", CPU, True,
+         (4_096, 200, 50, 0.0002, 10, 10, 0.1, 0.1, "cosine", 0.0, 0.0, 10, 2_048, "float32", False)),
+        (29_000, None, GPU, True,
+         (8_192, 1_700, 425, 0.0002, 34, 34, 0.1, 0.1, "cosine", 0.0, 0.0, 10, None, "bfloat16", False)),
+    ],
+)  # fmt: skip
+def test_the_choices_of_a_run(
+    pairs: int, size: Size | None, device: torch.device, finetune: bool, expected: tuple[object, ...]
+) -> None:
+    model = getattr(presets, size or "small")(100)
+    train = fill_train_config(TrainConfig(), size, model, amount(pairs), device, finetune=finetune)
+    assert list_choices(train) == expected
+
+
+def test_an_lstm_has_its_own_learning_rate_and_clips_gradients() -> None:
+    model = presets.ARCHS["lstm"](100, "tiny")
+    train = fill_train_config(TrainConfig(steps=20_000), "tiny", model, amount(100), GPU)
+    assert (train.lr, train.clip_norm, train.compile) == (1e-3, 1.0, False)
+    requested = TrainConfig(steps=20_000, clip_norm=0.0, compile=True, lr=0.5)
+    train = fill_train_config(requested, "tiny", model, amount(100), GPU)
+    assert (train.lr, train.clip_norm, train.compile) == (0.5, 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "requested", "device", "layout"),
+    [
+        ("transformer", None, GPU, "packed"), ("transformer", None, CPU, "bucketed"), ("lstm", None, GPU, "bucketed"),
+        ("transformer", "flat", CPU, "flat"), ("lstm", "bucketed", GPU, "bucketed"), ("lstm", "packed", GPU, None),
+        ("lstm", "flat", GPU, None),
+    ],
+)  # fmt: skip
+def test_rows_are_packed_where_layers_and_device_allow_it(
+    arch: Arch, requested: Layout | None, device: torch.device, layout: Layout | None
+) -> None:
+    config = presets.ARCHS[arch](100, "tiny")
+    if layout is not None:
+        assert autoconfig.choose_layout(requested, config, device) == layout
+    else:
+        with pytest.raises(TrainError, match=f"`data.layout` must be bucketed for --arch lstm, but is {requested}"):
+            autoconfig.choose_layout(requested, config, device)
+
+
+def test_fine_tuning_keeps_the_shape_and_the_vocabulary() -> None:
+    config = presets.tiny(100)
+
+    def build(requested: dict[str, Any], *vocab_sizes: int) -> Seq2SeqConfig:
+        return autoconfig.build_finetune_config(config, requested, vocab_sizes, "runs/old")
+
+    encoder = {"encoder": {"dropout": 0.25, "layers": config.encoder.layers}}
+    changed = build({"model": encoder}, 100, 100)
+    assert (changed.encoder.dropout, changed.encoder.layers) == (0.25, config.encoder.layers)
+    for requested, path in (
+        ({"size": "big"}, "size"),
+        ({"arch": "lstm"}, "arch"),
+        ({"data": {"tokenizer": {"vocab": 9}}}, r"data\.tokenizer\.vocab"),
+        ({"model": {"encoder": {"layers": 9}}}, r"model\.encoder\.layers"),
+    ):
+        with pytest.raises(TrainError, match=f"`{path}` cannot be changed with --from runs/old: fine-tuning keeps"):
+            build(requested, 100, 100)
+    for sizes, text in (((101, 100), "101 and 100"), ((100, 101), "100 and 101")):
+        with pytest.raises(
+            TrainError, match=f"does not match its model: {text} subwords for embeddings of 100 and 100"
+        ):
+            build({}, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("train", "batches", "expected"),
+    [
+        (
+            TrainConfig(
+                steps=1_000, batch_tokens=4_096, schedule="cosine", lr=3e-4, warmup=1_200, valid_every=1_500,
+                save_every=2_500, patience=7, rdrop=5.0,
+            ),
+            100,
+            [
+                "schedule: adam, cosine, learning rate up to 0.0003 after 1,200 steps, batches of 4,096 tokens, at most "
+                "1,000 steps (about 10 epochs), R-Drop 5",
+                "validate every 1,500 steps, checkpoint every 2,500; stops after 7 without improvement",
+            ],
+        ),
+        (
+            TrainConfig(
+                steps=499, batch_tokens=64, accumulate=2, schedule="constant", lr=1.0, warmup=0, valid_every=10,
+                save_every=10, patience=0, rdrop=0.0,
+            ),
+            100,
+            [
+                "schedule: adam, constant, learning rate up to 1 after 0 steps, batches of 64 tokens x 2, at most "
+                "499 steps (about 10.0 epochs)",
+                "validate every 10 steps, checkpoint every 10",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_the_schedule_is_described(train: TrainConfig, batches: int, expected: list[str]) -> None:
+    assert list(autoconfig.describe_schedule(train, batches)) == expected
+    first, second = autoconfig.describe_schedule(train, 0, "greedy", "batches of 8 images")
+    assert (
+        f"steps, batches of 8 images, at most {train.steps:,} steps (about {train.steps * train.accumulate:,} ep"
+        in first
+    )
+    assert second.startswith(f"validate every {train.valid_every:,} steps (greedy), checkpoint")
 
 
 # ---- a time budget ---------------------------------------------------------------------------------------------------
