@@ -70,7 +70,7 @@ class Budget:
     test_rows: int
 
 
-FULL = Budget(steps=1500, rows=256, width=128, layers=2, test_rows=512)
+FULL = Budget(steps=2500, rows=256, width=128, layers=2, test_rows=512)
 QUICK = Budget(steps=150, rows=32, width=64, layers=1, test_rows=32)
 
 
@@ -280,7 +280,8 @@ def plot(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> Any:
         axes.set(title=task, xlabel=spec.unit, ylim=(-3, 103))
         axes.grid(color="#e4e7eb")
     figure.axes[0].set_ylabel("right tokens (%)")
-    figure.axes[-1].legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     return figure
 
 

@@ -58,11 +58,12 @@ def compare(
     architectures = [
         comparison.ComparisonEntry(name=name, label=name, settings={"arch": name}) for name in arch or get_args(Arch)
     ]
+    entries, seeds = comparison.read_entries(files) or architectures, seeds or [seed]
     results = comparison.compare(
-        comparison.read_entries(files) or architectures,
+        entries,
         out,
         common=comparison.flatten(requested),
-        seeds=seeds or [seed],
+        seeds=seeds,
         budget=budget,
         jobs=jobs,
         open_display=lambda: TrainingDisplay(quiet=quiet),
@@ -72,4 +73,4 @@ def compare(
     note = "" if jobs == 1 else f" {jobs} runs at a time, so that times and speeds are not those of one alone."
     comparison_report.write_report(results, out, title, f"Budget: {budget}.{note}")
     print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")
-    return 0
+    return int(sum(len(result.runs) for result in results) < len(entries) * len(seeds))

@@ -7,13 +7,15 @@ interrupted comparison resumes. `comparison_report` writes tables, figures and a
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -86,7 +88,7 @@ class RunMeasurements:
     steps: int
     seconds: float  # of training
     flops: float  # of training
-    valid_loss: float
+    valid_loss: float | None  # the lowest
     train_tokens_per_second: float  # of source and target
     decode_tokens_per_second: float
     plain_tokens_per_second: float | None  # decoding on a GPU without its engine and CUDA graphs
@@ -104,7 +106,10 @@ class RunMeasurements:
 @dataclass(frozen=True, kw_only=True)
 class EntryResult:
     entry: ComparisonEntry
-    runs: tuple[RunMeasurements, ...]  # one per seed
+    runs: tuple[RunMeasurements, ...]  # one per seed, without those that failed
+
+
+PendingResult = tuple[PlannedRun, Callable[[], RunMeasurements]]
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
@@ -189,38 +194,49 @@ def compare(
         run_all(list(references.values()), out, jobs, open_display, notify)
         planned = {key: match_flops(each, references[key[1]], out) for key, each in planned.items()}
     measured = run_all(list(planned.values()), out, jobs, open_display, notify)
-    return [
-        EntryResult(entry=entry, runs=tuple(measured[planned[entry.name, seed].key] for seed in seeds))
+    keys = {entry.name: [planned[entry.name, seed].key for seed in seeds] for entry in entries}
+    results = [
+        EntryResult(entry=entry, runs=tuple(measured[key] for key in keys[entry.name] if key in measured))
         for entry in entries
     ]
+    return [result for result in results if result.runs]
 
 
 def run_all(
     planned: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay, notify: Callable[[str], None]
 ) -> dict[str, RunMeasurements]:
-    """Return the measurements of all runs by their keys; those that are stored are not repeated."""
+    """Return the measurements of the runs by their keys; those that are stored are not repeated.
+
+    A run that fails, since its training diverges, for example, is reported. If all fail, the last error is raised.
+    """
     distinct = {each.key: each for each in reversed(planned)}  # the first of each
     measured = {key: stored for key, each in distinct.items() if (stored := load_measurements(each, out))}
     pending = [each for each in planned if each.key not in measured and distinct[each.key] is each]
     if pending:
         notify(f"{len(pending):,} of {len(distinct):,} runs to train, {jobs} at a time")
-    for each, result in run_parallel(pending, out, jobs) if jobs > 1 else run_serial(pending, out, open_display):
-        measured[each.key] = result
-        progress = f"[{len(measured)}/{len(distinct)}] {each.name}"
-        notify(f"{progress}: {result.bleu:.2f} BLEU, {result.steps:,} steps in {result.seconds:.0f} s")
+    results = run_parallel(pending, out, jobs) if jobs > 1 else run_serial(pending, out, open_display)
+    with closing(results):
+        for number, (each, get_result) in enumerate(results, len(measured) + 1):
+            try:
+                measured[each.key] = result = get_result()
+                outcome = f"{result.bleu:.2f} BLEU, {result.steps:,} steps in {result.seconds:.0f} s"
+            except (ValueError, OSError, RuntimeError) as error:
+                if number == len(distinct) and not measured:
+                    raise
+                outcome = f"failed: {error}"
+            notify(f"[{number}/{len(distinct)}] {each.name}: {outcome}")
     return measured
 
 
 def run_serial(
     pending: Sequence[PlannedRun], out: Path, open_display: OpenDisplay
-) -> Iterator[tuple[PlannedRun, RunMeasurements]]:
+) -> Generator[PendingResult, None, None]:
     for each in pending:
         with open_display() as display:
-            result = train_and_measure(each, out, display)
-        yield each, result
+            yield each, partial(train_and_measure, each, out, display)
 
 
-def run_parallel(pending: Sequence[PlannedRun], out: Path, jobs: int) -> Iterator[tuple[PlannedRun, RunMeasurements]]:
+def run_parallel(pending: Sequence[PlannedRun], out: Path, jobs: int) -> Generator[PendingResult, None, None]:
     """Run in worker processes; Ctrl-C reaches them too, and each saves its run."""
     threads = max(1, count_usable_cores() // jobs)
     context = multiprocessing.get_context("spawn")
@@ -228,7 +244,7 @@ def run_parallel(pending: Sequence[PlannedRun], out: Path, jobs: int) -> Iterato
         try:
             futures = {pool.submit(train_and_measure, each, out): each for each in pending}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield futures[future], future.result
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -306,7 +322,7 @@ def measure_run(folder: Path, figure: Path) -> RunMeasurements:
         steps=ended.step,
         seconds=ended.seconds,
         flops=ended.step / started.steps_per_epoch * epoch_flops,
-        valid_loss=min((event.loss for event in validated), default=0.0),
+        valid_loss=min((event.loss for event in validated if math.isfinite(event.loss)), default=None),
         train_tokens_per_second=median([e.tokens_per_second for e in events if isinstance(e, Progress)] or [0.0]),
         decode_tokens_per_second=speed,
         plain_tokens_per_second=plain_speed,

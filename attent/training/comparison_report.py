@@ -85,6 +85,7 @@ def format_entry(result: EntryResult) -> list[str]:
     """The cells of `SCORE_COLUMNS`."""
     runs, first = result.runs, result.runs[0]
     bleu, memory = [run.bleu for run in runs], [run.peak_memory for run in runs if run.peak_memory]
+    losses = [run.valid_loss for run in runs if run.valid_loss is not None]
     return [
         "" if result.entry.name == result.entry.label else result.entry.name,
         result.entry.label,
@@ -92,7 +93,7 @@ def format_entry(result: EntryResult) -> list[str]:
         f"{fmean(run.steps for run in runs):,.0f}",
         format_duration(fmean(run.seconds for run in runs)),
         f"{fmean(run.flops for run in runs):.1e}".replace("e+", "e"),
-        f"{fmean(run.valid_loss for run in runs):.3f}",
+        f"{fmean(losses):.3f}" if losses else "",
         f"{fmean(bleu):.2f}" + (f" ({min(bleu):.2f}-{max(bleu):.2f})" if len(runs) > 1 else ""),
         f"{fmean(run.chrf for run in runs):.1f}",
         f"{fmean(run.train_tokens_per_second for run in runs):,.0f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,6 +139,17 @@ def test_interrupted_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     assert result.runs[0].steps == 4
     expected = checkpoint_facts(folder / "out" / "runs" / "post-seed1")
     assert checkpoint_facts(tmp_path / "runs" / "post-seed1")[4] == expected[4]
+
+
+def test_other_entries_go_on_where_one_fails(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "out" / "results", tmp_path / "results")
+    common, messages = COMMON | {"data.train": [str(folder / "corpus.tsv")]}, list[str]()
+    bad = ComparisonEntry(name="bad", label="bad", settings={"data.filters.max_chars": 3})
+    (result,) = compare([bad, POST], tmp_path, common=common, notify=messages.append)
+    assert result.entry is POST
+    assert "bad-seed1: failed: no pairs are left" in messages[-1]
+    with pytest.raises(ValueError, match="no pairs are left"):
+        compare([bad], tmp_path, common=common)
 
 
 def test_same_flops_for_a_wider_model(folder: Path) -> None:
