@@ -6,6 +6,7 @@ interrupted comparison resumes. `comparison_report` writes tables, figures and a
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import multiprocessing
@@ -268,6 +269,7 @@ def train_and_measure(planned: PlannedRun, out: Path, listener: EventHandler = l
             peak_memory.append(torch.cuda.max_memory_allocated())
 
     if torch.cuda.is_available():
+        gc.collect()  # the model of the run before, which its search graphs keep
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     result = run.train(out=folder, settings=planned.settings, listeners=[listener, record_peak])

@@ -43,7 +43,7 @@ def test_verb_agrees_with_the_noun_without_preposition(rng: torch.Generator, phr
         assert len(subjects) == 1
         assert len(words) - 2 - subjects[0] == 3 * phrases
         is_plural = (words[subjects[0]] - FIRST_NOUN) % 2
-        assert target == [words[-1] + 1 + is_plural, END]
+        assert target == [words[subjects[0]], words[-1] + 1 + is_plural, END]
         assert (words[-1] - FIRST_VERB) % 3 == 0
         forms.add(is_plural)
     assert forms == {0, 1}
