@@ -249,8 +249,10 @@ def test_fine_tuning_keeps_the_shape_and_the_vocabulary() -> None:
             ),
             100,
             [
-                "schedule: adam, cosine, learning rate up to 0.0003 after 1,200 steps, batches of 4,096 tokens, at most "
-                "1,000 steps (about 10 epochs), R-Drop 5",
+                (
+                    "schedule: adam, cosine, learning rate up to 0.0003 after 1,200 steps, batches of 4,096 tokens, "
+                    "at most 1,000 steps (about 10 epochs), R-Drop 5"
+                ),
                 "validate every 1,500 steps, checkpoint every 2,500; stops after 7 without improvement",
             ],
         ),
@@ -261,8 +263,10 @@ def test_fine_tuning_keeps_the_shape_and_the_vocabulary() -> None:
             ),
             100,
             [
-                "schedule: adam, constant, learning rate up to 1 after 0 steps, batches of 64 tokens x 2, at most "
-                "499 steps (about 10.0 epochs)",
+                (
+                    "schedule: adam, constant, learning rate up to 1 after 0 steps, batches of 64 tokens x 2, "
+                    "at most 499 steps (about 10.0 epochs)"
+                ),
                 "validate every 10 steps, checkpoint every 10",
             ],
         ),
