@@ -111,3 +111,41 @@ def test_descendants_compute_as_published(preset: str) -> None:
         shape = (stack.activation, stack.gated, stack.norm_order, stack.norm_eps)
         assert (*shape, stack.dropout, stack.attention_dropout, stack.positions) == PUBLISHED_DETAILS[preset]
         assert stack.scale == (1.0 if preset.startswith("t5") else None)
+
+
+# Vocabulary, start and end tokens, heads of attention, and where dropout is applied besides.
+PUBLISHED_TOKENS = {
+    "gpt2": (50_257, 50_256, (50_256,), 12, 0.0, 0.0),
+    "gpt2_xl": (50_257, 50_256, (50_256,), 25, 0.0, 0.0),
+    "llama_2_7b": (32_000, 1, (2,), 32, 0.0, 0.0),
+    "llama_3_8b": (128_256, 128_000, (128_001,), 32, 0.0, 0.0),
+    "t5_small": (32_128, 0, 1, 8, 0.1, 0.1),
+    "t5_base": (32_128, 0, 1, 12, 0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED_TOKENS)
+def test_descendants_have_the_published_tokens_and_heads(preset: str) -> None:
+    config = getattr(presets, preset)()
+    stack, ends = (config.encoder, config.end_id) if preset.startswith("t5") else (config.stack, config.end_ids)
+    facts = (config.vocab, config.start_id, ends, stack.heads, stack.activation_dropout, stack.output_dropout)
+    assert facts == PUBLISHED_TOKENS[preset]
+
+
+def test_t5_scales_the_output_and_not_the_embeddings() -> None:
+    config = presets.t5_small()
+    assert (config.scale_embeddings, config.scale_output, config.tie_output) == (False, True, True)
+    bert = presets.bert_base()
+    assert (bert.segments, bert.masked_lm, bert.pooler, presets.BERT.heads) == (2, True, True, 12)
+
+
+def test_lstms_have_about_as_many_parameters_as_transformers() -> None:
+    for size, width, dropout in (("tiny", 128, 0.3), ("small", 256, 0.1), ("base", 704, 0.1), ("big", 1408, 0.3)):
+        for name, attention, feeding in (("lstm", "additive", True), ("lstm-no-attention", "none", False)):
+            config = presets.ARCHS[name](8_000, size)
+            assert {config.encoder.width, config.decoder.width} == {width}
+            assert {config.encoder.dropout, config.decoder.dropout} == {dropout}
+            assert (config.decoder.attention, config.decoder.input_feeding) == (attention, feeding)
+        assert presets.ARCHS["transformer"](8_000, size) == getattr(presets, size)(8_000)
+    assert presets.lstm(9) == presets.lstm(9, "small")
+    assert presets.lstm_no_attention(9) == presets.lstm_no_attention(9, "small")
