@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from attent import settings
-from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
+from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
 
-EncoderLayers = StackConfig | LSTMEncoderConfig  # one config for each architecture
-DecoderLayers = StackConfig | LSTMDecoderConfig
+EncoderLayers = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
+DecoderLayers = StackConfig | LSTMDecoderConfig | ConvDecoderConfig
 
 
 def mirror_encoder(encoder: StackConfig) -> StackConfig:

@@ -8,6 +8,8 @@ from typing import Any
 
 from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
 from attent.nn import (
+    ConvDecoderConfig,
+    ConvEncoderConfig,
     LearnedConfig,
     LSTMDecoderConfig,
     LSTMEncoderConfig,
@@ -59,10 +61,22 @@ def lstm_no_attention(vocab: int, size: str = "small") -> Seq2SeqConfig:
     return replace(lstm(vocab, size), decoder=decoder)
 
 
+CONV_SIZES = {"tiny": (5, 128, 0.3), "small": (5, 256, 0.1), "base": (10, 512, 0.1), "big": (10, 1024, 0.3)}
+
+
+def conv(vocab: int, size: str = "small") -> Seq2SeqConfig:
+    """Convolutions with about as many parameters as the Transformer of a size, tiny to big."""
+    layers, width, dropout = CONV_SIZES[size]
+    encoder = ConvEncoderConfig(layers=layers, width=width, dropout=dropout)
+    decoder = ConvDecoderConfig(layers=layers, width=width, dropout=dropout)
+    return Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder)
+
+
 ARCHS: dict[str, Callable[[int, str], Seq2SeqConfig]] = {  # name -> (vocabulary, size) -> config
     "transformer": lambda vocab, size: {"tiny": tiny, "small": small, "base": base, "big": big}[size](vocab),
     "lstm": lstm,
     "lstm-no-attention": lstm_no_attention,
+    "conv": conv,
 }
 
 

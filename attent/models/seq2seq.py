@@ -1,4 +1,4 @@
-"""Encoder-decoder models: the Transformer of figure 1 (the paper's, Marian, T5) and the LSTMs before it."""
+"""Encoder-decoder models: the Transformer of figure 1 (the paper's, Marian, T5), and LSTMs and convolutions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 from attent.models.config import DecoderLayers, EncoderLayers, Seq2SeqConfig
 from attent.models.output import OutputProjection
 from attent.models.weights import SavableModel
-from attent.nn import Cache, LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig, Memory, Packing, Stack
+from attent.nn import Cache, ConvEncoderConfig, ConvStack, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape
+from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -114,11 +115,15 @@ class Seq2Seq(SavableModel):
                 check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")
 
 
-def build_encoder(config: EncoderLayers) -> Stack | LSTMEncoder:
+def build_encoder(config: EncoderLayers) -> Stack | LSTMEncoder | ConvStack:
+    if isinstance(config, ConvEncoderConfig):
+        return ConvStack(config)
     return LSTMEncoder(config) if isinstance(config, LSTMEncoderConfig) else Stack(config)
 
 
-def build_decoder(config: DecoderLayers) -> Stack | LSTMDecoder:
+def build_decoder(config: DecoderLayers) -> Stack | LSTMDecoder | ConvStack:
+    if isinstance(config, ConvEncoderConfig):
+        return ConvStack(config)
     return LSTMDecoder(config) if isinstance(config, LSTMDecoderConfig) else Stack(config)
 
 

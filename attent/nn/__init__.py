@@ -8,7 +8,7 @@ One letter has one meaning in all comments of this package:
 
 Queries, keys and values are (B, H, T, D) everywhere. Read in this order: `masks` (visibility), `dot_product` (equation
 1), `attention` (multi-head), `feedforward` (equation 2), `positions`, `block` and `stack` (figure 1), `cache`. The fast
-paths are in `backends`, `fused` and `kernels`, and the LSTMs that the paper compares with in `recurrent`.
+paths are in `backends`, `fused` and `kernels`, and what the paper compares with in `recurrent` and `convolution`.
 """
 
 from attent.nn.attention import Attention, AttentionRecord, get_attention_layers, set_backend
@@ -16,6 +16,7 @@ from attent.nn.backends import BACKENDS, attend, choose_backend
 from attent.nn.block import Block, Memory, Residual
 from attent.nn.cache import Cache
 from attent.nn.config import StackConfig
+from attent.nn.convolution import ConvDecoderConfig, ConvEncoderConfig, ConvStack
 from attent.nn.dot_product import AttentionInputs, attend_explicit
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
@@ -33,9 +34,9 @@ from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LST
 from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache", "FeedForward",
-    "LSTMDecoder", "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling",
-    "Llama3Scaling", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig", "SinusoidalConfig",
-    "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend", "get_attention_layers", "make_sinusoids",
-    "set_backend",
+    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache",
+    "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "LSTMDecoder", "LSTMDecoderConfig",
+    "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling", "Llama3Scaling", "Mask", "Memory",
+    "Packing", "RelativeConfig", "Residual", "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend",
+    "attend_explicit", "choose_backend", "get_attention_layers", "make_sinusoids", "set_backend",
 ]  # fmt: skip

@@ -14,11 +14,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from attent.nn.block import Memory
     from attent.nn.cache import Cache
+    from attent.nn.convolution import ConvStack
     from attent.nn.masks import Packing
     from attent.nn.recurrent import LSTMDecoder, LSTMEncoder
     from attent.nn.stack import Stack
 
-    Layers: TypeAlias = Stack | LSTMEncoder | LSTMDecoder
+    Layers: TypeAlias = Stack | LSTMEncoder | LSTMDecoder | ConvStack
 
 MAX_SIZE = 2**24  # of any dimension of a model: with larger ones torch overflows when it counts a matrix's bytes
 MAX_LAYERS = 1000  # building more takes minutes, before a damaged folder is found to lack their tensors

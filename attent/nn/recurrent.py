@@ -245,18 +245,18 @@ class LSTMDecoder(nn.Module):
 
     def read_cached(self, x: Tensor, lengths: Tensor | None, cache: Cache) -> Tensor:
         """Read tokens one by one: of each row, of which `lengths` are real, or one of each beam."""
-        assert isinstance(cache, LSTMCache), "the cache must be made by `new_cache`"
+        assert isinstance(cache, StateCache), "the cache must be made by `new_cache`"
         cache.check_step(x.shape[0], x.shape[1])
         outputs = []
         for t, token in enumerate([x] if cache.beams > 1 else x.split(1, 1)):
             output, states = self.step(token, cache)
-            is_real = None if lengths is None else (t < lengths)[:, None, None, None]
+            is_real = None if lengths is None else (t < lengths)[:, None, None, None, None]
             cache.states = states if is_real is None else torch.where(is_real, states, cache.states)
             outputs.append(output)
         cache.advance(x.shape[1], lengths)
         return torch.cat(outputs, 1)
 
-    def step(self, x: Tensor, cache: LSTMCache) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, cache: StateCache) -> tuple[Tensor, Tensor]:
         """Read one token of each beam, (B, K, E) -> (B, K, E); also return the new states."""
         mask, kv = Mask(key_lengths=cache.memory_lengths), cache.layers[0].cross_attn
         states = []
@@ -286,7 +286,7 @@ class LSTMDecoder(nn.Module):
 
     def new_cache(
         self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
-    ) -> LSTMCache:
+    ) -> StateCache:
         """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
         assert memory is not None
@@ -294,11 +294,11 @@ class LSTMDecoder(nn.Module):
         counted = initial.new_empty(len(initial), 1, capacity * beams, 0)  # columns without features, to count them
         layer = LayerCache(KV(counted, counted), self.project_memory(memory))
         states = initial.expand(-1, beams, -1, -1, -1)
-        return LSTMCache([layer], memory_lengths=memory.lengths, beams=beams, initial=initial, states=states)
+        return StateCache([layer], memory_lengths=memory.lengths, beams=beams, initial=initial, states=states)
 
 
 @dataclass(eq=False)
-class LSTMCache(Cache):
+class StateCache(Cache):
     """The states of all layers instead of keys and values. Beams copy their state: its size does not grow."""
 
     initial: Tensor = field(kw_only=True)  # (B, 1, N, 3, E) states of a beam that has read nothing
@@ -312,7 +312,7 @@ class LSTMCache(Cache):
         self.states = self.states.gather(1, parents[:, :, None, None, None].expand_as(self.states))
 
     def replace_sources(self, rows: Tensor, new: Cache) -> None:
-        assert isinstance(new, LSTMCache)
+        assert isinstance(new, StateCache)
         super().replace_sources(rows, new)
         self.initial = self.initial.index_copy(0, rows, new.initial)
 
@@ -364,4 +364,6 @@ def run_lstm_cell(lstm: nn.LSTM, x: Tensor, state: LSTMState) -> tuple[Tensor, T
 
 def check_not_packed(packing: Packing | None) -> None:
     if packing is not None:
-        raise ValueError("`packing` must be None for an LSTM, whose state would cross sentences: pad rows (`lengths`)")
+        raise ValueError(
+            "`packing` must be None for LSTMs and convolutions, which would cross sentences: pad rows (`lengths`)"
+        )

@@ -16,7 +16,9 @@ from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.schedule import Schedule
 
 Size = Literal["tiny", "small", "base", "big"]
-Arch = Literal["transformer", "lstm", "lstm-no-attention"]  # of translation models: `attent.models.presets.ARCHS`
+Arch = Literal[
+    "transformer", "lstm", "lstm-no-attention", "conv"
+]  # of translation models: `attent.models.presets.ARCHS`
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",

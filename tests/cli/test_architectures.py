@@ -1,4 +1,4 @@
-"""`attent train --arch`: recurrent translators train, translate, score and are inspected by the usual commands; what they
+"""`attent train --arch`: other architectures train, translate, score and are inspected by the usual commands; what they
 do not support is refused in a sentence."""
 
 from __future__ import annotations
@@ -55,6 +55,18 @@ def test_it_translates_scores_aligns_and_is_inspected(folder: Path) -> None:
     assert report
     layers = json.loads(attent.look(translator, "the big house", beam_size=2).to_json())["layers"]
     assert [(layer["path"], layer["heads"]) for layer in layers] == [("decoder.blocks.0.cross_attn", 1)]
+
+
+def test_convolutions_train_translate_and_are_inspected(tmp_path: Path) -> None:
+    train_small(tmp_path, "conv")
+    run = read_run(tmp_path / "conv" / "run.toml")
+    assert (run.arch, run.model.encoder.kind, run.data.layout, run.train.clip_norm) == ("conv", "conv", "bucketed", 1.0)
+    assert inspect_folder(tmp_path / "conv").model.kind == "encoder-decoder convolutions of 3 positions"
+    translator = attent.Translator.load(tmp_path / "conv")
+    (translation,) = translator.translate(["the big house"], alignment=True, beam_size=2)
+    assert translation.alignment is not None
+    layers = json.loads(attent.look(translator, "the big house", beam_size=2).to_json())["layers"]
+    assert [layer["path"] for layer in layers] == ["decoder.blocks.0.cross_attn", "decoder.blocks.1.cross_attn"]
 
 
 def test_it_is_fine_tuned_in_its_architecture(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig
+from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig
 from tests.laws.family import T5_TOY
 from tests.laws.helpers import (
     CROSS_DECODERS,
@@ -54,8 +54,15 @@ LSTMS = {
     "lstm-dot-not-fed": make_lstm(attention="dot", input_feeding=False),
     "lstm-no-attention": make_lstm(attention="none", input_feeding=False),
 }
+CONVS = {
+    "conv": Seq2SeqConfig(
+        vocab=VOCAB,
+        encoder=ConvEncoderConfig(layers=2, width=WIDTH, kernel=3, max_length=40),
+        decoder=ConvDecoderConfig(layers=3, width=WIDTH, kernel=4, max_length=40),
+    )
+}
 TRANSFORMERS = build_configs() | T5_TOY  # the state of an LSTM would cross the sentences of a packed row
-SEQ2SEQS = TRANSFORMERS | LSTMS
+SEQ2SEQS = TRANSFORMERS | LSTMS | CONVS
 every_seq2seq = parametrize_all("config", SEQ2SEQS)
 
 

@@ -143,6 +143,25 @@ def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device
 
 
 @every_seq2seq
+def test_ragged_prefixes_in_one_step_equal_separate_ones(config: Seq2SeqConfig, device: torch.device) -> None:
+    """As forced prefixes of different lengths, which all rows then continue."""
+    model, text = make_seq2seq(config, device), pairs(device)
+    source, prefixes, source_lengths, prefix_lengths = text.batch(extra=1)
+    more = torch.randint(0, 17, (4, 3)).to(device)
+    cache = model.init_decoder_state(source, source_lengths, capacity=12)
+    logits = [
+        model.step(prefixes, cache, prefix_lengths),
+        model.step(more[:, :2], cache),
+        model.step(more[:, 2:], cache),
+    ]
+    rest = torch.cat(logits[1:], 1)
+    for row, (sentence, prefix) in enumerate(zip(text.sources, text.targets, strict=True)):
+        alone = model(sentence[None], torch.cat([prefix, more[row]])[None])[0]
+        assert_close(logits[0][row, : len(prefix)], alone[: len(prefix)])
+        assert_close(rest[row], alone[len(prefix) :])
+
+
+@every_seq2seq
 def test_observers_change_no_output(config: Seq2SeqConfig, device: torch.device) -> None:
     """Every attention layer is recorded once, whole; a model without one is refused."""
     model, batch = make_seq2seq(config, device), pairs(device).batch()

@@ -12,7 +12,7 @@ from torch import Tensor
 from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
-from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
+from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 
 PAD, START, END, FIRST = 0, 1, 2, 3  # ids; words begin at FIRST
 LONGEST = 6  # words in a sentence to copy or reverse
@@ -54,6 +54,11 @@ def lstm(vocab: int) -> Seq2Seq:
     return Seq2Seq(Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder, start_id=START, end_id=END))
 
 
+def conv(vocab: int) -> Seq2Seq:
+    encoder, decoder = (kind(layers=3, width=64, dropout=0.0) for kind in (ConvEncoderConfig, ConvDecoderConfig))
+    return Seq2Seq(Seq2SeqConfig(vocab=vocab, encoder=encoder, decoder=decoder, start_id=START, end_id=END))
+
+
 def make_batch(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Padded ids with END after each sentence, and the lengths."""
     rows = [[*sentence, END] for sentence in sentences]
@@ -89,8 +94,13 @@ def random_sentences(count: int, words: int, generator: torch.Generator) -> list
 
 @pytest.mark.parametrize(
     ("build", "task"),
-    [pytest.param(small, list, marks=pytest.mark.slow), (small, lambda sentence: sentence[::-1]), (lstm, list)],
-    ids=["copy", "reverse", "lstm-copy"],
+    [
+        pytest.param(small, list, marks=pytest.mark.slow),
+        (small, lambda sentence: sentence[::-1]),
+        (lstm, list),
+        pytest.param(conv, lambda sentence: sentence[::-1], marks=pytest.mark.slow),
+    ],
+    ids=["copy", "reverse", "lstm-copy", "conv-reverse"],
 )
 def test_a_model_learns_to_copy_and_to_reverse(
     build: Callable[[int], Seq2Seq], task: Callable[[list[int]], list[int]]

@@ -122,7 +122,7 @@ def test_under_autocast_an_lstm_keeps_the_dtype_of_its_weights() -> None:
 def test_mistakes_are_explained() -> None:
     decoder, x, memory = make_decoder(), random_states(1, 4), Memory(random_states(1, 5))
     packing = Packing.from_lengths([[2, 2]])
-    with pytest.raises(ValueError, match="`packing` must be None for an LSTM"):
+    with pytest.raises(ValueError, match="`packing` must be None for LSTMs"):
         decoder(x, packing=packing, memory=memory)
     with pytest.raises(ValueError, match="give `memory`"):
         decoder(x)

@@ -1,0 +1,173 @@
+"""Convolutional encoder and decoder (Gehring et al. 2017) with the interface of `Stack`: the other architecture that
+the paper compares with.
+
+A layer is a convolution over k positions with gated linear units, in a residual connection scaled by sqrt(0.5). Order
+comes from learned positions, and every decoder layer attends to the encoder. As a decoder layer reads the last k
+positions only, a step of decoding needs its last k - 1 inputs. In place of weight normalization there is a norm at the
+end of each stack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attent.nn.argument_checks import MAX_LAYERS, check_forward_args, check_new_cache, check_rate, check_size
+from attent.nn.attention import Attention
+from attent.nn.block import Memory
+from attent.nn.cache import KV, Cache, LayerCache
+from attent.nn.config import StackConfig
+from attent.nn.dropout import Dropout
+from attent.nn.masks import Mask, Packing
+from attent.nn.positions import LearnedConfig, LearnedPositions
+from attent.nn.recurrent import StateCache, check_not_packed
+from attent.nn.stack import compute_positions, init_weights
+
+RESIDUAL_SCALE = 0.5**0.5  # keeps the variance of a sum of two
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvEncoderConfig:
+    """An encoder whose layers read (k - 1) / 2 positions on each side."""
+
+    kind: ClassVar[str] = "conv"
+    causal: ClassVar[bool] = False
+    cross_attention: ClassVar[bool] = False
+    layers: int = 6
+    width: int = 512
+    kernel: int = 3  # k
+    max_length: int = 512  # of the learned positions
+    dropout: float = 0.1  # on the embeddings and on the input of each convolution
+
+    def __post_init__(self) -> None:
+        check_size("layers", self.layers, MAX_LAYERS)
+        for name in ("width", "kernel", "max_length"):
+            check_size(name, getattr(self, name))
+        check_rate("dropout", self.dropout)
+        if not self.causal and self.kernel % 2 == 0:
+            raise ValueError(f"`kernel` must be odd, to have a middle, but is {self.kernel}")
+
+    @property
+    def description(self) -> str:
+        return f"convolutions of {self.kernel} positions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvDecoderConfig(ConvEncoderConfig):
+    """A decoder whose layers read k - 1 positions before each, and attend to the encoder."""
+
+    causal: ClassVar[bool] = True
+    cross_attention: ClassVar[bool] = True
+
+    @property
+    def description(self) -> str:
+        return f"{super().description}, attention in every layer"
+
+
+class ConvBlock(nn.Module):
+    """One layer; a decoder's attends to the memory."""
+
+    def __init__(self, config: ConvEncoderConfig) -> None:
+        super().__init__()
+        E, self.kernel = config.width, config.kernel
+        self.convolution = nn.Linear(self.kernel * E, 2 * E)  # of the concatenated inputs of k positions
+        self.cross_attn = Attention(StackConfig(width=E, heads=1)) if config.cross_attention else None
+        self.dropout = Dropout(config.dropout)
+        std = (4 * (1 - config.dropout) / (self.kernel * E)) ** 0.5  # their initialization for gated units
+        nn.init.normal_(self.convolution.weight, std=std)
+        nn.init.zeros_(self.convolution.bias)
+
+    def forward(self, x: Tensor, inputs: Tensor, embedded: Tensor, kv: KV | None, mask: Mask) -> Tensor:
+        """(B, T, E) -> (B, T, E). `inputs` (B, T + k - 1, E) are x and the positions around it."""
+        windows = inputs.unfold(1, self.kernel, 1).flatten(2)  # (B, T, E * k)
+        y = F.glu(self.convolution(windows), -1).view_as(x)
+        if self.cross_attn is not None and kv is not None:
+            y = (y + self.cross_attn(y + embedded, kv, mask)) * RESIDUAL_SCALE
+        return (x + y) * RESIDUAL_SCALE
+
+
+class ConvStack(nn.Module):
+    """Learned positions, N layers and a norm: an encoder or a decoder, by its config."""
+
+    def __init__(self, config: ConvEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.positions = LearnedPositions(LearnedConfig(max_length=config.max_length), config.width)
+        self.dropout = Dropout(config.dropout)
+        self.blocks = cast("list[ConvBlock]", nn.ModuleList(ConvBlock(config) for _ in range(config.layers)))
+        self.norm = nn.LayerNorm(config.width)
+        self.apply(init_weights)
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). Rows are padded on the right. With a cache, x continues the tokens in it."""
+        check_not_packed(packing)
+        if cache is not None:
+            cache.check_step(x.shape[0], x.shape[1])
+        else:
+            check_forward_args(self, x, lengths, packing, memory, cache)
+        x = self.dropout(self.positions.embed(x, compute_positions(x, None, cache)))
+        if self.config.causal:
+            return self.norm(self.decode(x, lengths, memory, cache))
+        return self.norm((x + self.encode(x, lengths)) * RESIDUAL_SCALE)  # the embeddings are part of the values
+
+    def encode(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Run the layers of an encoder, for which padding is zeros, as is everything outside of a sequence."""
+        padding, embedded = self.config.kernel // 2, x
+        for block in self.blocks:
+            inputs = block.dropout(x)
+            if lengths is not None:
+                is_real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+                inputs = inputs.masked_fill(~is_real[..., None], 0)
+            x = block(x, F.pad(inputs, (0, 0, padding, padding)), embedded, None, Mask())
+        return x
+
+    def decode(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor:
+        """Run the layers of a decoder: each reads the k - 1 inputs before x, which are zeros or in the cache."""
+        state = self.new_cache(max(1, x.shape[1]), memory=memory) if cache is None else cache
+        assert isinstance(state, StateCache), "the cache must be made by `new_cache`"
+        embedded, mask, layers = x, Mask(key_lengths=state.memory_lengths), []
+        for i, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
+            history = state.states[:, :, i].flatten(0, 1)  # (B * K, k - 1, E) of the K beams of each row
+            inputs = block.dropout(x).view(len(history), x.shape[1] // state.beams, -1)  # T, or one of each beam
+            layers.append(torch.cat([history, inputs], 1))
+            x = block(x, layers[-1], embedded, layer.cross_attn, mask)
+        if cache is not None:
+            last = select_last(torch.stack(layers, 1), lengths, self.config.kernel - 1)
+            state.states = last.view_as(state.states)
+            state.advance(x.shape[1], lengths)
+        return x
+
+    def new_cache(
+        self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
+    ) -> StateCache:
+        """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
+        check_new_cache(self, capacity, rows, memory, beams)
+        assert memory is not None
+        states, (N, k) = memory.states, (self.config.layers, self.config.kernel)
+        initial = states.new_zeros(len(states), 1, N, k - 1, states.shape[2])  # the inputs before the first position
+        counted = states.new_empty(len(states), 1, capacity * beams, 0)  # columns without features, to count them
+        attentions = [cast("Attention", block.cross_attn) for block in self.blocks]
+        layers = [LayerCache(KV(counted, counted), each.project_keys_values(states)) for each in attentions]
+        copies = initial.expand(-1, beams, -1, -1, -1)
+        return StateCache(layers, memory_lengths=memory.lengths, beams=beams, initial=initial, states=copies)
+
+
+def select_last(inputs: Tensor, lengths: Tensor | None, count: int) -> Tensor:
+    """Return the last `count` inputs of each row, (R, N, count + T, E) -> (R, N, count, E), where `lengths` of the T
+    are real."""
+    if lengths is None:
+        return inputs.narrow(2, inputs.shape[2] - count, count)
+    columns = lengths[:, None] + torch.arange(count, device=lengths.device)  # (R, count)
+    return inputs.gather(2, columns[:, None, :, None].expand(-1, inputs.shape[1], -1, inputs.shape[3]))
