@@ -28,7 +28,7 @@ SORT_POOL_PAIRS = 2**19  # sorted by length together for bucketed batches
 MIN_FILL = 0.8  # a bucketed batch takes at least this share of what fits; the exact size minimizes padding
 MAX_SENTENCES_FACTOR = 4  # times the mean number of sentences per row; fixes the shape and is seldom reached
 
-Layout = Literal["packed", "flat", "bucketed"]
+Layout = Literal["packed", "flat", "bucketed", "fixed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
@@ -43,6 +43,7 @@ class BatchConfig:
     layout        packed: rows of several sentences; every batch has the same shape
                   flat: the same in a single long row
                   bucketed: one sentence per row, with others of similar length; shapes differ
+                  fixed: the same in one shape for each width, a multiple of 8 on both sides; for CUDA graphs
     too_long      longer sentences: drop the pair, or truncate the sentence (without end token)
     """
 
@@ -68,7 +69,7 @@ class BatchConfig:
 class BatchShape:
     """The shape that all batches of a corpus share."""
 
-    rows: int  # 0 in bucketed batches, where it varies
+    rows: int  # 0 in bucketed and fixed batches, where it varies
     row_capacity: RowCapacity
     max_source_length: int
     max_target_length: int
@@ -104,7 +105,7 @@ def compute_batch_shape(source_lengths: Array, target_lengths: Array, config: Ba
     sides = [lengths for lengths in (source_lengths, target_lengths) if len(lengths)]
     mean_length = max(1.0, min((float(lengths.mean()) for lengths in sides), default=1.0))
     max_sentences = _round_up(MAX_SENTENCES_FACTOR * max(widths) / mean_length)
-    rows = {"packed": config.batch_tokens // config.max_tokens, "flat": 1, "bucketed": 0}[config.layout]
+    rows = {"packed": config.batch_tokens // config.max_tokens, "flat": 1}.get(config.layout, 0)
     return BatchShape(rows, RowCapacity(*widths, max_sentences), *limits)
 
 
@@ -163,6 +164,10 @@ def build_batch_plan(
     if config.layout == "bucketed":
         pair_ids, batch_offsets = _build_buckets(order, source, target, shape.row_capacity, seed)
         return BatchPlan(pair_ids, np.arange(len(pair_ids) + 1, dtype=np.uint32), batch_offsets, too_long)
+    if config.layout == "fixed":
+        batches = _build_fixed_batches(np.maximum(source, target), shape.row_capacity)
+        pair_ids, batch_offsets = _shuffle_groups(order, batches, seed)
+        return BatchPlan(pair_ids, np.arange(len(pair_ids) + 1, dtype=np.uint32), batch_offsets, too_long)
     rows = (best_fit if config.layout == "packed" else next_fit)(source, target, shape.row_capacity)
     pair_ids, row_offsets = _shuffle_groups(order, rows, seed)
     num_rows = len(row_offsets) - 1
@@ -196,6 +201,25 @@ def _build_buckets(
         batches[start : start + size] = batch
         start, batch = start + size, batch + 1
     return _shuffle_groups(order[by_length], batches, seed)
+
+
+def compute_fixed_shape(longest: int, capacity: RowCapacity) -> tuple[int, int]:
+    """Return (rows, width) of fixed batches whose longest sentence has so many tokens."""
+    batch_tokens = max(capacity.source, capacity.target)
+    width = min(_round_up(max(1, longest)), batch_tokens)
+    return batch_tokens // width, width
+
+
+def _build_fixed_batches(lengths: Array, capacity: RowCapacity) -> Array:
+    """Return the batch of each pair: the pairs of one width in order, until the rows are full."""
+    batches, num_batches = np.empty(len(lengths), np.int64), 0
+    widths = -(-np.maximum(lengths, 1) // WIDTH_MULTIPLE)
+    for width in np.unique(widths):
+        (members,) = np.nonzero(widths == width)
+        rows, _ = compute_fixed_shape(int(width) * WIDTH_MULTIPLE, capacity)
+        batches[members] = num_batches + np.arange(len(members)) // rows
+        num_batches += -(-len(members) // rows)
+    return batches
 
 
 def _sort_by_length(source_lengths: Array, target_lengths: Array, capacity: RowCapacity) -> Array:

@@ -347,9 +347,15 @@ class PairLoader(PrefetchLoader[PairBatch]):
             raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
         data, shape, capacity = self.get_epoch(epoch), self.shape, self.shape.row_capacity
         pairs, rows = data.plan.get_batch(batch_index)
+        fixed_shape: tuple[int, int | None] = (len(pairs), None)
+        if self.config.layout == "fixed":
+            sides = (data.store.source, data.store.target)
+            longest = [int((side.offsets[pairs + 1] - side.offsets[pairs]).max(initial=1)) for side in sides]
+            limits = (shape.max_source_length, shape.max_target_length)
+            fixed_shape = batch_plan.compute_fixed_shape(max(map(min, longest, limits)), capacity)
 
         def build_side(sequences: TokenSequences, width: int, pad_id: int, max_length: int) -> TokenBatch:
-            batch_shape = (shape.rows, width) if shape.rows else (len(pairs), None)
+            batch_shape = (shape.rows, width) if shape.rows else fixed_shape
             layout = RowLayout.from_sequences(sequences, pairs, rows, batch_shape, pad_id=pad_id, max_length=max_length)
             return layout.to_batch(capacity.max_sentences if shape.rows else None)
 

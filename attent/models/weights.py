@@ -66,6 +66,9 @@ def assign_weights(model: M, tensors: Mapping[str, Tensor], where: str | Path) -
     for name, first in ties.items():
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(first))
+    for part in model.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # into one buffer on a GPU; otherwise cuDNN would copy them in every call
     return model.eval()
 
 

@@ -158,14 +158,14 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
 
 
 def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.device) -> Layout:
-    """Packed rows on a GPU, except for layers whose state would cross sentences."""
+    """Packed rows on a GPU; for layers whose state would cross sentences, padded rows in few shapes."""
     layers = [stack for stack in run_config.get_stacks(config) if stack is not None]
     can_pack = all(isinstance(stack, StackConfig) for stack in layers)
     if not can_pack and requested in ("packed", "flat"):
         raise TrainError(
-            f"`data.layout` must be bucketed for --arch {layers[0].kind}, but is {requested}; leave it out"
+            f"`data.layout` must be bucketed or fixed for --arch {layers[0].kind}, but is {requested}; leave it out"
         )
-    return requested or ("packed" if can_pack and device.type != "cpu" else "bucketed")
+    return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------

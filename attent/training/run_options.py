@@ -52,7 +52,9 @@ class DataConfig:
     subword_sampling: Annotated[float, "rate of BPE-dropout or unigram sampling; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
-    layout: Annotated[Layout | None, "packed rows (GPU), or bucketed by length (CPU)"] = None
+    layout: Annotated[
+        Layout | None, "packed rows (GPU), bucketed by length (CPU), or bucketed in fixed shapes (an LSTM on a GPU)"
+    ] = None
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     read_options: ReadOptions = field(default_factory=ReadOptions)

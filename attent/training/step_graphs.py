@@ -21,7 +21,7 @@ from attent.nn.kernels.cuda_graphs import capture_graph
 from attent.training.tasks.base import TrainBatch
 
 EAGER_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled
-MAX_GRAPHS = 4  # with more shapes than this, capturing does not pay
+MAX_GRAPHS = 8  # with more shapes than this, capturing does not pay
 MAX_IN_FLIGHT = 8  # steps: the GPU never waits for the host, and the host learns of non-finite gradients soon enough
 HOST_FIELDS = ("example_ids", "num_tokens", "num_targets", "flat_tensor")  # of a batch, which no kernel reads
 MIN_FREE_MEMORY = 0.25  # of the GPU's memory, for validation between steps

@@ -105,7 +105,7 @@ def test_settings_are_validated_for_the_architecture(tmp_path: Path) -> None:
             read_user_settings(None, {"arch": arch}, [override])
     with pytest.raises(ValueError, match="`arch` has no effect with --task lm"):
         read_user_settings(None, {"arch": "lstm", "task": "lm"}, [])
-    with pytest.raises(TrainError, match=r"`data\.layout` must be bucketed for --arch lstm, but is packed"):
+    with pytest.raises(TrainError, match=r"`data\.layout` must be bucketed or fixed for --arch lstm, but is packed"):
         train_small(tmp_path, "lstm", layout="packed")
 
 

@@ -122,8 +122,9 @@ def test_no_batch_exceeds_its_token_budget(lengths: list[tuple[int, int]], confi
     batches = PairLoader(make_store(lengths), config)
     rows, room = max(1, batches.shape.rows), batches.shape.row_capacity
     for batch in list_epoch(batches):
-        assert batch.source.ids.numel() <= rows * room.source <= config.batch_tokens
-        assert batch.target.ids.numel() <= rows * room.target <= config.batch_tokens
+        for side, width in ((batch.source, room.source), (batch.target, room.target)):
+            limit = config.batch_tokens if config.layout == "fixed" else rows * width
+            assert side.ids.numel() <= limit <= config.batch_tokens
 
 
 @without_deadline
@@ -164,7 +165,7 @@ def test_packed_and_bucketed_have_the_same_sentences(
                 s for batch in batches_of_epoch for side in (batch.source, batch.target) for s in list_sentences(side)
             )
         )
-    assert sentence_counts[0] == sentence_counts[1] == sentence_counts[2]
+    assert all(counts == sentence_counts[0] for counts in sentence_counts)
 
 
 @without_deadline
@@ -197,7 +198,14 @@ def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
     assert len(shapes) == 2  # one per side
 
 
-@pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95)])
+def test_fixed_batches_have_one_shape_for_each_width() -> None:
+    batches = PairLoader(make_store(draw_wmt_lengths(2000)), BatchConfig(layout="fixed", batch_tokens=2048))
+    shapes = {side.ids.shape for epoch in range(2) for b in list_epoch(batches, epoch) for side in (b.source, b.target)}
+    assert all(width % 8 == 0 and rows == 2048 // width for rows, width in shapes)
+    assert all(batch.source.ids.shape == batch.target.ids.shape for batch in list_epoch(batches))
+
+
+@pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95), ("fixed", 0.7)])
 def test_padding_is_small(layout: Layout, least: float) -> None:
     batches = PairLoader(make_store(draw_wmt_lengths(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
     batches_of_epoch = list_epoch(batches)
@@ -257,7 +265,8 @@ def test_epoch_order_is_pinned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "expected"), [("packed", "bf1c673e"), ("flat", "f6d02284"), ("bucketed", "d987a1b2")]
+    ("layout", "expected"),
+    [("packed", "bf1c673e"), ("flat", "f6d02284"), ("bucketed", "d987a1b2"), ("fixed", "a38151df")],
 )
 def test_epoch_batches_are_pinned(layout: Layout, expected: str) -> None:
     lengths = [(7919 * n % 61 + 1, 104729 * n % 53 + 1) for n in range(3000)]
@@ -368,7 +377,7 @@ def test_invalid_arguments_are_refused() -> None:
     store = make_store([(1, 1)])
     with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
         BatchConfig(batch_tokens=100, max_tokens=256)
-    with pytest.raises(ValueError, match="`layout` must be packed or flat or bucketed, but is 'paked'"):
+    with pytest.raises(ValueError, match="`layout` must be packed or flat or bucketed or fixed, but is 'paked'"):
         BatchConfig(layout="paked")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`seed` must be 0 or more"):
         PairLoader(store, BatchConfig(), seed=-1)

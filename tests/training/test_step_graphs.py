@@ -32,7 +32,7 @@ from attent.training.step_graphs import (
     list_tensors,
 )
 from tests.text.corpus import tokenizer
-from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, model
+from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, lstm, model
 
 PACKED = replace(RECIPE, steps=12, micro_batch_tokens=None, save_every=4, valid_every=6, clip_norm=0.5, ema=0.9)
 
@@ -94,6 +94,16 @@ def test_recorded_updates_come_to_the_same_bits(
     assert are_equal(kept(plain), kept(played))
     assert losses(plain) == losses(played)
     assert plain.trainer.state.order_digest == played.trainer.state.order_digest
+
+
+def test_steps_of_an_lstm_are_captured_by_their_widths(tmp_path: Path) -> None:
+    recipe, count = replace(PACKED, steps=16), Counted()
+    plain = build_toy_run(tmp_path / "plain", recipe, start=lstm(), layout="fixed")
+    played = recorded(tmp_path / "played", recipe, count, start=lstm(), layout="fixed")
+    plain.trainer.run()
+    played.trainer.run()
+    assert 0 < count.recorded < count.played
+    assert are_equal(kept(plain), kept(played))
 
 
 def test_going_on_from_a_checkpoint_records_anew_and_comes_to_the_same_bits(tmp_path: Path) -> None:
@@ -355,13 +365,15 @@ def test_what_is_compiled_is_kept_in_our_cache_unless_a_person_said_where(
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def on_device(out: Path, device: torch.device, recipe: TrainConfig, *, record: bool) -> ToyRun:
+def on_device(
+    out: Path, device: torch.device, recipe: TrainConfig, *, record: bool, network: Any = model, layout: Any = "packed"
+) -> ToyRun:
     told: list[Any] = []
     made = Trainer(
-        model().to(device),
+        network().to(device),
         tokenizer(),
         recipe,
-        batches(256, "packed"),
+        batches(256, layout),
         None,
         None,
         out,
@@ -381,14 +393,15 @@ def gpu(device: torch.device) -> torch.device:
     return device
 
 
+@pytest.mark.parametrize(("network", "layout"), [(model, "packed"), (lstm, "fixed")], ids=["transformer", "lstm"])
 def test_a_cuda_graph_gives_the_losses_of_the_plain_update(
-    tmp_path: Path, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, network: Any, layout: Any
 ) -> None:
     """As far as a GPU gives the same twice: it adds up gradients of embeddings in any order."""
     monkeypatch.setattr("attent.training.loop.REPORT_INTERVAL", 0.0)
     recipe = replace(PACKED, steps=40, valid_every=100, save_every=100)
-    plain = on_device(tmp_path / "plain", gpu, recipe, record=False)
-    played = on_device(tmp_path / "played", gpu, recipe, record=True)
+    plain = on_device(tmp_path / "plain", gpu, recipe, record=False, network=network, layout=layout)
+    played = on_device(tmp_path / "played", gpu, recipe, record=True, network=network, layout=layout)
     plain.trainer.run()
     played.trainer.run()
     assert played.trainer.step_graphs is not None

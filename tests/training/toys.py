@@ -57,7 +57,7 @@ def store(first: int = 0, last: int = 60) -> TokenStore:
 
 
 def batches(
-    tokens: int = 256, layout: Literal["packed", "bucketed"] = "bucketed", pairs: TokenStore | None = None
+    tokens: int = 256, layout: Literal["packed", "bucketed", "fixed"] = "bucketed", pairs: TokenStore | None = None
 ) -> PairLoader:
     return PairLoader(pairs or store(), BatchConfig(batch_tokens=tokens, max_tokens=64, layout=layout), seed=1)
 
@@ -113,7 +113,7 @@ def build_toy_run(
     evaluator: Evaluator | None = None,
     validated: bool = True,
     stop: Callable[[], bool] = lambda: False,
-    layout: Literal["packed", "bucketed"] = "bucketed",
+    layout: Literal["packed", "bucketed", "fixed"] = "bucketed",
 ) -> ToyRun:
     """Build a trainer on the small corpus, the same for the same arguments."""
     events: list[Event] = []
