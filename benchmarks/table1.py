@@ -1,7 +1,7 @@
 """Table 1 of the paper, measured: complexity per layer, sequential operations and path length.
 
     python -m benchmarks.table1 --out DIR              on a GPU about 3 minutes, on one CPU core about 5
-    python -m benchmarks.table1 --out DIR --quick      smaller sizes: under 2 minutes on one CPU core
+    python -m benchmarks.table1 --out DIR --quick      smaller sizes: about a minute on one CPU core
 
 Measures time and peak memory of one layer, forward and backward, for self-attention, windowed self-attention, recurrent
 and convolutional layers (`table1_layers`), and the gradient that reaches the first position from the last in a stack.
@@ -53,6 +53,7 @@ class Sizes:
     width: int = 256  # d where the length varies
     tokens: int = 4096  # n * batch where the length varies
     lengths: tuple[int, ...] = list_powers(32, 4096)
+    scores_lengths: tuple[int, ...] = list_powers(256, 2048)  # with a constant number of scores, n^2 * batch
     min_fit_length: int = 256  # from here on the products dominate reading and writing q, k, v and their gradients
     widths: tuple[int, ...] = list_powers(256, 1024)
     width_length: int = 1024  # n where the width of attention varies
@@ -76,6 +77,7 @@ QUICK_CPU = Sizes(
     width=128,
     tokens=2048,
     lengths=list_powers(32, 1024),
+    scores_lengths=list_powers(128, 1024),
     min_fit_length=128,
     width_length=512,
     recurrent_lengths=list_powers(32, 1024),
@@ -90,6 +92,7 @@ GPU = Sizes(
     width=512,
     tokens=16_384,
     lengths=list_powers(64, 16_384),
+    scores_lengths=list_powers(512, 8192),
     min_fit_length=512,
     widths=list_powers(256, 2048),
     width_length=2048,
@@ -164,6 +167,10 @@ def plan_points(sizes: Sizes, *, with_flex: bool) -> dict[str, list[Point]]:
     return {
         "length": [
             make_point(layer, n) for n in sizes.lengths for layer in (*parallel, *RECURRENT) if can_window(layer, n)
+        ],
+        # Scores that fit in a cache at one length and not at another would bend the curve.
+        "scores length": [
+            make_point("products explicit", n, batch=(sizes.scores_lengths[-1] // n) ** 2) for n in sizes.scores_lengths
         ],
         "recurrent length": [
             make_point(layer, n, batch=sizes.recurrent_batch) for layer in RECURRENT for n in sizes.recurrent_lengths

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attent.nn import Attention, Mask, Packing, StackConfig, attend
 from attent.nn.attention import concat_heads
 from attent.nn.block import Residual
+from attent.nn.recurrent import make_lstm
 
 HEAD_WIDTH = 64  # of every attention, so that the number of heads grows with the width as in the paper
 KERNEL, WINDOW = 3, 128  # defaults: k, and r = keys that a query may attend to (half of them before it)
@@ -139,9 +140,14 @@ def make_heads(point: Point, device: torch.device, dtype: torch.dtype) -> list[T
 # --- recurrence and convolution --------------------------------------------------------------------------------------
 
 
-def build_recurrent(module: type[nn.RNN] | type[nn.LSTM]) -> Callable[[Point, torch.device, torch.dtype], BuiltLayer]:
+def make_rnn(inputs: int, width: int) -> nn.RNN:
+    """A recurrent layer in its smallest form: h = tanh(W x + U h)."""
+    return nn.RNN(inputs, width, batch_first=True)
+
+
+def build_recurrent(make_layer: Callable[[int, int], nn.RNNBase]) -> Callable[..., BuiltLayer]:
     def build(point: Point, device: torch.device, dtype: torch.dtype) -> BuiltLayer:
-        layer = module(point.width, point.width, batch_first=True).to(device, dtype)
+        layer = make_layer(point.width, point.width).to(device, dtype)
         x = make_input(point, device, dtype)
         return BuiltLayer(lambda: layer(x)[0], [x, *layer.parameters()])
 
@@ -195,9 +201,11 @@ LAYERS = {
         theory="r n d", build=build_products("flex", windowed=True), count_flops=count_windowed_flops
     ),
     "recurrent": LayerKind(
-        theory="n d²", build=build_recurrent(nn.RNN), count_flops=lambda p: 4 * p.length * p.width**2
+        theory="n d²", build=build_recurrent(make_rnn), count_flops=lambda p: 4 * p.length * p.width**2
     ),
-    "LSTM": LayerKind(theory="n d²", build=build_recurrent(nn.LSTM), count_flops=lambda p: 16 * p.length * p.width**2),
+    "LSTM": LayerKind(
+        theory="n d²", build=build_recurrent(make_lstm), count_flops=lambda p: 16 * p.length * p.width**2
+    ),
     "convolution": LayerKind(
         theory="k n d²", build=build_convolution, count_flops=lambda p: 2 * p.kernel * p.length * p.width**2
     ),
@@ -258,9 +266,9 @@ class PathAttention(nn.Module):
 
 
 class PathRecurrence(nn.Module):
-    def __init__(self, module: type[nn.RNN] | type[nn.LSTM], width: int) -> None:
+    def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.layer = module(width, width, batch_first=True)
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)[0]
@@ -280,8 +288,8 @@ class PathConvolution(nn.Module):
 PATH_LAYERS: dict[str, Callable[[PathSizes], nn.Module]] = {
     "self-attention": lambda sizes: PathAttention(sizes, None),
     "windowed attention": lambda sizes: PathAttention(sizes, sizes.window),
-    "recurrent": lambda sizes: PathRecurrence(nn.RNN, sizes.width),
-    "LSTM": lambda sizes: PathRecurrence(nn.LSTM, sizes.width),
+    "recurrent": lambda sizes: PathRecurrence(make_rnn(sizes.width, sizes.width)),
+    "LSTM": lambda sizes: PathRecurrence(make_lstm(sizes.width, sizes.width)),
     "convolution": lambda sizes: PathConvolution(sizes.width, sizes.kernel),
 }
 

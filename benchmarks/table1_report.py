@@ -87,13 +87,13 @@ def find_crossover(first: Series, second: Series) -> float:
 
 
 def select_fit_series(results: Results, layer: str, size: str, value: str = "seconds") -> Series:
-    """Return the points of one exponent. Recurrent layers have a constant batch; short sequences are left out where
-    the layer has parts that grow more slowly."""
-    recurrent = layer in RECURRENT and size in ("length", "width")
-    series = results.get_series(f"recurrent {size}" if recurrent else size, layer, size, value)
-    if size == "length" and not recurrent:
-        return [(x, y) for x, y in series if x >= results.min_fit_length]
-    return series
+    """Return the points of one exponent. Recurrent layers have a constant batch, explicit products a constant number
+    of scores; short sequences are left out where the layer has parts that grow more slowly."""
+    if layer in RECURRENT and size in ("length", "width"):
+        return results.get_series(f"recurrent {size}", layer, size, value)
+    group = "scores length" if layer == "products explicit" and size == "length" else size
+    series = results.get_series(group, layer, size, value)
+    return [(x, y) for x, y in series if size != "length" or x >= results.min_fit_length]
 
 
 def compare_exponents(results: Results) -> Iterator[tuple[str, str, int, float]]:
@@ -122,6 +122,7 @@ def write_report(results: Results, folder: Path) -> str:
         "## Exponents",
         format_exponents(results),
         EXPONENTS_NOTE,
+        describe_fit_ranges(results),
         "## Whole attention layers",
         format_two_terms(results),
         "## Time per token (µs) at a constant number of tokens",
@@ -151,6 +152,18 @@ TIME_NOTE = (
     "Attention computes all positions at once, and so does convolution. A recurrent layer computes one position of all "
     "sequences at a time: with constant tokens its batch falls as 1/n, until a step no longer fills the device."
 )
+
+
+def describe_fit_ranges(results: Results) -> str:
+    """State which points are fitted, and the exponent that another choice would give."""
+    series = results.get_series("length", "products explicit", "length")
+    exponent = fit_exponent([(n, y) for n, y in series if n >= results.min_fit_length])
+    other = "" if exponent is None else f"; at constant tokens the exponent is {exponent:.2f}"
+    return (
+        f"Exponents in n are fitted from n = {results.min_fit_length} on, of recurrent layers at all lengths, with a "
+        "constant batch. Explicit products are run with a constant number of scores, n² * batch, since scores that "
+        f"outgrow a cache on the way bend the curve{other}."
+    )
 
 
 def format_exponents(results: Results) -> str:

@@ -32,6 +32,7 @@ TINY = table1.Sizes(
     width=64,
     tokens=64,
     lengths=(16, 32, 64),
+    scores_lengths=(16, 32),
     min_fit_length=16,
     widths=(64, 128),
     width_length=32,
