@@ -76,7 +76,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     TrainState: {},
 }  # fmt: skip
 
-# Limits and thresholds that decide about a result. Sizes of blocks and caches are not listed: they change the speed only.
+# Limits and thresholds that decide about a result; sizes of blocks and caches change the speed only.
 CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.contamination": {
         "NEAR_THRESHOLD": 0.7, "MIN_WORDS": 4, "MIN_NEAR_WORDS": 6, "MAX_NEAR_SENTENCES": 20_000,
