@@ -163,6 +163,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
         },
     },
     "attent.training.tasks.causal_lm": {"PROMPT_TOKENS": 24, "SAMPLE_TOKENS": 64},
+    "attent.training.tasks.masked_lm": {"NUM_SAMPLES": 2},
     "attent.training.tasks.image_batches": {"MAX_ERASED_AREA": 0.2},
     "attent.training.tasks.image_classification": {
         "MAX_HELD_OUT": 5_000, "GPU_BATCH_IMAGES": 512, "CPU_BATCH_IMAGES": 128, "MAX_PATCHES": 196,
@@ -198,6 +199,37 @@ STACKS: dict[str, dict[str, tuple[int, ...]]] = {
         "big": (24, 1_024, 16, 4_096),
     },
 }  # fmt: skip
+
+# Epochs by tokens, of fine-tuning, minimum of steps; rates, of fine-tuning; dropout by tokens; batches; warm-up.
+RECIPES: dict[str, tuple[object, ...]] = {
+    "attent.training.tasks.causal_lm.CausalLMTask": (
+        ((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)), 3, 2_000, (2e-3, 1e-3, 6e-4, 3e-4),
+        (3e-4, 2e-4, 1e-4, 5e-5), ((0, 0.2), (20_000_000, 0.1), (500_000_000, 0.0)), (16_384, 16_384, 32_768, 32_768),
+        0.05,
+    ),
+    "attent.training.tasks.masked_lm.MaskedLMTask": (
+        ((0, 100), (5_000_000, 40), (50_000_000, 15), (500_000_000, 4)), 3, 2_000, (1e-3, 5e-4, 2e-4, 1e-4),
+        (5e-4, 2e-4, 5e-5, 3e-5), ((0, 0.1),), (16_384, 16_384, 32_768, 32_768), 0.1,
+    ),
+    "attent.training.tasks.span_corruption.SpanCorruptionTask": (
+        ((0, 60), (5_000_000, 30), (50_000_000, 10), (500_000_000, 3)), 3, 2_000, (1e-3, 1e-3, 5e-4, 3e-4),
+        (5e-4, 3e-4, 2e-4, 1e-4), ((0, 0.1), (500_000_000, 0.0)), (16_384,) * 4, 0.1,
+    ),
+    "attent.training.tasks.text_classification.TextClassificationTask": (
+        ((0, 15), (1_000_000, 10), (50_000_000, 4)), 4, 300, (5e-4, 3e-4, 1e-4, 5e-5), (3e-4, 1e-4, 3e-5, 2e-5),
+        ((0, 0.3), (1_000_000, 0.2), (100_000_000, 0.1)), (4_096,) * 4, 0.1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_of_tasks(name: str) -> None:
+    module, _, task = name.rpartition(".")
+    recipe = getattr(import_module(module), task).size_defaults
+    rates = (tuple(recipe.lr_by_size.values()), tuple(recipe.finetune_lr_by_size.values()))
+    batches = tuple(recipe.batch_tokens_by_size.values())
+    epochs = (recipe.epochs_by_tokens, recipe.finetune_epochs, recipe.min_steps)
+    assert (*epochs, *rates, recipe.dropout_by_tokens, batches, recipe.warmup_ratio) == RECIPES[name]
 
 
 @pytest.mark.parametrize("module", CONSTANTS)

@@ -13,12 +13,14 @@ import torch
 from attent import models
 from attent.cli import main
 from attent.models import Seq2Seq
-from attent.training.averaging import average_checkpoints, average_weights
+from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.training.averaging import average_checkpoints, average_weights, write_average
 from attent.training.checkpoint import Checkpoint, CheckpointError, save_checkpoint
+from attent.training.config import TrainError
 from attent.training.events import Note
 from attent.training.loop import EvalResult, write_model
 from attent.training.run import Finalizer
-from tests.text.corpus import tokenizer
+from tests.text.corpus import lines, tokenizer
 from tests.training.toys import are_equal, build_toy_run, model
 
 
@@ -107,3 +109,30 @@ def test_the_command_averages_the_last_checkpoints_of_a_run(tmp_path: Path, caps
     assert main(["average", str(tmp_path / "run"), "--out", str(tmp_path / "one")]) == 1
     assert "must have 2 checkpoints or more, but has 1" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
+
+
+def test_models_that_are_no_average_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "a", model(), tokenizer())
+    other = train_tokenizer(*lines(400), TokenizerConfig(vocab=400))
+    write_model(tmp_path / "b", model(), other)
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    for models_, last, problem in (
+        ([a, b], 5, "b: must have the tokenizer of .*a, but has another; give models of one run"),
+        ([a], 1, "`--last` must be 2 or more, but is 1; raise it"),
+        ([a], 2, "a: must have 2 checkpoints or more, but has 0; name several models, or keep more"),
+    ):
+        with pytest.raises(TrainError, match=problem):
+            write_average(models_, out, last)
+    assert write_average([a, a], out, 1) == "2 models"
+    assert are_equal(dict(models.read_model(out).named_parameters()), dict(model().named_parameters()))
+    with pytest.raises(TrainError, match="out: exists, and nothing is overwritten; give another --out"):
+        write_average([a, a], out, 2)
+
+
+def test_lora_factors_are_not_averaged(tmp_path: Path) -> None:
+    write_model(tmp_path / "a", model(), tokenizer())
+    for step in (1, 2):
+        tensors = {"weights": {"factor": torch.ones(1)}}
+        save_checkpoint(tmp_path / "a" / "state", Checkpoint(step=step, state={}, tensors=tensors))
+    with pytest.raises(TrainError, match="its checkpoints hold LoRA factors, which cannot be averaged; average its"):
+        write_average([tmp_path / "a"], tmp_path / "out", 2)

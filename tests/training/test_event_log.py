@@ -222,3 +222,23 @@ def test_the_events_up_to_the_checkpoint_are_the_history(path: Path) -> None:
     log.close()
     assert [event.step for event in EventLog(path, 10).history] == [1, 10]
     assert EventLog(path).history == []
+
+
+def test_a_line_that_is_written_in_part_ends_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path / "log.jsonl")
+    monkeypatch.setattr("attent.training.event_log.to_json_line", lambda event, now: LongBytes(b"{}\n"))
+    log(STORY[0])
+    log(STORY[0])
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path / 'log.jsonl'}: cannot be written (only part of the line was written; is the disk full?); "
+        "training continues without this log\n"
+    )
+
+
+class LongBytes(bytes):
+    """Bytes that seem longer than what is written of them."""
+
+    def __len__(self) -> int:
+        return 99

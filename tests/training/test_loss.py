@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.training.loss import linear_cross_entropy, rdrop_loss
+from attent.training.loss import _choose_chunk_size, linear_cross_entropy, pad_vocab_rows, rdrop_loss
 
 N, E, V = 23, 8, 31
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -314,3 +314,19 @@ def test_torch_compile_falls_back_to_eager() -> None:
     assert_close(
         compute_loss(case.states), 2 * reference(case._replace(states=case.states.tanh()), 0.1)[0], torch.float64
     )
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 64), (63, 64), (64, 64), (65, 128)])
+def test_vocabularies_are_padded_with_zeros_to_a_multiple_of_64(rows: int, padded: int) -> None:
+    for values in (torch.ones(rows, 3), torch.ones(rows)):
+        result = pad_vocab_rows(values)
+        assert result.shape == (padded, *values.shape[1:])
+        assert torch.equal(result[:rows], values)
+        assert not result[rows:].any()
+
+
+def test_chunks_have_two_million_logits_on_a_cpu() -> None:
+    states = torch.empty(1, 5, 2)
+    assert _choose_chunk_size(torch.empty(2**11, 2), states) == 2**10
+    assert _choose_chunk_size(torch.empty(2**11, 2), torch.empty(2, 5, 2)) == 2**9
+    assert _choose_chunk_size(torch.empty(2**22, 1), states) == 1

@@ -15,6 +15,7 @@ from attent.training.config import TrainConfig, TrainError
 from attent.training.optimizer import (
     BatchedMuon,
     CombinedOptimizer,
+    _build_optimizers,
     clip_gradients,
     compute_grad_norm,
     orthogonalize,
@@ -242,6 +243,34 @@ def test_muon_gets_the_matrices_of_blocks_only() -> None:
     linears = {name for name, part in model.named_modules() if isinstance(part, nn.Linear) and "blocks" in name}
     assert any(name.endswith("cross_attn.output") for name in linears)
     assert {name.removesuffix(".weight") for name in select_block_matrices(named(model))} == linears
+
+
+def test_muon_leaves_the_rest_to_adamw() -> None:
+    config = TrainConfig(optimizer="muon", weight_decay=0.25, betas=(0.8, 0.9), eps=1e-7)
+    block, outside = nn.Linear(3, 4, device="meta"), nn.Linear(4, 3, device="meta")
+    parameters = {
+        "encoder.blocks.0.weight": block.weight, "encoder.blocks.0.bias": block.bias, "output.weight": outside.weight,
+    }  # fmt: skip
+    muon, adamw = _build_optimizers(parameters, config, fused=False)
+    assert isinstance(muon, BatchedMuon)
+    assert [group["params"] for group in muon.param_groups] == [[block.weight]]
+    assert muon.param_groups[0]["weight_decay"] == 0.25
+    assert type(adamw) is torch.optim.AdamW
+    matrices, vectors = adamw.param_groups
+    assert (matrices["params"], matrices["weight_decay"]) == ([outside.weight], 0.25)
+    assert (vectors["params"], vectors["weight_decay"]) == ([block.bias], 0.0)
+    assert (matrices["betas"], matrices["eps"], matrices["lr"]) == ((0.8, 0.9), 1e-7, 1e-3)
+    (only_muon,) = _build_optimizers({"blocks.0.weight": block.weight}, config, fused=False)
+    assert isinstance(only_muon, BatchedMuon)
+    (only_adamw,) = _build_optimizers({"output.weight": outside.weight}, config, fused=False)
+    assert type(only_adamw) is torch.optim.AdamW
+
+
+def test_adam_has_no_weight_decay() -> None:
+    layer = nn.Linear(3, 4)
+    (adam,) = _build_optimizers(named(layer), TrainConfig(optimizer="adam", weight_decay=0.5), fused=False)
+    assert type(adam) is torch.optim.Adam
+    assert [group["weight_decay"] for group in adam.param_groups] == [0.0, 0.0]
 
 
 def test_gradients_that_are_too_long_are_shortened_and_others_stay() -> None:
