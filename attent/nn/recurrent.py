@@ -279,8 +279,7 @@ class LSTMDecoder(nn.Module):
         ends = torch.stack([states[:, 0], states[:, -1]], 1)
         if lengths is not None:
             last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
-            ends = torch.cat([states[:, :1], states.gather(1, last)], 1)
-            ends = ends.masked_fill((lengths == 0)[:, None, None], 0)
+            ends = torch.cat([states[:, :1], states.gather(1, last)], 1).masked_fill((lengths == 0)[:, None, None], 0)
         hidden_and_cell = self.bridge(ends.flatten(1)).tanh().view(len(states), 1, self.config.layers, 2, -1)
         return torch.cat([hidden_and_cell, torch.zeros_like(hidden_and_cell[..., :1, :])], 3)
 
@@ -349,8 +348,7 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = Non
     dtype = lstm.all_weights[0][0].dtype
     with torch.autocast(x.device.type, enabled=False):
         hidden_and_cell = None if state is None else tuple(part[None].to(dtype) for part in state)
-        output: Tensor = lstm(x.to(dtype), hidden_and_cell)[0]
-        return output
+        return cast(Tensor, lstm(x.to(dtype), hidden_and_cell)[0])
 
 
 def run_lstm_cell(lstm: nn.LSTM, x: Tensor, state: LSTMState) -> tuple[Tensor, Tensor]:
