@@ -140,7 +140,7 @@ class ConvStack(nn.Module):
         embedded, mask, layers = x, Mask(key_lengths=state.memory_lengths), []
         for i, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             history = state.states[:, :, i].flatten(0, 1)  # (B * K, k - 1, E) of the K beams of each row
-            inputs = block.dropout(x).view(len(history), x.shape[1] // state.beams, -1)  # T, or one of each beam
+            inputs = block.dropout(x).reshape(len(history), x.shape[1] // state.beams, -1)  # T, or one of each beam
             layers.append(torch.cat([history, inputs], 1))
             x = block(x, layers[-1], embedded, layer.cross_attn, mask)
         if cache is not None:

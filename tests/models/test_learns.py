@@ -118,7 +118,8 @@ def test_a_model_learns_to_copy_and_to_reverse(
             yield sources, [task(source) for source in sources]
 
     model = build(FIRST + words)
-    train(model, batches(), steps=280 if build is small else 160, lr=4e-3 if build is small else 1e-2)
+    steps, lr = {small: (280, 4e-3), lstm: (160, 1e-2), conv: (280, 2e-3)}[build]
+    train(model, batches(), steps=steps, lr=lr)
     assert translate(model, unseen, LONGEST + 1) == [task(source) for source in unseen]
 
 

@@ -28,7 +28,7 @@ from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
 from attent.training.state import Pauses, PendingSave
 from attent.training.stop_signals import StopRequested
-from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, lstm, max_difference, model
+from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, conv, lstm, max_difference, model
 
 EVERYTHING = replace(
     RECIPE, steps=9, accumulate=2, optimizer="adamw", weight_decay=0.1, clip_norm=0.5, rdrop=1.0, ema=0.9, save_every=4,
@@ -546,6 +546,7 @@ def checkpoint_tensors(toy_run: ToyRun) -> dict[str, Tensor]:
         pytest.param("bucketed", 0, model, marks=pytest.mark.slow),
         pytest.param("packed", 2, model, marks=pytest.mark.slow),
         ("bucketed", 0, lstm),
+        ("bucketed", 0, conv),
     ],
 )
 def test_a_run_stopped_anywhere_resumes_to_the_same_bits(

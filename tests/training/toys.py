@@ -16,7 +16,7 @@ from attent.data.loader import PairLoader
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
-from attent.nn import LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
+from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.lora import add_lora
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainConfig
@@ -75,6 +75,12 @@ def model(dropout: float = 0.1, seed: int = 1) -> Seq2Seq:
 def lstm(dropout: float = 0.1, seed: int = 1) -> Seq2Seq:
     torch.manual_seed(seed)
     encoder, decoder = (kind(layers=2, width=16, dropout=dropout) for kind in (LSTMEncoderConfig, LSTMDecoderConfig))
+    return Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=encoder, decoder=decoder), tokenizer()))
+
+
+def conv(dropout: float = 0.1, seed: int = 1) -> Seq2Seq:
+    torch.manual_seed(seed)
+    encoder, decoder = (kind(layers=2, width=16, dropout=dropout) for kind in (ConvEncoderConfig, ConvDecoderConfig))
     return Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=encoder, decoder=decoder), tokenizer()))
 
 
