@@ -116,7 +116,7 @@ def plot_scores(results: Sequence[EntryResult]) -> Figure:
         axes.plot(bleu, [row] * len(bleu), "o", color=COLORS[1], alpha=0.7)
         axes.plot([fmean(bleu)] * 2, [row - 0.35, row + 0.35], color=COLORS[0], linewidth=2)
     axes.set_yticks(range(len(results)), [result.entry.label for result in results])
-    axes.invert_yaxis()
+    axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_xlabel("test BLEU")
     axes.grid(color=GRID_COLOR)
     return figure
