@@ -40,7 +40,10 @@ def add_lora(model: nn.Module, rank: int, new_parameters: Iterable[str] = ()) ->
     model.requires_grad_(False)
     for name in new_parameters:
         model.get_parameter(name).requires_grad_(True)
-    for layer in [part for part in model.modules() if isinstance(part, Attention | FeedForward)]:
+    layers = [part for part in model.modules() if isinstance(part, Attention | FeedForward)]
+    if not layers:
+        raise LoRAError("`train.lora` must be 0 for a model without attention, whose matrices it adapts; leave it out")
+    for layer in layers:
         for linear in [part for part in layer.children() if isinstance(part, nn.Linear)]:
             if rank > min(linear.weight.shape):
                 raise LoRAError(

@@ -12,6 +12,7 @@ import attent
 from attent.interop.export import convert_model
 from attent.models import Seq2Seq, presets
 from attent.nn import LSTMDecoderConfig, StackConfig
+from attent.nn.lora import LoRAError, add_lora
 from attent.training.config import TrainError, read_run, read_user_settings
 from attent.training.folder_info import inspect_folder
 from attent.training.run import TrainResult, train
@@ -76,6 +77,11 @@ def test_it_is_fine_tuned_in_its_architecture(folder: Path, tmp_path: Path) -> N
     assert isinstance(read_run(tmp_path / "tuned" / "run.toml").model.decoder, LSTMDecoderConfig)
     with pytest.raises(TrainError, match="`arch` cannot be changed with --from"):
         train(data, src="en", tgt="xx", out=tmp_path / "x", init_from=str(folder / "lstm"), arch="transformer", **more)
+
+
+def test_lora_needs_attention() -> None:
+    with pytest.raises(LoRAError, match="must be 0 for a model without attention"):
+        add_lora(attent.build(presets.lstm_no_attention(9, "tiny")), 2)
 
 
 @pytest.mark.parametrize("to", ["hf", "ctranslate2"])
