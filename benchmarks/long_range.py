@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -252,10 +253,11 @@ def write_report(results: Sequence[dict[str, Any]], out: Path, machine: str) -> 
             f"Share of right tokens by the number of {spec.unit}; * is beyond training.",
             markdown_table(header, rows, right_aligned=range(1, len(header))),
         ]
-    parts.append("![Accuracy against length](long-range.svg)")
+    if find_spec("matplotlib"):
+        with plot_context(MODELS):
+            save_figure(plot(results, tasks), out / "long-range.svg")
+        parts.append("![Accuracy against length](long-range.svg)")
     write_atomic(out / "long-range.md", ("\n\n".join(parts) + "\n").encode())
-    with plot_context(MODELS):
-        save_figure(plot(results, tasks), out / "long-range.svg")
 
 
 def average_accuracy(results: Sequence[dict[str, Any]], task: str) -> dict[str, list[float]]:

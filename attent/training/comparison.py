@@ -28,7 +28,6 @@ from attent import settings
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
-from attent.inspection.plots import plot_heads, save_figure
 from attent.inspection.session import look
 from attent.interop import load_as
 from attent.models import Seq2Seq, build
@@ -100,7 +99,7 @@ class RunMeasurements:
     curve: tuple[tuple[float, float, float], ...]  # of each validation: seconds, FLOPs, BLEU
     by_length: tuple[tuple[str, int, float], ...]  # words of the source, sentences, BLEU
     samples: tuple[ValidationSample, ...]
-    attention: str  # a figure: the cross-attention of the head that aligns best; empty without cross-attention
+    attention: str  # JSON for `plot_heads`: the cross-attention head that aligns best; empty without cross-attention
     peak_memory: int | None = None  # bytes on the GPU during training
 
 
@@ -277,7 +276,7 @@ def train_and_measure(planned: PlannedRun, out: Path, listener: EventHandler = l
         raise KeyboardInterrupt
     path = out / RESULTS_FOLDER / f"{planned.name}.json"
     path.parent.mkdir(exist_ok=True)
-    measured = replace(measure_run(folder, path.with_suffix(".svg")), peak_memory=max(peak_memory, default=None))
+    measured = replace(measure_run(folder), peak_memory=max(peak_memory, default=None))
     settings.write_json({"settings": planned.settings, "measurements": settings.to_dict(measured)}, path)
     return measured
 
@@ -292,7 +291,7 @@ def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> Prepared
     return prepare_data(config, tokenizer, context)
 
 
-def measure_run(folder: Path, figure: Path) -> RunMeasurements:
+def measure_run(folder: Path) -> RunMeasurements:
     """Translate the test set (without one, the validation set) with a complete run, and read its log."""
     config = read_run(folder / run_folder.RUN_FILE)
     translator = Translator.load(folder, device=activate_device(config.train.device), engine="torch")
@@ -341,7 +340,7 @@ def measure_run(folder: Path, figure: Path) -> RunMeasurements:
             ValidationSample(source=sentence.source, reference=sentence.reference, output=sentence.output)
             for sentence in select_evenly(by_length, NUM_SAMPLES)
         ),
-        attention=draw_attention(folder, texts.sources[drawn], texts.references[drawn], to, figure),
+        attention=record_attention(folder, texts.sources[drawn], texts.references[drawn], to),
     )
 
 
@@ -369,12 +368,13 @@ def count_pair_flops(model: Seq2Seq, store: TokenStore) -> float:
     return counter.get_total_flops() / len(pairs)
 
 
-def draw_attention(folder: Path, source: str, target: str, to: str | None, path: Path) -> str:
-    """Draw the head that aligns best, on a test sentence and its reference; return the name of the figure."""
+def record_attention(folder: Path, source: str, target: str, to: str | None) -> str:
+    """Record the head that aligns best, on a test sentence and its reference."""
     try:
         inspection = look(folder, source, target=target, to=to, kind="cross")
-        layer, head = inspection.select_head()
+        path, head = inspection.select_head()
     except ValueError:  # no cross-attention
         return ""
-    save_figure(plot_heads(inspection.label_rows(layer, head), path=layer, heads=[head]), path)
-    return path.name
+    document = inspection.label_rows(path, head)
+    shown = {"sides": document["sides"], "layers": [layer for layer in document["layers"] if layer["path"] == path]}
+    return json.dumps({"document": shown, "heads": [head]})

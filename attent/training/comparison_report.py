@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ import torch
 from attent import __version__
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
-from attent.inspection.plots import create_figure, plot_context, save_figure
+from attent.inspection.plots import create_figure, plot_context, plot_heads, save_figure
 from attent.storage.atomic import write_output
 from attent.training.comparison import RESULTS_FOLDER, EntryResult
 from attent.training.curves import COLORS, GRID_COLOR
@@ -35,14 +37,23 @@ IMAGE_PATTERN = re.compile(r"!\[[^\]]*\]\((.*?)\)")
 
 
 def write_report(results: Sequence[EntryResult], out: Path, title: str, conditions: str) -> None:
-    """Write report.md, report.html and the figures into `out`."""
-    plots: tuple[Callable[[Sequence[EntryResult]], Figure], ...] = (plot_scores, plot_curves)
-    for plot in plots[: 1 if len(results) > MAX_DETAILED else 2]:
-        with plot_context(result.entry.label for result in results):
-            save_figure(plot(results), out / f"{plot.__name__.removeprefix('plot_')}.svg")
+    """Write report.md, report.html and the figures into `out`; without matplotlib, no figures."""
+    if find_spec("matplotlib"):
+        draw_figures(results, out)
     blocks = [f"# {escape_markdown(title)}", *build_blocks(results, conditions)]
+    blocks = [block for block in blocks if all((out / file).exists() for file in IMAGE_PATTERN.findall(block))]
     write_output(out / REPORT_FILE, ("\n\n".join(blocks) + "\n").encode())
     write_output(out / PAGE_FILE, render_html(title, blocks, out).encode())
+
+
+def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
+    with plot_context(result.entry.label for result in results):
+        save_figure(plot_scores(results), out / "scores.svg")
+        if len(results) <= MAX_DETAILED:
+            save_figure(plot_curves(results), out / "curves.svg")
+    for result in results:
+        if (attention := result.runs[0].attention) and len(results) <= MAX_DETAILED:
+            save_figure(plot_heads(**json.loads(attention)), out / f"{RESULTS_FOLDER}/{result.runs[0].name}.svg")
 
 
 def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[str]:
@@ -77,7 +88,7 @@ def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[st
         yield "## Attention side by side"
         yield "Cross-attention of the head that aligns best, on a test sentence and its reference."
         header = markdown_table([result.entry.label for result in attentive], [["-"] * len(attentive)])
-        images = [f"![attention]({RESULTS_FOLDER}/{result.runs[0].attention})" for result in attentive]
+        images = [f"![attention]({RESULTS_FOLDER}/{result.runs[0].name}.svg)" for result in attentive]
         yield "\n".join([*header.splitlines()[:2], f"| {' | '.join(images)} |"])
 
 

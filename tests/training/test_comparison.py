@@ -92,6 +92,16 @@ def test_report_shows_every_entry(folder: Path) -> None:
         assert (folder / "out" / name).read_text().lstrip().startswith("<?xml")
 
 
+def test_report_without_matplotlib(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison_report, "find_spec", lambda name: None)
+    entry, common = read_entries([folder / "entries.toml"])[0], COMMON | {"data.train": [str(folder / "corpus.tsv")]}
+    shutil.copytree(folder / "out" / "results", tmp_path / "results", ignore=shutil.ignore_patterns("*.svg"))
+    comparison_report.write_report(compare([entry], tmp_path, common=common), tmp_path, "Title", "Budget: params.")
+    report = (tmp_path / "report.md").read_text()
+    assert "## Translations side by side" in report
+    assert ".svg" not in report
+
+
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "a | b <b> ![x](secret.svg) \\ `c` *d*"
     table = comparison_report.render_block(markdown_table(("", ""), [["source", text]]), tmp_path)
