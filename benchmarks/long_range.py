@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored = json.loads(path.read_text()) if path.exists() else stored
     if stored["budget"] != asdict(budget):
         sys.exit(f"{path}: has results of another budget; give another --out")
-    results, machine = stored["results"], describe_machine()
+    results, machine = stored["results"], stored.setdefault("machine", describe_machine())
     complete = {(result["model"], result["task"], result["seed"]) for result in results}
     pending = [
         (name, task, seed)
@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, future in enumerate(as_completed(futures), 1):
             result = json.loads(json.dumps(future.result()))  # keys as strings
             results.append(result)
-            write_atomic(path, json.dumps(stored | {"machine": machine}, indent=1).encode())
+            write_atomic(path, json.dumps(stored, indent=1).encode())
             longest = list(result["tokens"].items())[-1]
             print(
                 f"[{number}/{len(pending)}] {result['model']}, {result['task']}: loss {result['loss']:.3f}, "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -50,17 +51,20 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "seconds.json"
-    seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    failed = []
+    path = arguments.out / "measured.json"
+    if not path.exists():
+        write_atomic(path, json.dumps({"conditions": describe_conditions(), "seconds": {}}).encode())
+    measured = json.loads(path.read_text())
+    seconds, failed = measured["seconds"], []
     for part in arguments.parts:
         command = [sys.executable, "-m", *build_command(part, arguments)]
         print(f"== {part}: {' '.join(command[2:])}", flush=True)
         start = time.monotonic()
         failed += [part] if subprocess.run(command, check=False).returncode else []
         seconds[part] = round(seconds.get(part, 0.0) + time.monotonic() - start, 1)
-        write_atomic(path, json.dumps(seconds).encode())
-    write_atomic(arguments.out / "report.md", collect_reports(arguments.out, seconds).encode())
+        write_atomic(path, json.dumps(measured).encode())
+    report = collect_reports(arguments.out, measured["conditions"], seconds)
+    write_atomic(arguments.out / "report.md", report.encode())
     print(f"report: {arguments.out / 'report.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
 
@@ -82,17 +86,20 @@ def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
     return [*command, *own, *(tiny if arguments.quick else [])]
 
 
-def collect_reports(out: Path, seconds: Mapping[str, float]) -> str:
+def describe_conditions() -> str:
+    """Date, commit and machine of the first call; a later one elsewhere may only draw the figures."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    is_installed = shutil.which("git") is not None
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() if is_installed else ""
+    version = f", commit {commit}" if commit else ""
+    return f"{date.today().isoformat()}{version}; {describe_machine()}."
+
+
+def collect_reports(out: Path, conditions: str, seconds: Mapping[str, float]) -> str:
     """Join the reports of all parts that have one; headings move one level down."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    version = f", commit {commit.stdout.strip()}" if commit.stdout.strip() else ""
     rows = [[part, format_duration(seconds[part])] for part in REPORTS if part in seconds]
     rows.append(["together", format_duration(sum(seconds.values()))])
-    parts = [
-        "# Measurements",
-        f"{date.today().isoformat()}{version}; {describe_machine()}.",
-        markdown_table(["part", "time"], rows, right_aligned=[1]),
-    ]
+    parts = ["# Measurements", conditions, markdown_table(["part", "time"], rows, right_aligned=[1])]
     for part, name in REPORTS.items():
         if (report := out / part / name).exists():
             text = re.sub(r"^#", "##", report.read_text(encoding="utf-8"), flags=re.MULTILINE)

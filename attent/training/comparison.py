@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attent import settings
+from attent import __version__, settings
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
@@ -83,7 +84,7 @@ class RunMeasurements:
     """Everything that the report shows of a run."""
 
     name: str
-    device: str
+    conditions: str  # device, versions and date
     parameters: int
     steps: int
     seconds: float  # of training
@@ -318,7 +319,7 @@ def measure_run(folder: Path) -> RunMeasurements:
     drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
         name=folder.name,
-        device=started.device,
+        conditions=f"{started.device}; attent {__version__}, torch {torch.__version__}, {date.today().isoformat()}",
         parameters=started.parameters,
         steps=ended.step,
         seconds=ended.seconds,

@@ -6,16 +6,12 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import date
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import torch
-
-from attent import __version__
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
 from attent.inspection.plots import create_figure, plot_context, plot_heads, save_figure
@@ -64,8 +60,7 @@ def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[st
     yield escape_markdown(
         f"{conditions} Test set: {first.test_set}; BLEU: {first.signature}.{means} FLOPs are those of matrix products, "
         "forward and backward, without padding. Decoding speed is that of the whole test set at once; in brackets, "
-        f"without the GPU engine. {first.device}; attent {__version__}, torch {torch.__version__}, "
-        f"{date.today().isoformat()}."
+        f"without the GPU engine. {first.conditions}."
     )
     yield markdown_table(SCORE_COLUMNS, [format_entry(result) for result in results], range(2, len(SCORE_COLUMNS)))
     yield "![Test BLEU: each dot is a run, each line a mean](scores.svg)"

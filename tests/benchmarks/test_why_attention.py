@@ -24,6 +24,6 @@ def test_parts_accept_their_flags(tmp_path: Path) -> None:
 def test_reports_are_joined(tmp_path: Path) -> None:
     (tmp_path / "table1").mkdir()
     (tmp_path / "table1" / "table1.md").write_text("# Table 1\n\n## Time\n\n![Time](time.svg)\n")
-    report = why_attention.collect_reports(tmp_path, {"table1": 90.0})
+    report = why_attention.collect_reports(tmp_path, "2026-11-16; a machine.", {"table1": 90.0})
     assert "## Table 1\n\n### Time\n\n![Time](table1/time.svg)" in report
     assert "| table1 | 1 min 30 s |" in report
