@@ -29,7 +29,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Triton kernels and CUDA graphs run on a GPU (`make test-device`); abbreviations are a list of words.
-EXCLUDED = ("nn/kernels/", "nn/fused", "decoding/engines/gpu/", "training/step_graphs", "text/abbreviations", "__")
+EXCLUDED = (
+    "nn/kernels/",
+    "nn/fused",
+    "decoding/engines/gpu/",
+    "decoding/engines/graphed_search",
+    "training/step_graphs",
+    "text/abbreviations",
+    "__",
+)
 SLOW_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")
 FOREIGN_CODE = re.compile(r"if (TYPE_CHECKING|sys\.platform == '(win32|darwin)'):|torch\.cuda\.")
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
