@@ -40,6 +40,9 @@ EXCLUDED = (
 )
 SLOW_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")
 FOREIGN_CODE = re.compile(r"if (TYPE_CHECKING|sys\.platform == '(win32|darwin)'):|torch\.cuda\.")
+SPEED_NAMES = re.compile(r"\b[A-Z_]*(BLOCK|CACHE|CHUNK|POLL|PREFETCH|SETTLE)[A-Z_]*\b")
+STYLE_KEYWORDS = "color complete_style facecolor fontsize header_style linestyle linewidth maxsize zorder".split()
+SKIPPED_KEYWORDS = (None, "strict", "kw_only", "frozen", *STYLE_KEYWORDS)
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: (r"not\s+in", "in"),
@@ -107,7 +110,7 @@ def find_mutants(file: str) -> Iterator[Mutant]:
                 yield Mutant(file, begin(node), end(node), "pass")
             case ast.Call(args=args, keywords=keywords):
                 for previous, argument in itertools.pairwise(sorted([*args, *keywords], key=begin)):
-                    if isinstance(argument, ast.keyword) and argument.arg not in (None, "strict", "kw_only", "frozen"):
+                    if isinstance(argument, ast.keyword) and argument.arg not in SKIPPED_KEYWORDS:
                         yield Mutant(file, end(previous), end(argument), "")
 
 
@@ -117,11 +120,15 @@ def is_text(node: ast.AST) -> bool:
 
 def is_check(node: ast.AST) -> bool:
     """Return True for code that changes no result of a correct program: an assertion, `zip(strict=True)` (lengths are
-    equal by construction), `kw_only=True` and `frozen=True` (mypy checks calls and assignments), a pause between two
-    polls."""
+    equal by construction), keywords of dataclasses (mypy checks calls and assignments), a pause between two polls, the
+    size of a cache or a block, and colors and lines of figures and tables."""
     match node:
         case ast.Assert() | ast.keyword(arg="strict" | "kw_only" | "frozen", value=ast.Constant(value=True)):
             return True
+        case ast.keyword(arg=str(name)):
+            return name in STYLE_KEYWORDS
+        case ast.Assign(targets=[target]):
+            return SPEED_NAMES.search(ast.unparse(target)) is not None
         case ast.Expr(value=ast.Call(func=function) | ast.Await(value=ast.Call(func=function))):
             return isinstance(function, ast.Attribute) and function.attr == "sleep"
     return False
