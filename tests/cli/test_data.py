@@ -323,3 +323,11 @@ def test_estimates_are_rounded() -> None:
     assert format_duration_range(7_000, 16_000) == "2 to 4 hours"
     assert format_duration_range(10, 40) == "10 to 40 seconds"
     assert format_duration_range(30_000, 400_000) == "up to 5 days"
+    assert format_duration_range(89, 89) == "about 89 seconds"
+    assert format_duration_range(60, 90) == "1 to 2 minutes"
+    assert format_duration_range(0, 0) == "up to 1 seconds"
+    assert format_duration_range(600, 4_000) == "10 to 67 minutes"
+    limits = (10**6, 99_400_000, 100 * 10**6, 123_456_789, 10**9, 999_999)
+    assert [format_rounded(n) for n in limits] == [
+        "1 million", "99 million", "100 million", "123 million", "1 billion", "1,000,000",
+    ]  # fmt: skip

@@ -119,6 +119,13 @@ def test_last_tenth_of_one_text_is_held_out() -> None:
     assert train.texts[0] + valid.texts[0] == text
     _, valid = hold_out_texts(TextCorpus("a", [text]), 100, seed=1)
     assert len(valid.texts[0]) == 100
+    assert valid.name == "last part"
+    _, valid = hold_out_texts(TextCorpus("a", [text, text]), 100, seed=1, layout="documents")
+    assert (valid.name, [len(part) for part in valid.texts]) == ("last parts", [50, 50])
+    _, valid = hold_out_texts(TextCorpus("a", ["x" * 6_000_000]), None, seed=1)
+    assert len(valid.texts[0]) == 500_000
+    with pytest.raises(CorpusError, match="a: has 9 characters, too few to hold out 9 of them; give more text"):
+        hold_out_texts(TextCorpus("a", ["x" * 9]), 9, seed=1)
 
 
 def test_held_out_texts_are_not_trained_on() -> None:
@@ -145,6 +152,14 @@ def test_copies_are_held_out_together() -> None:
     assert valid.texts == ["y"] * 4  # the smallest possible number
     with pytest.raises(CorpusError, match="all its texts are the same, so that none can be held out"):
         hold_out_texts(TextCorpus("a", ["x"] * 9), None, seed=1)
+
+
+def test_texts_that_are_trained_on_are_counted() -> None:
+    long, short = "x" * 20, "y" * 19
+    train, other = TextCorpus("a", [f"{long}\n{short}"]), TextCorpus("b", [f"{short}\n{long}\nz\n{long}"])
+    assert count_shared_texts(train, other, "documents") == 2
+    assert count_shared_texts(train, other, "lines") == 0
+    assert count_shared_texts(TextCorpus("a", [short]), TextCorpus("b", [short, long, short]), "lines") == 2
 
 
 def test_held_out_texts_are_stratified_by_label() -> None:

@@ -18,7 +18,7 @@ from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
 from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
-from attent.inspection.prune import PruneTrial, prune_heads, rank_heads, select_heads
+from attent.inspection.prune import HeadSelector, PruneTrial, prune_heads, rank_heads, select_heads
 from attent.inspection.record import record
 from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -358,3 +358,30 @@ def test_invalid_selections_are_rejected() -> None:
         select_heads(ablation_of({"encoder.blocks.0": 1}), lambda parts: (30.0, 1.0))
     with pytest.raises(ValueError, match="`max_bleu_drop` must be 0 BLEU or more, but is nan"):
         select_heads(ablation_of(HEADS), lambda parts: (30.0, 1.0), max_bleu_drop=math.nan)
+
+
+def test_groups_of_heads_are_bisected() -> None:
+    """Of five heads, only the last may not be removed."""
+    heads = [ModelPart(f"decoder.blocks.{i}.self_attn", 0) for i in range(5)]
+    trials: list[PruneTrial] = []
+    selector = HeadSelector(
+        measure_without=lambda parts: (30.0, 2.0) if heads[4] not in parts else (20.0, 2.0),
+        bleu=30.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
+    )  # fmt: skip
+    assert not selector.add_group(heads)
+    assert selector.heads == heads[:4]
+    assert [(trial.num_removed, len(trial.added), trial.accepted) for trial in trials] == [
+        (5, 5, False), (3, 3, True), (4, 1, True),
+    ]  # fmt: skip
+    assert trials == selector.trials
+    assert selector.add_group([])
+
+
+@pytest.mark.parametrize(
+    ("bleu", "loss", "accepted"), [(30.0, 2.0, True), (29.9, 2.0, False), (30.0, 2.1, False), (31.0, 1.0, True)]
+)
+def test_a_group_is_removed_at_the_limits_of_bleu_and_loss(bleu: float, loss: float, accepted: bool) -> None:
+    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, min_bleu=30.0, max_loss=2.0, progress=None)
+    assert selector.try_group([ModelPart("a", 1)]) is accepted
+    assert selector.bleu == (bleu if accepted else 35.0)
+    assert selector.trials == [PruneTrial(num_removed=1, added=("a:1",), bleu=bleu, loss=loss, accepted=accepted)]

@@ -226,6 +226,22 @@ def test_invalid_requests_are_rejected(inspector: TranslationInspector, argument
         inspector.inspect(InspectionRequest(**arguments))
 
 
+@pytest.mark.parametrize("to", [None, "de"])
+def test_the_limit_of_a_translation_is_without_added_tokens(inspector: TranslationInspector, to: str | None) -> None:
+    tokens = len(inspector.translator.tokenizer.source.encode([TEXT])[0])
+    request = inspector._build_search_request(InspectionRequest(text=TEXT, to=to))
+    assert request.max_length == tokens + 50
+    prefix = (5,) * (tokens + 49)
+    assert inspector._build_search_request(InspectionRequest(text=TEXT, to=to, prefix=prefix)).prefix_ids == prefix
+    with pytest.raises(ValueError, match=f"`prefix` must be shorter than {tokens + 50} tokens, but has {tokens + 50}"):
+        inspector._build_search_request(InspectionRequest(text=TEXT, to=to, prefix=(*prefix, 5)))
+    size = inspector.model.config.output_vocab
+    assert inspector._build_search_request(InspectionRequest(text=TEXT, to=to, prefix=(0, size - 1))).prefix_ids
+    for token in (-1, size):
+        with pytest.raises(ValueError, match=f"`prefix` must hold token ids from 0 to {size - 1}, but one is {token}"):
+            inspector._build_search_request(InspectionRequest(text=TEXT, to=to, prefix=(token,)))
+
+
 def test_too_long_sentence_is_rejected() -> None:
     from dataclasses import replace
 
