@@ -23,6 +23,7 @@ from attent.formatting import format_duration, markdown_table
 from attent.storage.atomic import write_atomic
 from benchmarks.timing import describe_machine
 
+INTERRUPTED = 130  # an exit code
 REPORTS = {
     "architectures": "report.md",
     "table3": "report.md",
@@ -60,13 +61,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", *build_command(part, arguments)]
         print(f"== {part}: {' '.join(command[2:])}", flush=True)
         start = time.monotonic()
-        failed += [part] if subprocess.run(command, check=False).returncode else []
+        code = run_part(command)
+        failed += [part] if code else []
         seconds[part] = round(seconds.get(part, 0.0) + time.monotonic() - start, 1)
         write_atomic(path, json.dumps(measured).encode())
+        if code == INTERRUPTED:
+            break
     report = collect_reports(arguments.out, measured["conditions"], seconds)
     write_atomic(arguments.out / "report.md", report.encode())
     print(f"report: {arguments.out / 'report.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
+
+
+def run_part(command: Sequence[str]) -> int:
+    """Return the exit code; Ctrl-C reaches the part too, which saves its run."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        return INTERRUPTED
 
 
 def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
