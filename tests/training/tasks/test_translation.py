@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from attent.training.stop_signals import StopRequested
 from attent.training.tasks import translation
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.translation import TranslationTask
+from tests.text.corpus import lines, tokenizer
 from tests.training import toys
 from tests.training.runs import write_corpus
 
@@ -104,3 +106,50 @@ def test_languages_decide_the_card_of_a_translator() -> None:
     untagged = translation.describe_translator("runs/x", "en", "de", "")
     assert " --to '' <" in untagged.shell_example
     assert ", to=" not in untagged.python_example
+
+
+@pytest.fixture(scope="module")
+def tagged_task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
+    """A task with two target languages and without a validation set."""
+    folder = tmp_path_factory.mktemp("tagged")
+    source, target = lines(30)
+    rows = [f"{a}\t{b}\t{a.upper()}\n" for a, b in zip(source, target, strict=True)]
+    (folder / "c.tsv").write_text("en\tde\tpt-BR\n" + "".join(rows), encoding="utf-8")
+    data = DataConfig(train=(str(folder / "c.tsv"),), src="en", tgt="de,pt-BR", hold_out=0)
+    context = RunContext(data_dir=folder / "data", device=torch.device("cpu"), report=lambda event: None)
+    return TranslationTask(RunConfig(data=data, train=TrainConfig()), tokenizer(), context)
+
+
+def test_a_multilingual_model_is_described_with_a_language(tagged_task: TranslationTask) -> None:
+    description = tagged_task.describe_model(Path("runs/m"))
+    assert description.next_step == "try it: attent translate runs/m --to de"
+    assert " --to de <" in description.shell_example
+    assert ", to='de')" in description.python_example
+    assert description.has_two_sides
+
+
+def test_without_a_validation_set_nothing_is_held_out(tagged_task: TranslationTask) -> None:
+    summary = tagged_task.describe_data()
+    assert (summary.num_held_out, len(summary.corpora)) == (0, 2)
+
+
+def test_validations_translate_the_requested_number_of_sentences(
+    task: TranslationTask, tagged_task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tagged_task.build_evaluator(RunConfig()) is None
+    assert task.build_evaluator(RunConfig(train=TrainConfig(valid_sentences=0))) is None
+    calls: list[Any] = []
+
+    def translate(model: Any, texts: Any, **options: Any) -> list[str]:
+        calls.append((texts.sources, options))
+        return texts.references
+
+    monkeypatch.setattr(task, "translate", translate)
+    evaluate = task.build_evaluator(RunConfig(train=TrainConfig(valid_sentences=4)))
+    assert evaluate is not None
+    result = evaluate(toys.model())
+    ((sources, options),) = calls
+    assert (len(sources), options) == (4, {"beam_size": 1, "length_penalty": 0.0})
+    assert result.metrics["chrf"] == pytest.approx(100)
+    assert [sample.source for sample in result.samples] == [sources[4 * i // 3] for i in range(3)]
+    assert all(sample.output == sample.reference for sample in result.samples)

@@ -87,6 +87,29 @@ def test_a_validation_set_is_named_or_found_beside_the_data(tmp_path: Path) -> N
     assert len(read_eval_texts(named_splits.valid, False).sources) == 10
 
 
+def test_sets_beside_the_data_are_found_once_under_their_names(tmp_path: Path) -> None:
+    for name, first in (("train", 0), ("valid", 110), ("test", 130), ("test_2017", 140)):
+        write(tmp_path / f"{name}.tsv", first, first + 10)
+    train = str(tmp_path / "train.tsv")
+    splits = load(tmp_path, replace(DATA, train=(f"{train}:3", train)))
+    assert [(corpus.name, corpus.weight) for corpus in splits.valid] == [("valid", 1.0)]
+    assert [corpus.name for corpus in splits.tests] == ["test", "test_2017"]
+    assert all(len(corpus.parallel_files) == 1 and not corpus.sibling_files for corpus in splits.valid)
+
+
+def test_a_test_set_that_was_found_and_cannot_be_read_is_skipped(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "train.tsv"), tmp_path / "test.tsv"
+    test.write_text("\n", encoding="utf-8")
+    events: list[Event] = []
+    splits = load(tmp_path, replace(DATA, train=(train,)), events)
+    assert splits.tests == []
+    (warning,) = [event.text for event in events if isinstance(event, Note) and "test set" in event.text]
+    assert warning.startswith(f"{test}: this test set contains no sentence pairs")
+    assert warning.endswith("; this test set was found automatically and is skipped")
+    with pytest.raises(TrainError, match="this test set contains no sentence pairs"):
+        load(tmp_path, replace(DATA, train=(train,), test=(str(test),)))
+
+
 def test_holding_out_can_be_turned_off(tmp_path: Path) -> None:
     splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
     assert not splits.held_out
