@@ -12,11 +12,17 @@ import torch
 import attent
 from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
-from attent.models.config import mirror_encoder
-from attent.nn import Packing, StackConfig
+from attent.models.config import CausalConfig, EncoderConfig, VisionConfig, mirror_encoder
+from attent.models.folder import check_tensors
+from attent.models.output import OutputProjection
+from attent.nn import LearnedConfig, Packing, StackConfig
+from attent.storage.errors import FolderError
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
 CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
+CAUSAL = replace(ENCODER, causal=True)
+TEXT = EncoderConfig(vocab=9, stack=ENCODER)
+VISION = VisionConfig(image_size=8, patch_size=4, stack=replace(ENCODER, positions=LearnedConfig(max_length=5)))
 
 
 def ids(*values: int, rows: int = 2) -> torch.Tensor:
@@ -116,7 +122,122 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: attent.presets.base(vocab=0),
         "`vocab` must be a number from 1 to 16,777,216, but is 0",
     ),
+    "a language model that looks ahead": (
+        lambda: CausalConfig(vocab=9, stack=ENCODER),
+        "`stack.causal` must be true and `stack.cross_attention` false in a decoder-only model",
+    ),
+    "a language model with a source": (
+        lambda: CausalConfig(vocab=9, stack=CONFIG.decoder),
+        "`stack.causal` must be true and `stack.cross_attention` false in a decoder-only model",
+    ),
+    "start of a language model": (
+        lambda: CausalConfig(vocab=9, stack=CAUSAL, start_id=9),
+        "`start_id` must be of token ids from 0 to 8, but one is 9",
+    ),
+    "ends of a language model": (
+        lambda: CausalConfig(vocab=9, stack=CAUSAL, end_ids=(8, -1)),
+        "`end_ids` must be of token ids from 0 to 8, but one is -1",
+    ),
+    "an encoder that is causal": (
+        lambda: EncoderConfig(vocab=9, stack=CAUSAL),
+        "`stack.causal` and `stack.cross_attention` must be false in an encoder",
+    ),
+    "labels of texts": (
+        lambda: EncoderConfig(vocab=9, stack=ENCODER, labels=("a", "b", "b")),
+        "`labels` must differ, but 'b' is there twice",
+    ),
+    "segments": (lambda: EncoderConfig(vocab=9, stack=ENCODER, segments=-1), "`segments` must be 0 or more, but is -1"),
+    "labels of images": (lambda: replace(VISION, labels=("a", "a")), "`labels` must differ, but 'a' is there twice"),
+    "size of images": (lambda: replace(VISION, image_size=0), "`image_size` must be a number from 1 to"),
+    "patches": (lambda: replace(VISION, patch_size=3), "`image_size` must be a multiple of `patch_size`=3, but is 8"),
+    "channels": (lambda: replace(VISION, channels=0), "`channels` must be a number from 1 to"),
+    "pooling": (lambda: replace(VISION, pooling="max"), "`pooling` must be one of"),
+    "fit": (lambda: replace(VISION, fit="pad"), "`fit` must be one of"),
+    "resample": (lambda: replace(VISION, resample="box"), "`resample` must be one of"),
+    "smaller than the crop": (
+        lambda: replace(VISION, resize_to=7),
+        "`resize_to` must be at least `image_size`=8, but is 7",
+    ),
+    "pooling without a class token": (
+        lambda: replace(VISION, class_token=False),
+        "`pooling` must be mean where there is no `class_token`, but is class",
+    ),
+    "means": (lambda: replace(VISION, mean=(0.5, 0.5)), "`mean` must have a number for each of 3 channels, or one for"),
+    "deviations": (lambda: replace(VISION, std=(0.5,) * 4), "`std` must have a number for each of 3 channels, or one"),
+    "no deviation": (lambda: replace(VISION, std=(0.5, 0.0, 1.0)), "`std` must be more than 0, but is (0.5, 0.0, 1.0)"),
+    "images without a classifier": (
+        lambda: build(VISION)(torch.zeros(1, 3, 8, 8)),
+        "this model has no classifier (`labels` is empty in its config); see `compute_states`",
+    ),
+    "bytes as pixels": (
+        lambda: build(VISION).compute_states(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)),
+        "pixels must be floating numbers of (B, 3, 8, 8), but are torch.uint8 of (1, 3, 8, 8)",
+    ),
+    "another size": (
+        lambda: build(VISION).compute_states(torch.zeros(1, 3, 8, 9)),
+        "pixels must be floating numbers of (B, 3, 8, 8), but are torch.float32 of (1, 3, 8, 9)",
+    ),
+    "no tensor": (
+        lambda: build(VISION).compute_states([1]),  # type: ignore[arg-type]
+        "pixels must be floating numbers of (B, 3, 8, 8), but are <class 'list'>",
+    ),
+    "segments without embeddings": (
+        lambda: build(TEXT)(ids(1), segments=ids(0)),
+        "`segments` must be None for a model with `segments`=0, which has no segment embeddings",
+    ),
+    "segments beyond the embeddings": (
+        lambda: build(replace(TEXT, segments=2))(ids(1, 1), segments=ids(0, 2)),
+        "`segments` must be from 0 to 1, the segment embeddings of the model, but range from 0 to 2",
+    ),
+    "no masked words": (lambda: build(TEXT).masked_logits(torch.zeros(1, 8)), "this model has no head for masked"),
+    "no labels": (lambda: build(TEXT).classify(torch.zeros(1, 1, 8)), "this model has no classifier (`labels` is"),
+    "stacks of an LSTM": (
+        lambda: attent.presets.lstm(9, "tiny").stacks,
+        "only a Transformer is supported here, but `encoder.kind` is lstm",
+    ),
 }
+
+
+def test_values_at_their_limits_are_accepted() -> None:
+    assert CausalConfig(vocab=9, stack=CAUSAL, start_id=0, end_ids=(0, 8)).start_id == 0
+    assert EncoderConfig(vocab=9, stack=ENCODER, segments=0, labels=("a", "b")).labels == ("a", "b")
+    config = replace(VISION, resize_to=8, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0), class_token=False, pooling="mean")
+    assert config.num_patches == 4
+    assert replace(CONFIG, start_id=0, end_id=8).end_id == 8
+    build(replace(TEXT, segments=2))(ids(1, 1), segments=ids(0, 1))
+
+
+def test_pixels_are_normalized_by_channel() -> None:
+    model = build(replace(VISION, mean=(0.0, 0.5, 1.0), std=(1.0, 2.0, 4.0)))
+    pixels = torch.ones(1, 3, 8, 8)
+    for values in (pixels, (255 * pixels).byte()):
+        assert model.normalize(values)[0, :, 3, 5].tolist() == [1.0, 0.25, 0.0]
+
+
+def test_images_are_pooled_by_the_class_token_or_the_mean_patch() -> None:
+    states = torch.arange(5.0).repeat(1, 8, 1).mT  # (1, T, E)
+    assert build(VISION).pool(states)[0, 0] == 0
+    assert build(replace(VISION, pooling="mean")).pool(states)[0, 0] == 2.5
+    assert build(replace(VISION, pooling="mean", class_token=False)).pool(states)[0, 0] == 2.0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_states_are_scaled_on_request_before_the_output(scaled: bool) -> None:
+    output = OutputProjection(5, 16, tied_to=None, scaled=scaled)
+    states = torch.randn(2, 16)
+    assert torch.equal(output.scale_states(states), states / 4 if scaled else states)
+    assert torch.allclose(output(states), (states / 4 if scaled else states) @ output.weight.T)
+    assert output.bias is None
+    assert OutputProjection(5, 16, tied_to=None).scale is None
+    assert OutputProjection(5, 16, tied_to=None, bias=True).bias is not None
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_the_first_three_wrong_tensors_are_named(count: int) -> None:
+    expected = {f"weight_{i}": torch.Size([2]) for i in range(count)}
+    more = " and 1 more" if count > 3 else ""
+    with pytest.raises(FolderError, match=f"missing: `weight_0`, `weight_1`, `weight_2`{more}\\. Take config"):
+        check_tensors(expected, {}, "file")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
