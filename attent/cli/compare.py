@@ -45,6 +45,10 @@ def compare(
     attent compare --data multi30k --src en --tgt de --out compare
     attent compare --table3 --seeds 1 2 --data multi30k --src en --tgt de --out table3
     """
+    if jobs < 1:
+        raise ValueError(f"`--jobs` must be 1 or more, but is {jobs}")
+    if sum(map(bool, (arch, config, table3))) > 1:
+        raise ValueError("only one of --arch, --config and --table3 can be given; compare them in separate folders")
     limit_thread_waiting()
     from attent.cli.progress import TrainingDisplay
     from attent.training import comparison, comparison_report, run

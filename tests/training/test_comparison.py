@@ -198,6 +198,14 @@ def test_rows_of_table_3_are_valid() -> None:
     assert {entry.name[0] for entry in entries} == set("bABCDEF")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"), [(["--jobs", "0"], "`--jobs` must be 1"), (["--table3", "--arch", "lstm"], "only one of")]
+)
+def test_flags_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert cli.main(["compare", "--data", "corpus.tsv", "--out", str(tmp_path), *flags]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_minutes_must_be_given() -> None:
     with pytest.raises(ValueError, match="--minutes"):
         compare([POST], Path(), common={}, budget="minutes")
