@@ -901,3 +901,16 @@ def test_unexpected_tensors_are_described() -> None:
 def test_many_unexpected_tensors_are_shortened() -> None:
     with pytest.raises(FolderError, match="missing: `n0`, `n1`, `n2` and 997 more"):
         folder.check_tensors({f"n{number}": torch.Size([1]) for number in range(1_000)}, {}, "here")
+
+
+def test_files_of_the_largest_size_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MAX_FILE_BYTES", 5)
+    folder.write_folder(tmp_path / "m", config={}, tensors=tensors(), files={"a.txt": b"12345"})
+    assert folder.read_folder(tmp_path / "m").files == {"a.txt": b"12345"}
+    with pytest.raises(FolderError, match=r"a\.txt: must have at most 5 bytes, but has 6; leave it out"):
+        folder.write_folder(tmp_path / "n", config={}, tensors=tensors(), files={"a.txt": b"123456"})
+    content = '{\n  "a": "é"\n}\n'.encode()
+    monkeypatch.setattr(folder.settings, "MAX_BYTES", len(content))
+    assert folder.encode_json({"a": "é"}, "config.json") == content
+    with pytest.raises(FolderError, match=rf"config\.json: must have at most {len(content)} bytes, but has"):
+        folder.encode_json({"a": "éx"}, "config.json")

@@ -207,6 +207,15 @@ def test_values_at_their_limits_are_accepted() -> None:
     build(replace(TEXT, segments=2))(ids(1, 1), segments=ids(0, 1))
 
 
+def test_segments_are_embedded_without_a_scale() -> None:
+    model = build(replace(TEXT, segments=2, scale_embeddings=True)).eval()
+    assert model.segment_embedding is not None
+    assert torch.equal(model.segment_embedding(ids(1)), model.segment_embedding.weight[1].expand(2, 1, -1))
+    assert torch.allclose(model.embedding(ids(3)), model.embedding.weight[3] * 8**0.5)
+    assert torch.equal(model(ids(1, 2)), model(ids(1, 2), segments=ids(0, 0)))
+    assert not torch.equal(model(ids(1, 2)), model(ids(1, 2), segments=ids(0, 1)))
+
+
 def test_pixels_are_normalized_by_channel() -> None:
     model = build(replace(VISION, mean=(0.0, 0.5, 1.0), std=(1.0, 2.0, 4.0)))
     pixels = torch.ones(1, 3, 8, 8)
