@@ -262,3 +262,120 @@ def test_ablation_shows_every_head(tmp_path: Path) -> None:
     assert {"+0.07", "-0.03", "change of loss"} <= set(by_loss)
     with pytest.raises(ValueError, match="run attent look --ablate first"):
         plot_ablation(section | {"parts": []})
+
+
+# ---- geometry --------------------------------------------------------------------------------------------------------
+
+
+def list_axes(figure: Any) -> list[Any]:
+    """Return the axes that are drawn, without color bars."""
+    return [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
+
+
+def test_the_size_of_one_head_follows_its_tokens() -> None:
+    figure = plot_heads(document(), path="decoder.blocks.1.cross_attn", heads=[1])
+    assert figure.get_size_inches().tolist() == pytest.approx([7 * 0.27 + 2.3, 6 * 0.27 + 1.9])
+    axes, bar = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == [*SOURCE, "‹end›"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [*TARGET, "‹end›"]
+    assert (axes.get_xlabel(), axes.get_ylabel(), bar.get_ylabel()) == ("source", "translation", "attention weight")
+    assert (axes.xaxis.get_label_position(), axes.xaxis.get_ticks_position()) == ("top", "top")
+    assert {text.get_rotation() for text in axes.get_xticklabels()} == {60.0}
+    assert axes.xaxis.get_ticklocs(minor=True).tolist() == [i - 0.5 for i in range(1, 7)]
+    assert axes.yaxis.get_ticklocs(minor=True).tolist() == [i - 0.5 for i in range(1, 6)]
+    (image,) = axes.images
+    weights = image.get_array()
+    assert weights.shape == (6, 7)
+    assert image.get_clim() == pytest.approx((0, float(weights.max())))
+    assert axes.get_title() == "decoder cross-attention, layer 1, head 1"
+
+
+def test_long_sentences_have_small_cells_without_labels() -> None:
+    words = [f"w{i}" for i in range(200)]
+    figure = plot_heads(document(words, words, layers=1), path="decoder.blocks.0.cross_attn", heads=[0])
+    size = (16.0 - 3) / 201
+    assert figure.get_size_inches().tolist() == pytest.approx([201 * size + 2.3, 201 * size + 1.9])
+    axes = figure.axes[0]
+    assert axes.get_xticklabels() == axes.get_yticklabels() == []
+    assert axes.xaxis.get_ticklocs(minor=True).tolist() == []
+
+
+def test_a_grid_has_a_row_per_layer_and_labels_at_its_edges() -> None:
+    figure = plot_heads(document())
+    panels = list_axes(figure)
+    assert [axes.get_title() for axes in panels] == [f"layer {i}, head {j}" for i in (0, 1) for j in (0, 1)] * 2
+    labeled = [(bool(axes.get_xticklabels()), bool(axes.get_yticklabels())) for axes in panels]
+    assert labeled == [(False, True), (False, False), (True, True), (True, False)] * 2
+    assert {axes.images[0].get_clim() for axes in panels} == {(0, 1.0)}
+    assert {text.get_rotation() for text in panels[2].get_xticklabels()} == {90.0}
+    heights = [rows * (1.7 + 0.15) + 0.9 for rows in (2, 2 * 6 / 7)]
+    assert figure.get_size_inches().tolist() == pytest.approx([2 * 1.8 + 1.5, sum(heights) + 0.3])
+    assert [part.get_suptitle() for part in figure.subfigs] == ["encoder self-attention", "decoder cross-attention"]
+    assert figure.get_suptitle() == "A man rides a bike."
+
+
+def test_figures_have_a_largest_size() -> None:
+    figure = plot_heads(document(layers=12, heads=16))
+    size = (16.0 - 1.5) / 16
+    heights = [rows * (size + 0.15) + 0.9 for rows in (12, 12 * 6 / 7)]
+    assert figure.get_size_inches().tolist() == pytest.approx([16.0, sum(heights) + 0.3])
+    assert plots.create_figure(99, 99).get_size_inches().tolist() == [16.0, 30.0]
+
+
+def test_lines_are_as_strong_as_the_weights() -> None:
+    one = document(layers=1, heads=1)
+    (lines,) = plot_heads(one, path="decoder.*", style="lines").axes[0].collections
+    weights = plots.select_panels(one, "decoder.*", None, None)[0].weights
+    strong = [float(weight) for weight in weights.flatten() if weight > 0.04]
+    assert lines.get_linewidths() == pytest.approx([0.3 + 2.4 * weight for weight in strong])
+    assert lines.get_colors()[:, 3].tolist() == pytest.approx([min(1.0, 0.1 + 0.9 * weight) for weight in strong])
+    assert {segment[0][0] for segment in lines.get_segments()} == {0.0}
+    assert {segment[1][0] for segment in lines.get_segments()} == {1.0}
+
+
+def test_position_matrices_have_their_scales() -> None:
+    figure = plot_positions(toy_translator.model())
+    assert figure.get_size_inches().tolist() == pytest.approx([9.5, 3.9])
+    left, right = list_axes(figure)
+    assert (left.get_xlabel(), left.get_ylabel(), left.get_title()) == ("feature", "position", "values")
+    assert (right.get_xlabel(), right.get_ylabel()) == ("position", "position")
+    low, high = left.images[0].get_clim()
+    assert (low, high) == (pytest.approx(-1, abs=1e-2), -low)
+    stack = Stack(StackConfig(layers=1, width=16, heads=4, ffn_width=8, positions=AlibiConfig()))
+    left, right = list_axes(plot_positions(stack))
+    assert (left.get_xlabel(), left.get_ylabel(), left.get_title()) == ("key - query", "bias", "by distance")
+    assert [line.get_label() for line in left.lines[:4]] == [f"head {i}" for i in range(4)]
+    distances = list(left.lines[0].get_xdata())
+    assert (distances[0], distances[-1]) == (-32, 31)
+    assert (right.get_xlabel(), right.get_ylabel(), right.get_title()) == ("key", "query", "bias of head 0")
+
+
+def test_ablation_has_a_table_of_heads_and_bars_of_layers() -> None:
+    parts = [
+        {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 39.0},
+        {"part": "decoder.blocks.0.cross_attn:1", "kind": "head", "bleu": 41.0},
+        {"part": "decoder.blocks.0.cross_attn", "kind": "sublayer", "bleu": 2.0},
+        {"part": "decoder.blocks.0", "kind": "layer", "bleu": 41.0},
+    ]
+    section = {"sentences": 9, "bleu": 40.0, "loss": 1.0, "parts": parts}
+    figure = plot_ablation(section)
+    assert figure.get_size_inches().tolist() == pytest.approx([5.6 + 4.8, 2 * 0.34 + 1.2 + 0.5])
+    table, bars = list_axes(figure)
+    values = table.images[0].get_array()
+    assert values.shape == (2, 2)
+    assert (float(values[0, 0]), float(values[1, 1])) == (-1.0, 1.0)
+    assert table.images[0].get_clim() == (-1.0, 1.0)
+    assert [(text.get_text(), text.get_position()) for text in table.texts] == [("-1.0", (0, 0)), ("+1.0", (1, 1))]
+    assert [text.get_text() for text in table.get_yticklabels()] == ["encoder 0 self", "decoder 0 cross"]
+    assert (table.get_xlabel(), table.get_title()) == ("head", "each head")
+    assert [bar.get_width() for bar in bars.patches] == [-38.0, 1.0]
+    red, blue = (bar.get_facecolor()[:3] for bar in bars.patches)
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert bars.yaxis_inverted()
+    assert [text.get_text() for text in bars.get_yticklabels()] == ["decoder 0 cross", "decoder 0"]
+    assert (bars.get_xlabel(), bars.get_title()) == ("change of BLEU", "each sub-layer and layer")
+    only_heads = plot_ablation(section | {"parts": parts[:2]})
+    assert only_heads.get_size_inches().tolist() == pytest.approx([5.6, 2 * 0.34 + 1.2 + 0.5])
+    only_layers = plot_ablation(section | {"parts": parts[2:]})
+    assert only_layers.get_size_inches().tolist() == pytest.approx([4.8, 2 * 0.24 + 1.2 + 0.5])
