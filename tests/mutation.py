@@ -130,7 +130,7 @@ def is_check(node: ast.AST) -> bool:
         case ast.Assign(targets=[target]):
             return SPEED_NAMES.search(ast.unparse(target)) is not None
         case ast.Expr(value=ast.Call(func=function) | ast.Await(value=ast.Call(func=function))):
-            return isinstance(function, ast.Attribute) and function.attr == "sleep"
+            return isinstance(function, ast.Attribute) and function.attr in ("sleep", "tick_params")
     return False
 
 

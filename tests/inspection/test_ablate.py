@@ -571,3 +571,15 @@ def test_test_set_in_several_languages_needs_one(languages: list[str], translato
     with pytest.raises(ValueError, match="mixed: must have one target language; name it with --tgt"):
         make(to=None)
     assert make(to="pt-BR").to == "pt-BR"
+
+
+@pytest.mark.parametrize(
+    ("value", "worst", "style"),
+    [
+        (None, 1.0, ""), (0.0, 1.0, ""), (-1.0, 1.0, ""), (1.0, 0.0, ""), (1.0, 1.0, "white on rgb(195,45,45)"),
+        (0.25, 1.0, "black on rgb(225,140,140)"), (0.3025, 1.0, "black on rgb(222,130,130)"),
+        (0.31, 1.0, "white on rgb(222,129,129)"),
+    ],
+)  # fmt: skip
+def test_larger_losses_have_a_stronger_red(value: float | None, worst: float, style: str) -> None:
+    assert ablation_report.get_cell_style(value, worst) == style

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 
 import attent
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import DeviceOptions
 from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
+from attent.inspection.session import open_inspector
+from attent.models.weights import save_model
 from attent.nn import get_attention_layers
 from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer
 
@@ -223,3 +227,16 @@ def test_inspection_stops_when_cancelled(writer: CausalLMInspector, reader: Enco
     for inspector in (writer, reader):
         with pytest.raises(SearchCancelled):
             inspector.inspect(InspectionRequest(text=TEXT), should_stop=lambda: True)
+
+
+def test_a_folder_is_opened_with_the_requested_type_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(causal(), tmp_path / "gpt", tokenizer().files)
+    threads = list[int]()
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    plain = open_inspector(tmp_path / "gpt", DeviceOptions(device="cpu"))
+    assert (plain.name, next(plain.model.parameters()).dtype, threads) == ("gpt", torch.float32, [])
+    half = open_inspector(tmp_path / "gpt", DeviceOptions(device="cpu", dtype="bfloat16", threads=3))
+    assert (next(half.model.parameters()).dtype, threads) == (torch.bfloat16, [3])
+    assert open_inspector(half) is half
