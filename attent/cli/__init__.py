@@ -121,7 +121,7 @@ def format_usage_error(error: CycloptsError) -> str:
     if isinstance(error, UnknownCommandError):
         # Handled here, because cyclopts would import every command.
         kind, known = ("option", ROOT_OPTIONS) if unused.startswith("-") else ("command", tuple(COMMANDS))
-        nearest = get_close_matches(unused, known, n=1, cutoff=0.5)
+        nearest = get_close_matches(unused, known, cutoff=0.5)
         hint = f"did you mean `{nearest[0]}`?" if nearest else f"known are: {', '.join(known)}"
         return f"unknown {kind} `{unused}`: {hint}"
     if isinstance(error, UnusedCliTokensError):

@@ -83,7 +83,7 @@ def _check_names(names: Sequence[str]) -> None:
     unknown = next((name for name in names if name.startswith("-") and name != "-"), None)
     if unknown is not None:
         options = [f"--{option.name.replace('_', '-')}" for option in fields(DataFlags)]
-        nearest = get_close_matches(unknown, options, n=1)
+        nearest = get_close_matches(unknown, options)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
         raise CycloptsError(msg=f"Unknown option: {unknown}.{hint}", command_chain=("data",))
 

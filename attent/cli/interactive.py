@@ -62,7 +62,7 @@ class InteractiveSession:
 
     def run_command(self, name: str, argument: str) -> None:
         if name not in COMMANDS:
-            near = get_close_matches(name, COMMANDS, n=1)
+            near = get_close_matches(name, COMMANDS)
             self.print_line(f"unknown command :{name}; {f'did you mean :{near[0]}?' if near else 'see :help'}")
             return
         try:

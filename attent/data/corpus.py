@@ -217,7 +217,7 @@ def _locate_files(corpus: Corpus, path: Path) -> Corpus:
     if group := _list_moses_files(path):
         return _open_moses_pair(corpus, path, group)
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, [*siblings, *builtin.BUILTIN_CORPORA], n=1, cutoff=0.75)
+    near = get_close_matches(path.name, [*siblings, *builtin.BUILTIN_CORPORA], cutoff=0.75)
     guess = f"did you mean {path.parent / near[0] if near[0] in siblings else near[0]}?" if near else "check the path"
     raise CorpusError(f"{corpus.name}: there is no such file or folder; {guess}")
 

@@ -235,7 +235,7 @@ def parse_json_line(row: bytes, location: str, base: PhraseConstraints = NO_CONS
 def check_keys(fields: dict[str, Any], location: str) -> None:
     for key in fields:
         if key not in JSON_KEYS:
-            near = get_close_matches(key, JSON_KEYS, n=1)
+            near = get_close_matches(key, JSON_KEYS)
             hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(JSON_KEYS)}"
             raise InputError(f"{location}: unknown key `{key[:40]}`: {hint}")
     if ("text" in fields) == ("src" in fields):

@@ -109,7 +109,7 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
     modules = {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, kinds)}
     module = modules.get(part.path)
     if module is None:
-        near = difflib.get_close_matches(part.path, modules, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(part.path, modules)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise ValueError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):

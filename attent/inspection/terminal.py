@@ -126,7 +126,7 @@ def draw_head(
 def find_layer(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     layers = {layer["path"]: layer for layer in document["layers"]}
     if path not in layers:
-        near = get_close_matches(path, layers, n=1, cutoff=0.0)
+        near = get_close_matches(path, layers, cutoff=0.0)
         raise ValueError(f"there is no layer {path!r}; did you mean {near[0] if near else 'another document'}?")
     return layers[path]
 

@@ -140,7 +140,7 @@ def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys
         )
     is_ignored = any(key in names.split() for names in all_ignored.values())
     if required is None and alias_of is None and key not in keys.schema_keys and not is_ignored:
-        near = get_close_matches(key, [*keys.schema_keys, *all_required], n=1, cutoff=0.8)
+        near = get_close_matches(key, [*keys.schema_keys, *all_required], cutoff=0.8)
         hint = f" ({REFUSAL_HINTS[key]})" if key in REFUSAL_HINTS else f" (did you mean `{near[0]}`?)" if near else ""
         raise FolderError(
             f"{where}: {quote_value(key)} is not a key of a {keys.family} config that attent knows{hint}, and might "

@@ -428,7 +428,7 @@ def check_tensors(expected: Mapping[str, torch.Size], actual: Mapping[str, Tenso
 
 
 def _suggest_name(name: str, expected: Mapping[str, object], actual: Mapping[str, object]) -> str:
-    nearest = get_close_matches(name, [other for other in expected if other not in actual], n=1)
+    nearest = get_close_matches(name, [other for other in expected if other not in actual])
     return f" (for `{nearest[0]}`?)" if nearest else ""
 
 

@@ -210,7 +210,7 @@ MODEL_FIELDS = {
 
 
 def _is_stack_field(name: str, where: str) -> bool:
-    near = get_close_matches(name, STACK_FIELDS, n=1)
+    near = get_close_matches(name, STACK_FIELDS)
     if near and near[0] != name and name not in MODEL_FIELDS:
         raise settings.SettingsError(f"{where}: unknown key `model.{name}`; did you mean `model.{near[0]}`?")
     return name in STACK_FIELDS

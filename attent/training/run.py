@@ -137,7 +137,7 @@ def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     paths = {field.name: f"{table}.{field.name}" for table, cls in SETTING_TABLES.items() for field in fields(cls)}
     paths |= SHORT_FLAGS
     for name in flags.keys() - paths.keys():
-        near = get_close_matches(name, paths, n=1)
+        near = get_close_matches(name, paths)
         raise TrainError(f"unknown setting `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""))
     for name, value in flags.items():  # here an error names the flag, later only its table
         table, _, field_name = paths[name].rpartition(".")
