@@ -181,6 +181,19 @@ def test_head_aligned_on_input_is_labeled_by_input() -> None:
     )
 
 
+def test_input_and_output_are_listed() -> None:
+    def list_texts(**document: Any) -> list[str]:
+        return Inspection({"sides": {"text": {"text": "a film"}}, **document}).list_texts()
+
+    best = [{"label": name, "p": p} for name, p in (("good", 0.5), ("bad", 0.25), ("odd", 0.125), ("none", 0.0625))]
+    labels = ["a film", "good 50.0%, bad 25.0%, odd 12.5%"]
+    assert list_texts(labels={"best": best}, output={"label": "label", "text": "good"}) == labels
+    assert list_texts(output={"label": "continuation", "text": " goes on\n"}) == ["a film", "continuation: goes on"]
+    assert list_texts() == ["a film"]
+    sides = {"source": {"text": "a"}, "target": {"text": "b"}}
+    assert list_texts(sides=sides) == ["a", "b"]
+
+
 def test_masked_part(folder: Path) -> None:
     assert (
         cli.main(

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attent.interop import load, marian
+from attent.interop import hf_folder, llama, load, marian, t5
+from attent.interop.export import to_json_bytes
 from attent.models import Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
 from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
@@ -445,3 +446,22 @@ def test_a_compiled_model_is_exported(tmp_path: Path) -> None:
     model.encoder = torch.compile(model.encoder, backend="eager")
     marian.save(model, tmp_path / "out")
     torch.testing.assert_close(load(tmp_path / "out")(source, target), expected)
+
+
+def test_values_are_quoted_up_to_79_characters() -> None:
+    assert hf_folder.quote_value("x" * 79) == f"`{'x' * 79}`"
+    assert hf_folder.quote_value("x" * 80) == "'xxxxxxxxxxxx...xxxxxxxxxxxxx'"
+    assert hf_folder.quote_value(7) == "7"
+
+
+def test_json_files_are_text_without_nan(tmp_path: Path) -> None:
+    hf_folder.write_json(tmp_path / "a.json", {"piece": "é", "n": 1})
+    assert (tmp_path / "a.json").read_bytes() == '{\n  "piece": "é",\n  "n": 1\n}\n'.encode()
+    assert to_json_bytes({"é": 1}) == '{\n  "é": 1\n}\n'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        hf_folder.write_json(tmp_path / "b.json", {"n": float("nan")})
+
+
+def test_lengths_of_generation_and_positions() -> None:
+    assert (marian.GENERATION_LENGTH, marian.MAX_POSITIONS, marian.NORM_EPS) == (512, 1_024, 1e-5)
+    assert (t5.GENERATION_LENGTH, llama.DEFAULT_LENGTH) == (512, 8_192)
