@@ -204,7 +204,7 @@ def _build_buckets(
 
 
 def compute_fixed_shape(longest: int, capacity: RowCapacity) -> tuple[int, int]:
-    """Return (rows, width) of fixed batches whose longest sentence has so many tokens."""
+    """Return (rows, width) of fixed batches, given the tokens of their longest sentence."""
     batch_tokens = max(capacity.source, capacity.target)
     width = min(_round_up(max(1, longest)), batch_tokens)
     return batch_tokens // width, width
