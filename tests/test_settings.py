@@ -309,6 +309,45 @@ def test_unknown_key_gets_a_suggestion() -> None:
     assert "unknown key `7`" in message(Train, {7: 1})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deep:
+    leaf: int = 0
+    deep: Deep | None = None
+
+
+def test_suggestions_are_looked_for_in_seven_levels() -> None:
+    paths = list(settings._iter_key_paths(Deep))
+    assert len(paths) == 14
+    assert max(path.count(".") for path in paths) == 6
+
+
+def test_toml_has_a_heading_for_each_table_with_values() -> None:
+    text = settings.to_toml(Holder())
+    assert text == "[inner]\nnumber = 1\n\n[inner.rest]\n\n[other.inner]\nnumber = 1\n\n[other.inner.rest]\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    number: int = 1
+    rest: Nothing = field(default_factory=Nothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper:
+    inner: Inner = field(default_factory=Inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    inner: Inner = field(default_factory=Inner)
+    other: Wrapper = field(default_factory=Wrapper)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
 def test_nonfinite_numbers_are_refused(value: float) -> None:
     assert "`lr` must be a" in message(Train, {"lr": value})

@@ -116,9 +116,19 @@ def test_long_or_absent_content_types_are_clipped(client: Client) -> None:
 
 
 def test_other_charset_or_compression_is_415(client: Client) -> None:
-    assert "UTF-8" in client.post({"text": "a"}, {"Content-Type": "application/json; charset=latin1"}).error
+    reply = client.post({"text": "a"}, {"Content-Type": "application/json; charset=latin1"})
+    assert (reply.status, reply.error) == (415, "the charset must be UTF-8")
     reply = client.post({"text": "a"}, {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (415, "the request must not be compressed")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(10**20 - 1, str(10**20 - 1)), (10**20, "a number with more than 20 digits"), (-(10**20), "a number with more")],
+)
+def test_long_numbers_are_not_echoed(client: Client, number: int, shown: str) -> None:
+    reply = client.post({"text": "a", "beam_size": number})
+    assert (reply.status, f"but is {shown}" in reply.error) == (422, True)
 
 
 def test_value_error_of_the_handler_is_422(client: Client) -> None:

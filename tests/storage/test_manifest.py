@@ -12,6 +12,7 @@ from attent.storage.errors import FolderError
 from attent.storage.manifest import (
     MAX_MANIFEST_BYTES,
     ManifestEntry,
+    check_outputs,
     explain_save_errors,
     find_damage,
     hash_file,
@@ -137,3 +138,22 @@ def test_save_errors_are_explained(number: int, folder: str, reason: str, file: 
         explain_save_errors(where, "checkpoint"),
     ):
         raise OSError(number, "Input/output error" if number == errno.EIO else "reason")
+
+
+def test_an_output_is_neither_an_input_nor_another_output(file: Path) -> None:
+    folder, other = file.parent, file.parent / "other"
+    write_manifest(folder / "manifest.json", {"weights": hash_file(file)})
+    other.touch()
+    check_outputs([folder / "new", None, other], [folder, None])
+    for outputs, inputs, problem in (
+        ([other], [other], "must not be an input; write to another file"),
+        ([file], [folder], "must not be an input; write to another file"),
+        ([folder / "manifest.json"], [folder], "must not be an input; write to another file"),
+        ([other, folder / "." / "other"], [], "must not be the file of two outputs; name another for one"),
+        ([folder / "new", folder / "new"], [], "must not be the file of two outputs; name another for one"),
+    ):
+        with pytest.raises(OSError, match=problem) as caught:
+            check_outputs(outputs, inputs)
+        assert caught.value.filename == str(outputs[-1])
+    if Path("/dev/null").exists():
+        check_outputs([Path("/dev/null"), Path("/dev/null")], [])
