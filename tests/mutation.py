@@ -125,6 +125,8 @@ def is_check(node: ast.AST) -> bool:
     match node:
         case ast.Assert() | ast.keyword(arg="strict" | "kw_only" | "frozen", value=ast.Constant(value=True)):
             return True
+        case ast.Raise(exc=ast.Call(func=ast.Name(id=name)) | ast.Name(id=name)):
+            return name in ("AssertionError", "NotImplementedError")
         case ast.keyword(arg=str(name)):
             return name in STYLE_KEYWORDS
         case ast.Assign(targets=[target]):

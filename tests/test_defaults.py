@@ -136,6 +136,8 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},
     "attent.scoring.metrics": {"NUM_RESAMPLES": 1_000, "SIGNIFICANCE": 0.05, "SCRIPT_SAMPLE": 1_000},
+    "attent.settings": {"MAX_BYTES": 16_777_216, "MAX_DEPTH": 64},
+    "attent.storage.manifest": {"MAX_MANIFEST_BYTES": 65_536},
     "attent.text.language_id": {
         "MAX_ORDER": 4, "NUM_BUCKETS": 8_192, "SMOOTHING": 0.5, "MAX_LEARNED_CHARS": 2_000_000,
         "MIN_LEARNED_CHARS": 2_000, "MIN_CHARS": 20, "MIN_MARGIN": 0.2, "MIN_SHARE": 0.2, "MAX_EXAMPLES": 3,

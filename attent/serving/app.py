@@ -134,12 +134,12 @@ def _build_routes(
         return HTMLResponse(html, headers={"content-security-policy": csp})
 
     routes = [
-        Route("/", show, methods=["GET"]),
-        Route("/health", _make_json_endpoint({"status": "ok"}), methods=["GET"]),
+        Route("/", show),
+        Route("/health", _make_json_endpoint({"status": "ok"})),
         Route("/api/look", endpoint, methods=["POST"]),
     ]
     if model_info is not None:
-        routes.append(Route("/api/model", _make_json_endpoint(model_info), methods=["GET"]))
+        routes.append(Route("/api/model", _make_json_endpoint(model_info)))
     app = Starlette(
         routes=routes,
         exception_handlers={
