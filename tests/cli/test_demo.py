@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 import attent
 from attent.cli import main
-from attent.cli.demo import TEST_DATES, demo_overrides, format_tokens, render_heatmap
+from attent.cli.demo import (
+    MAX_OUTPUT_CHARS,
+    TEST_DATES,
+    demo_overrides,
+    format_tokens,
+    print_translations,
+    render_heatmap,
+    run_prompt,
+)
 from attent.data import dates
 from attent.data.dates import choose_split
 from tests.training.runs import MAX_EXTRA_TOKENS
@@ -29,6 +39,64 @@ def test_digits_are_listed_once() -> None:
     digits = list(demo_overrides(1, 1)["data.tokenizer.symbols"])  # type: ignore[call-overload]
     assert len(digits) == len(set(digits)) == 100
     assert all(digit.isdigit() for digit in digits)
+
+
+def test_the_settings_of_the_demo() -> None:
+    chosen = demo_overrides(800, 3)
+    chosen.pop("data.tokenizer.symbols")
+    assert chosen == {
+        "data.train": ("dates",), "data.tokenizer.vocab": 1_500, "size": "tiny", "model.layers": 2,
+        "model.ffn_width": 512, "model.norm_order": "pre", "model.positions": {"kind": "rotary"}, "model.dropout": 0.0,
+        "train.steps": 800, "train.seed": 3, "train.batch_tokens": 1_024, "train.lr": 4e-3, "train.warmup": 100,
+        "train.schedule": "cosine", "train.label_smoothing": 0.0, "train.metric": "exact", "train.valid_every": 100,
+        "train.save_every": 100, "train.valid_sentences": 100, "train.patience": 0, "train.threads": 1,
+        "train.average": 0, "decode.beam_size": 1,
+    }  # fmt: skip
+    assert [demo_overrides(steps, 1)["train.valid_every"] for steps in (1, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
+
+
+def test_the_prompt_translates_until_an_empty_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def translate(model: object, tokenizer: object, texts: list[str], beam_size: int) -> list[str]:
+        return [f"{text} by {beam_size}" for text in texts]
+
+    monkeypatch.setattr("attent.decoding.translator.translate_texts", translate)
+    for typed in ([" 4 May ", "5 May", "", "6 May"], ["4 May", "5 May"]):
+        lines = iter(typed)
+
+        def read(prompt: str, lines: Iterator[str] = lines) -> str:
+            assert prompt == "> "
+            line = next(lines, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        monkeypatch.setattr("builtins.input", read)
+        run_prompt(None, None)  # type: ignore[arg-type]
+        out = capsys.readouterr().out
+        assert out.startswith("\nType a date in any of the 50 languages, such as ")
+        assert out.splitlines()[2:] == ["  4 May by 1", "  5 May by 1"]
+
+
+def test_translations_are_compared_with_their_dates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = [date for _, date in TEST_DATES]
+    outputs[1] = "x" * 99
+    monkeypatch.setattr("attent.decoding.translator.translate_texts", lambda *_, beam_size: outputs)
+    print_translations(None, None)  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(TEST_DATES)
+    assert lines[0] == lines[0].rstrip()
+    assert lines[0].endswith(f"   {TEST_DATES[0][1]}")
+    assert lines[1].endswith(f"   {'x' * MAX_OUTPUT_CHARS}   WRONG: it is {TEST_DATES[1][1]}")
+    assert {cell_len(line) for line in (lines[0], *lines[2:])} == {2 + max(cell_len(text) for text, _ in TEST_DATES) + 13}
+
+
+def test_a_demo_has_one_step_or_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", str(tmp_path / "m"), "--steps", "0"]) == 1
+    assert "`--steps` must be 1 or more, but is 0" in capsys.readouterr().err
 
 
 def test_the_heatmap_shows_the_weights() -> None:

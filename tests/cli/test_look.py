@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attent import cli
 from attent.cli import look
@@ -179,6 +180,23 @@ def test_head_aligned_on_input_is_labeled_by_input() -> None:
         "target",
         "target",
     )
+
+
+def test_flags_reach_the_inspection(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, Any] = {}
+
+    def keep_call(inspector: Any, text: str, **options: Any) -> Any:
+        calls.update(text=text, dtype=next(inspector.model.parameters()).dtype, **options)
+        raise ValueError("seen")
+
+    monkeypatch.setattr("attent.inspection.session.look", keep_call)
+    flags = "--to de --beam-size 2 --mask decoder.blocks.0 --kind cross --layers 1 --target Hallo --dtype bfloat16"
+    assert cli.main(["look", str(folder), TEXT, *flags.split()]) == 1
+    assert calls == {
+        "text": TEXT, "dtype": torch.bfloat16, "text_pair": None, "target": "Hallo", "to": "de", "beam_size": 2,
+        "mask": ("decoder.blocks.0",), "kind": "cross", "layers": (1,),
+    }  # fmt: skip
+    assert look.DEFAULT_WIDTH == 100
 
 
 def test_input_and_output_are_listed() -> None:

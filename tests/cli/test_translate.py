@@ -24,6 +24,7 @@ from attent import cli, models
 from attent.cli.interactive import COMMANDS, parse_count, run_session
 from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
+from attent.cli.translate import TranslateFlags, build_pipeline
 from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult
 from attent.decoding import Translator, input_lines
@@ -580,6 +581,25 @@ def test_help_does_not_import_torch() -> None:
 
 def test_translator_is_public() -> None:
     assert attent.Translator is Translator
+
+
+def test_flags_reach_the_pipeline(trained_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text("dog\tHund\n", encoding="utf-8")
+    flags = TranslateFlags(
+        to="de", src="en", glossary=tmp_path / "terms.tsv", prefix="Ein ", require=("Hund",), ban=("Katze",),
+        mbr_candidates=5, split_sentences=True, forbid_loops=False, output_type="json", with_score=True,
+        alignment="soft", n_best=2, engine="torch", device="cpu",
+    )  # fmt: skip
+    options = SearchOptions(beam_size=5, n_best=2)
+    pipeline = build_pipeline(trained_model, options, flags, ProgressDisplay(io.StringIO()))
+    assert (pipeline.to, pipeline.source_lang, pipeline.options) == ("de", "en", options)
+    assert pipeline.constraints == PhraseConstraints(prefix="Ein ", required=("Hund",), banned=("Katze",))
+    assert pipeline.glossary is not None
+    assert pipeline.glossary.find_translations("a dog") == ("Hund",)
+    assert (pipeline.mbr_candidates, pipeline.split_sentences, pipeline.prevent_repetition) == (5, True, False)
+    output = pipeline.output_format
+    assert (output.type, output.n_best, output.with_score, output.alignment) == ("json", 2, True, "soft")
+    assert output.score_formula == options.score_formula
 
 
 def test_aliases_of_other_toolkits(trained_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
