@@ -91,7 +91,8 @@ def test_translations_are_compared_with_their_dates(
     assert lines[0] == lines[0].rstrip()
     assert lines[0].endswith(f"   {TEST_DATES[0][1]}")
     assert lines[1].endswith(f"   {'x' * MAX_OUTPUT_CHARS}   WRONG: it is {TEST_DATES[1][1]}")
-    assert {cell_len(line) for line in (lines[0], *lines[2:])} == {2 + max(cell_len(text) for text, _ in TEST_DATES) + 13}
+    width = max(cell_len(text) for text, _ in TEST_DATES)
+    assert {cell_len(line) for line in (lines[0], *lines[2:])} == {2 + width + 13}
 
 
 def test_a_demo_has_one_step_or_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from attent.scoring.pipeline import (
     score,
     search_to_dict,
 )
-from attent.text.language_id import LanguageIdentifier
+from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
@@ -192,3 +192,41 @@ def test_alignment_needs_one_language(tmp_path: Path) -> None:
     assert report.forced is not None
     assert (report.model, report.num_pairs, len(report.forced)) == (str(tmp_path / "model"), 4, 4)
     assert (report.hypotheses, report.baseline, report.evaluation) == (None, None, None)
+
+
+def test_files_of_translations_are_named_in_the_report(tmp_path: Path) -> None:
+    for name, content in (("test.tsv", "a\tb c d e\nf\tg\n"), ("out", "b c d e\ng\n"), ("old", "b c\nx\n")):
+        (tmp_path / name).write_text(content)
+    options = ScoreOptions(hypotheses=tmp_path / "out", baseline=tmp_path / "old", save=tmp_path / "saved")
+    report = score(None, str(tmp_path / "test.tsv"), src="en", tgt="de", options=options)
+    assert (report.hypotheses, report.baseline) == (str(tmp_path / "out"), str(tmp_path / "old"))
+    assert (report.model, report.search, report.search_summary, report.num_skipped) == (None, None, None, 0)
+    assert report.test_set == str(tmp_path / "test.tsv")
+    assert (tmp_path / "saved").read_text() == "b c d e\ng\n"
+    assert report.evaluation is not None
+    assert report.evaluation.exact == 100
+    assert [comparison.metric for comparison in report.comparisons] == ["bleu", "chrf", "ter"]
+    assert report.comparisons[1].difference > 0
+
+
+def test_doubts_about_the_test_set_are_warnings(tmp_path: Path) -> None:
+    identifier = LanguageIdentifier.learn({"en": lines()[0]}, {"de": lines()[1]})
+    torch.manual_seed(0)
+    model = Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
+    write_model(tmp_path / "model", model.eval(), tokenizer(), {LANGUAGES_FILE: identifier.to_bytes()})
+    (tmp_path / "test.tsv").write_text("a\tb\nno pair\n")
+    warned, notes = list[str](), list[str]()
+    options = ScoreOptions(search=SearchOptions(beam_size=1, max_length=2), device=DeviceOptions(device="cpu"))
+    report = score(
+        tmp_path / "model", str(tmp_path / "test.tsv"), src="fr", tgt="de", options=options, warn=warned.append,
+        notify=notes.append,
+    )  # fmt: skip
+    assert (report.num_pairs, report.num_skipped) == (1, 1)
+    skipped, direction = warned
+    assert skipped.startswith(f"{tmp_path / 'test.tsv'}: lines without a pair are not scored: 1 ")
+    assert direction.startswith("the test set is read from fr to de, but ")
+    assert f"translating 1 sentences with {tmp_path / 'model'} ..." in notes
+    assert report.search_summary is not None
+    assert report.search_summary.startswith("greedy, ")
+    assert report.search is not None
+    assert report.search["max_length"] == 2

@@ -104,7 +104,10 @@ def test_columns_are_aligned_and_scores_are_bold() -> None:
 
 
 def test_the_best_heads_have_their_rates() -> None:
-    lines = [line.plain for line in render_page(replace(REPORT, alignment=make_alignment(0)), 1)]
+    texts = list(render_page(replace(REPORT, alignment=make_alignment(0)), 1))
+    bold = [text.plain[span.start : span.end].strip() for text in texts[-5:] for span in text.spans if span.style]
+    assert bold == ["1.0", "1.0", "1.0", "2.0", "2.0"]
+    lines = [line.plain for line in texts]
     title = "\nBest heads  layer 0, head 0, at the next step; saved in the model folder"
     assert lines[lines.index(title) + 1 :] == [
         "                                             AER   precision   recall",
@@ -164,6 +167,14 @@ def test_forced_decoding_has_sums_and_a_row_for_each_sentence() -> None:
         f"1\t-3.0000\t2\t{math.exp(1.5):.3f}\ta:-1.000 b:-2.000",
         f"2\t-3.0000\t1\t{math.exp(3):.3f}\tc:-3.000",
     ]
+
+
+def test_sums_of_forced_decoding_are_bold() -> None:
+    texts = list(render_page(replace(REPORT, forced=FORCED), 1))[2:6]
+    assert texts[0].plain == f"{'perplexity':<25}   {math.exp(2):>7.3f}"
+    assert texts[3].plain == f"{'tokens, with end tokens':<25}   {3:>7}"
+    bold = [text.plain[span.start : span.end].strip() for text in texts for span in text.spans if span.style]
+    assert bold == [f"{math.exp(2):.3f}", "-2.0000", "-6.00", "3"]
 
 
 def test_numbers_and_sentence_rows() -> None:
