@@ -190,7 +190,9 @@ def test_the_choices_of_a_run(
 def test_an_lstm_has_its_own_learning_rate_and_clips_gradients() -> None:
     model = presets.ARCHS["lstm"](100, "tiny")
     train = fill_train_config(TrainConfig(steps=20_000), "tiny", model, amount(100), GPU)
-    assert (train.lr, train.clip_norm, train.compile) == (1e-3, 1.0, False)
+    assert (train.lr, train.clip_norm, train.compile) == (2e-3, 1.0, False)
+    wide = fill_train_config(TrainConfig(steps=20_000), "base", presets.ARCHS["lstm"](100, "base"), amount(100), GPU)
+    assert wide.lr == 1e-3
     requested = TrainConfig(steps=20_000, clip_norm=0.0, compile=True, lr=0.5)
     train = fill_train_config(requested, "tiny", model, amount(100), GPU)
     assert (train.lr, train.clip_norm, train.compile) == (0.5, 0.0, True)
@@ -199,7 +201,7 @@ def test_an_lstm_has_its_own_learning_rate_and_clips_gradients() -> None:
 @pytest.mark.parametrize(
     ("arch", "requested", "device", "layout"),
     [
-        ("transformer", None, GPU, "packed"), ("transformer", None, CPU, "bucketed"), ("lstm", None, GPU, "bucketed"),
+        ("transformer", None, GPU, "packed"), ("transformer", None, CPU, "bucketed"), ("lstm", None, GPU, "fixed"),
         ("transformer", "flat", CPU, "flat"), ("lstm", "bucketed", GPU, "bucketed"), ("lstm", "packed", GPU, None),
         ("lstm", "flat", GPU, None),
     ],
@@ -211,7 +213,8 @@ def test_rows_are_packed_where_layers_and_device_allow_it(
     if layout is not None:
         assert autoconfig.choose_layout(requested, config, device) == layout
     else:
-        with pytest.raises(TrainError, match=f"`data.layout` must be bucketed for --arch lstm, but is {requested}"):
+        message = f"`data.layout` must be bucketed or fixed for --arch lstm, but is {requested}"
+        with pytest.raises(TrainError, match=message):
             autoconfig.choose_layout(requested, config, device)
 
 
