@@ -92,7 +92,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     for path, value in flags.items():
         set_path(requested, path.split("."), value)
     for override in overrides:
-        if override.partition("=")[0].strip() == "task":
+        if override.partition("=")[0].strip() in ("task", "arch"):  # which decide the keys of `model`
             settings.apply_override(RunConfig, requested, override)
     run_class = get_run_class(requested)
     _set_layer_kinds(requested)
@@ -100,6 +100,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     for override in overrides:
         for expanded in _expand_override(override, run_class):
             settings.apply_override(run_class, requested, expanded)
+    _set_layer_kinds(requested)
     build_run_config(requested, where)  # raises if they are invalid
     _reject_unused_settings(requested, in_file)
     return requested
@@ -171,14 +172,22 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
 
 
 def _set_layer_kinds(requested: UserSettings) -> None:
-    """State the kinds of layers of an architecture, by which the keys of `model` are validated."""
-    preset = presets.ARCHS.get(str(requested.get("arch")))
+    """State the kinds of layers of `arch`, by which the keys of `model` are validated. Raise if `model` is of another
+    architecture, such as that of a run file with another --arch."""
+    arch = str(requested.get("arch"))
     is_translator = requested.get("task", "translate") == "translate"
-    if preset is not None and is_translator and isinstance(requested.setdefault("model", {}), dict):
-        config = preset(PLACEHOLDER_VOCAB, "tiny")
+    if arch in presets.ARCHS and is_translator and isinstance(requested.setdefault("model", {}), dict):
+        config = presets.ARCHS[arch](PLACEHOLDER_VOCAB, "tiny")
         for name, layers in (("encoder", config.encoder), ("decoder", config.decoder)):
-            if isinstance(table := requested["model"].setdefault(name, {}), dict):
-                table.setdefault("kind", layers.kind)
+            if not isinstance(table := requested["model"].setdefault(name, {}), dict):
+                continue
+            table.setdefault("kind", layers.kind)
+            for key in ("kind", "attention"):
+                value, expected = table.get(key), getattr(layers, key, None)
+                if value not in (None, expected) and (key == "kind" or "none" in (value, expected)):
+                    raise TrainError(
+                        f"`arch` must match `model.{name}.{key}`={value}, but is {arch}; leave out one of them"
+                    )
 
 
 def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[RunConfig]) -> None:

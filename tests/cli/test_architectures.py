@@ -115,6 +115,27 @@ def test_settings_are_validated_for_the_architecture(tmp_path: Path) -> None:
         train_small(tmp_path, "lstm", layout="packed")
 
 
+@pytest.mark.parametrize("arch", ["transformer", "lstm-no-attention", "conv"])
+def test_a_run_file_of_another_architecture_is_refused(folder: Path, arch: str) -> None:
+    """Its model would be trained under the name of the requested one."""
+    file = folder / "lstm" / "run.toml"
+    assert read_user_settings(file, {"arch": "lstm"}, [])["arch"] == read_user_settings(file, {}, [])["arch"] == "lstm"
+    key = "decoder.attention`=additive" if arch == "lstm-no-attention" else "encoder.kind`=lstm"
+    message = f"`arch` must match `model.{key}, but is {arch}; leave out one of them"
+    for flags, overrides in (({"arch": arch}, []), ({}, [f"arch={arch}"])):
+        with pytest.raises(TrainError, match=message):
+            read_user_settings(file, flags, overrides)
+    with pytest.raises(TrainError, match=r"`arch` must match `model\.decoder\.attention`=none, but is lstm"):
+        read_user_settings(folder / "lstm-no-attention" / "run.toml", {"arch": "lstm"}, [])
+    with pytest.raises(TrainError, match=r"`arch` must match `model\.decoder\.kind`=conv, but is lstm"):
+        read_user_settings(None, {"arch": "lstm"}, ["model.decoder.kind=conv"])
+
+
+def test_an_override_of_the_architecture_decides_the_keys_of_the_model() -> None:
+    requested = read_user_settings(None, {}, ["model.decoder.attention=dot", "arch=lstm"])
+    assert requested["model"]["decoder"] == {"kind": "lstm", "attention": "dot"}
+
+
 @pytest.mark.parametrize("size", ["tiny", "small", "base", "big"])
 def test_sizes_have_about_as_many_parameters_as_the_transformer(size: str) -> None:
     def count(arch: str) -> int:
