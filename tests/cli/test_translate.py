@@ -1067,7 +1067,7 @@ def test_model_card_has_checksums_and_the_command(bilingual_run: Path, multiling
     assert f"| `{digest(corpus)}` |" in card
     assert "| `train.label_smoothing` | `0.1` |" in card
     assert "| `train.lr` | `0.01` |" in card
-    assert "| `model.dropout` | `0.3` |" in card
+    assert "| `model.dropout` | `0.1` |" in card
     assert "--to" not in card
     card = (multilingual_run / "card.md").read_text(encoding="utf-8")
     assert " --to de < input.txt" in card
