@@ -315,6 +315,19 @@ def test_an_error_restores_the_terminal() -> None:
     assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1  # the cursor is shown again
 
 
+def test_after_the_end_lines_are_plain() -> None:
+    out = io.StringIO()
+    display = TrainingDisplay(Console(file=out, force_terminal=True, width=80, height=40), clock=Clock())
+    for event in (STARTED, make_progress(), Ended(step=9, reason="steps", seconds=5.0)):
+        display(event)
+    out.truncate(0)
+    display(make_validation(10))
+    display(Note(text="a model was exported"))
+    assert "\x1b[?25l" not in out.getvalue()  # no second live display
+    assert "validated at step 10" in out.getvalue()
+    assert "a model was exported" in out.getvalue()
+
+
 def test_standard_output_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingDisplay(Console(file=io.StringIO(), force_terminal=True, width=80, height=40)) as display:
         display(STARTED)

@@ -12,6 +12,7 @@ from attent.scoring.metrics import (
     METRICS,
     ScoreError,
     choose_bleu_tokenizer,
+    compare_outputs,
     compute_metrics,
     format_headline,
     format_metrics,
@@ -181,3 +182,9 @@ def test_metrics_are_written_in_the_order_of_the_table_with_their_units() -> Non
     assert format_metrics(values) == "BLEU 31.2, exact 4.1%, accuracy 9.88%"
     assert format_metrics(values, digits=0) == "BLEU 31, exact 4%, accuracy 10%"
     assert (METRICS["exact"].heading, METRICS["chrf"].heading) == ("Exact", "chrF")
+
+
+def test_both_systems_of_a_comparison_must_have_every_line() -> None:
+    for outputs, baseline in ((["a"], ["a", "b"]), (["a", "b"], ["a"])):
+        with pytest.raises(ScoreError, match="1"):
+            compare_outputs(outputs, baseline, ["a", "b"], ["chrf"], resamples=2)
