@@ -85,10 +85,10 @@ def _input_rows(model: ModelInfo) -> Iterator[str]:
 
 
 def format_stack(stack: Mapping[str, Any]) -> str:
-    if "kind" in stack:
-        return f"{format_count(stack['layers'], 'layer')}, width {stack['width']:,}, {stack['kind']}"
+    if "description" in stack:
+        return f"{format_count(stack['layers'], 'layer')}, width {stack['width']:,}, {stack['description']}"
     pruned = f" ({stack['pruned']} pruned in all layers)" if stack["pruned"] else ""
-    heads = format_count(stack["heads"], "head")
+    heads = format_count(stack["heads"], "head") + (" (additive)" if stack["compatibility"] == "additive" else "")
     return (
         f"{format_count(stack['layers'], 'layer')}, width {stack['width']:,}, {heads}{pruned}, "
         f"FFN width {stack['ffn_width']:,}, {stack['activation']}, {stack['positions']} positions, {stack['norm']} norm"

@@ -169,7 +169,7 @@ def find_cross_layers(model: nn.Module) -> list[Attention]:
     if not layers:
         raise AlignmentError(
             f"the model must have cross-attention to align words, but this {type(model).__name__} has none; "
-            "use an encoder-decoder model"
+            "use an encoder-decoder model with attention"
         )
     return layers
 

@@ -31,7 +31,7 @@ from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
 
 # The main settings; run.toml has the rest.
 SHOWN_SETTINGS = (
-    "task", "size", "init_from", "data.train", "data.src", "data.tgt", "data.valid", "train.steps",
+    "task", "arch", "size", "init_from", "data.train", "data.src", "data.tgt", "data.valid", "train.steps",
     "train.batch_tokens", "train.lr", "train.warmup", "train.schedule", "train.label_smoothing",
     "model.encoder.dropout", "model.stack.dropout", "train.ema", "train.seed",
 )  # fmt: skip
@@ -186,12 +186,13 @@ def _list_commands(model: Model) -> tuple[str, ...]:
 
 def _describe_stack(config: EncoderLayers | DecoderLayers) -> dict[str, Any]:
     if not isinstance(config, StackConfig):
-        return {"layers": config.layers, "width": config.width, "kind": config.description}
+        return {"layers": config.layers, "width": config.width, "description": config.description}
     return {
         "layers": config.layers,
         "width": config.width,
         "heads": config.heads,
         "pruned": config.num_removed_heads,
+        "compatibility": config.compatibility,
         "ffn_width": config.ffn_width,
         "activation": config.activation,
         "positions": config.positions.kind,

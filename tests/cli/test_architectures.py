@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import attent
+from attent.cli.info import format_page
 from attent.interop.export import convert_model
 from attent.models import Seq2Seq, presets
 from attent.nn import LSTMDecoderConfig, StackConfig
@@ -46,6 +47,9 @@ def test_a_run_states_its_architecture_and_recipe(folder: Path, arch: str, atten
     info = inspect_folder(folder / arch)
     assert info.model.kind == "encoder-decoder LSTM"
     assert ("look" in info.model.commands) == (arch == "lstm")
+    page = " ".join(" ".join(format_page(info)).split())
+    assert f"run.toml task translate, arch {arch}, size tiny" in page
+    assert f"decoder 2 layers, width 16, LSTM, {'no' if attention == 'none' else attention} attention" in page
 
 
 def test_it_translates_scores_aligns_and_is_inspected(folder: Path) -> None:
@@ -56,6 +60,12 @@ def test_it_translates_scores_aligns_and_is_inspected(folder: Path) -> None:
     assert report
     layers = json.loads(attent.look(translator, "the big house", beam_size=2).to_json())["layers"]
     assert [(layer["path"], layer["heads"]) for layer in layers] == [("decoder.blocks.0.cross_attn", 1)]
+
+
+def test_alignment_needs_attention(folder: Path) -> None:
+    translator = attent.Translator.load(folder / "lstm-no-attention")
+    with pytest.raises(ValueError, match="but this Seq2Seq has none; use an encoder-decoder model with attention"):
+        translator.translate(["the big house"], alignment=True)
 
 
 def test_convolutions_train_translate_and_are_inspected(tmp_path: Path) -> None:

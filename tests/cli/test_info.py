@@ -100,6 +100,14 @@ def test_a_model_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) 
         assert text in page
 
 
+def test_additive_compatibility_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = replace(ENCODER, compatibility="additive")
+    attent.build(Seq2SeqConfig(vocab=50, encoder=encoder, decoder=mirror_encoder(ENCODER))).save(tmp_path / "model")
+    page = run_info(tmp_path / "model", capsys)
+    assert "encoder 2 layers, width 16, 2 heads (additive), FFN" in page
+    assert "decoder 2 layers, width 16, 2 heads, FFN" in page
+
+
 def test_parameter_counts_add_up_and_count_tied_weights_once(folder: Path) -> None:
     model = inspect_folder(folder).model
     assert model is not None
