@@ -73,7 +73,7 @@ def compare(
         open_display=lambda: TrainingDisplay(quiet=quiet),
         notify=lambda text: print(text, file=sys.stderr),
     )
-    title = f"{'Table 3' if table3 else 'Comparison'}: {', '.join(Path(name).name for name in data or ())}"
+    title = "Table 3" if table3 else "Comparison"
     note = "" if jobs == 1 else f" {jobs} runs at a time, so that times and speeds are not those of one alone."
     comparison_report.write_report(results, out, title, f"Budget: {budget}.{note}")
     print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")

@@ -84,6 +84,7 @@ class RunMeasurements:
     """Everything that the report shows of a run."""
 
     name: str
+    data: str  # names of the training corpora
     conditions: str  # device, versions and date
     parameters: int
     steps: int
@@ -118,20 +119,17 @@ PendingResult = tuple[PlannedRun, Callable[[], RunMeasurements]]
 
 def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
     """Read comparison files: `common` settings, and in `entries.NAME` a label and what differs. A run file is one
-    entry, named after the file, or after the folder of a run.toml."""
+    entry, named after the file, or after the folder of a run.toml; as in `attent train`, flags change its settings."""
     entries: dict[str, ComparisonEntry] = {}
     for path in paths:
         tables = settings.read_toml_dict(path)
-        defaults = flatten(tables.get("common", {}))
         stem = path.resolve().parent.name if path.name == run_folder.RUN_FILE else path.stem
-        for name, table in tables.get("entries", {stem: tables}).items():
+        defaults = flatten(tables.get("common", {}) if "entries" in tables else tables)
+        for name, table in tables.get("entries", {stem: {}}).items():
             if name in entries:
                 raise TrainError(f"{path}: entries must have different names, but two are called `{name}`; rename one")
             own = flatten(table)
-            label = own.pop("label", name)
-            if "train.steps" in own:
-                own.pop("train.minutes", None)  # from which a run.toml has its steps
-            entries[name] = ComparisonEntry(name=name, label=label, settings=own, defaults=defaults)
+            entries[name] = ComparisonEntry(name=name, label=own.pop("label", name), settings=own, defaults=defaults)
     return list(entries.values())
 
 
@@ -141,8 +139,11 @@ def flatten(tables: run_config.UserSettings) -> FlatSettings:
 
 def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> PlannedRun:
     """Merge the settings of an entry's run, and validate them."""
-    unused = "train.steps" if "train.minutes" in common else ""
-    defaults = {path: value for path, value in entry.defaults.items() if path != unused}
+    defaults = dict(entry.defaults)
+    if "train.minutes" in common:
+        defaults.pop("train.steps", None)
+    elif "train.steps" in defaults | common | entry.settings:
+        defaults.pop("train.minutes", None)  # from which a run.toml has its steps
     merged: FlatSettings = {}
     for part in (defaults, common, entry.settings, {"train.seed": seed}):
         merged |= flatten(run_config.read_user_settings(None, part, ()))  # which expands `model.dropout` to both stacks
@@ -319,6 +320,7 @@ def measure_run(folder: Path) -> RunMeasurements:
     drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
         name=folder.name,
+        data=", ".join(Path(name).name for name in config.data.train),
         conditions=f"{started.device}; attent {__version__}, torch {torch.__version__}, {date.today().isoformat()}",
         parameters=started.parameters,
         steps=ended.step,

@@ -34,6 +34,7 @@ IMAGE_PATTERN = re.compile(r"!\[[^\]]*\]\((.*?)\)")
 
 def write_report(results: Sequence[EntryResult], out: Path, title: str, conditions: str) -> None:
     """Write report.md, report.html and the figures into `out`; without matplotlib, no figures."""
+    title = f"{title}: {'; '.join(dict.fromkeys(run.data for result in results for run in result.runs))}"
     if find_spec("matplotlib"):
         draw_figures(results, out)
     blocks = [f"# {escape_markdown(title)}", *build_blocks(results, conditions)]

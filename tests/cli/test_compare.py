@@ -42,7 +42,7 @@ def test_all_architectures_are_compared_by_default(
     assert (calls["seeds"], calls["budget"], calls["jobs"]) == ([1], "params", 1)
     common = {name: value for name, value in calls["common"].items() if name.startswith("data.")}
     assert common == {"data.train": ["x/multi30k"], "data.src": "en", "data.tgt": "de"}
-    assert calls["report"] == (tmp_path, "Comparison: multi30k", "Budget: params.")
+    assert calls["report"] == (tmp_path, "Comparison", "Budget: params.")
     report, page = tmp_path / comparison_report.REPORT_FILE, tmp_path / comparison_report.PAGE_FILE
     assert capsys.readouterr().out == f"report: {report}, {page}\n"
     assert not calls["open_display"]().quiet
@@ -72,7 +72,7 @@ def test_one_seed_is_that_of_the_settings(calls: Calls, tmp_path: Path) -> None:
 def test_the_rows_of_table_3_are_compared(calls: Calls, tmp_path: Path) -> None:
     assert cli.main(["compare", "--table3", "--data", "a", "--out", str(tmp_path)]) == 0
     assert len(calls["entries"]) > len(get_args(Arch))
-    assert calls["report"][1] == "Table 3: a"
+    assert calls["report"][1] == "Table 3"
 
 
 def test_a_run_that_is_missing_fails_the_command(calls: Calls, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_entries_with_the_same_settings_share_a_run(folder: Path) -> None:
 
 def test_report_shows_every_entry(folder: Path) -> None:
     report = (folder / "out" / "report.md").read_text()
+    assert report.startswith("# Comparison: corpus.tsv\n")
     for label in ("post-norm \\<b\\>", "pre-norm", "same", "lstm"):
         assert f"| {label} |" in report
     measured = read_results(folder)["post-seed1"]["measurements"]
@@ -174,8 +175,10 @@ def test_run_files_are_entries(folder: Path) -> None:
     files = [folder / "out" / "runs" / name / "run.toml" for name in ("post-seed1", "pre-seed1")]
     entries = read_entries(files)
     assert [entry.name for entry in entries] == ["post-seed1", "pre-seed1"]
-    planned = comparison.plan_run(entries[1], {"train.lr": 0.5}, 7).settings
+    planned = comparison.plan_run(entries[1], {"train.lr": 0.5, "data.train": ["other.tsv"]}, 7).settings
     assert (planned["model.encoder.norm_order"], planned["train.steps"], planned["train.seed"]) == ("pre", 4, 7)
+    assert (planned["train.lr"], planned["data.train"]) == (0.5, ["other.tsv"])  # flags change a run file
+    assert comparison.plan_run(entries[1], {"train.minutes": 1.0}, 7).settings.get("train.steps") is None
     with pytest.raises(ValueError, match="two are called `post-seed1`"):
         read_entries(files[:1] * 2)
 
