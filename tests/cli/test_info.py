@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import attent
-from attent.cli.info import format_row, info
+from attent.cli.info import format_page, format_row, info
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, weights
 from attent.models.config import mirror_encoder
@@ -21,7 +21,7 @@ from attent.text.tokenizer_training import TokenizerKind
 from attent.training.checkpoint import Checkpoint, save_checkpoint
 from attent.training.event_log import EventLog
 from attent.training.events import Ended, Event, Note, Progress, Started, Validated
-from attent.training.folder_info import inspect_folder
+from attent.training.folder_info import FolderInfo, ModelInfo, TokenizerInfo, TrainingInfo, inspect_folder
 
 ENCODER = StackConfig(layers=2, width=16, heads=2, ffn_width=32)
 RUN = '[data]\ntrain = ["own.tmx"]\nsrc = "en"\ntgt = "de"\n[train]\nsteps = 40\nlr = 0.002\nsteps_of_mine = 1\n'
@@ -327,3 +327,63 @@ def test_a_conversion_that_came_with_the_folder_is_named(folder: Path, capsys: p
     (folder / "ctranslate2-int8" / "model.bin").write_bytes(b"other weights")
     assert info(folder) == 0
     assert "ignored        ctranslate2-int8/" in capsys.readouterr().out
+
+
+PAGE = """\
+PROBLEM        a problem
+folder         runs/m
+on disk        3.0 KiB, of which 1.0 KiB only for resuming (state/)
+model          encoder-decoder Transformer, saved by attent
+               all checksums match
+use with       attent translate, attent look
+encoder        4 layers, width 1,024, 4 heads (2 pruned in all layers), FFN
+               width 2,048, relu, rotary positions, pre-layer norm
+decoder        1 layer, width 128, LSTM
+vocabulary     8,000 and 9,000
+labels         8: a, b, c, d, e, f, g, h
+parameters     1,234,567 in float32
+               encoder 1,000, output 2
+tokenizer      SentencePiece BPE, 8,000 and 9,000 pieces
+               target languages: de, fr
+               SHA-256 abababababababab…
+training       2,000 steps; stopped early, no improvement
+checkpoints    2, the newest at step 2,000
+last validated step 2,000: loss 2.000, BLEU 31.2
+weights        best
+scores         test t of 1 pair: chrF 50.0
+run.toml       task translate, data.train a b, lr 0.1"""
+
+
+def test_the_page_as_a_whole() -> None:
+    encoder = {
+        "layers": 4, "width": 1_024, "heads": 4, "pruned": 2, "ffn_width": 2_048, "activation": "relu",
+        "positions": "rotary", "norm": "pre-layer",
+    }  # fmt: skip
+    model = ModelInfo(
+        kind="encoder-decoder Transformer", saved_by="attent", encoder=encoder,
+        decoder={"layers": 1, "width": 128, "kind": "LSTM"}, vocabulary=8_000, target_vocabulary=9_000, images="",
+        labels=tuple("abcdefgh"), commands=("translate", "look"), parameters=1_234_567,
+        parts={"encoder": 1_000, "output": 2}, precision="float32", has_checksums=True,
+    )  # fmt: skip
+    words = TokenizerInfo(
+        kind="SentencePiece BPE", joint=False, source_size=8_000, target_size=9_000, languages=("de", "fr"),
+        sha256="ab" * 32,
+    )  # fmt: skip
+    training = TrainingInfo(
+        settings={"task": "translate", "data.train": ["a", "b"], "data.valid": [], "train.lr": 0.1},
+        checkpoints=(1_000, 2_000), step=2_000, stop_reason="patience",
+        last_validation={"step": 2_000, "loss": 2.0, "metrics": {"bleu": 31.25}}, best_validation=None, weights="best",
+        scores=({"name": "t", "split": "test", "num_examples": 1, "unit": "pair", "metrics": {"chrf": 50.0}},),
+    )  # fmt: skip
+    whole = FolderInfo(
+        folder="runs/m", bytes=3_072, state_bytes=1_024, model=model, tokenizer=words, training=training,
+        problems=("a problem",), ignored_conversions=(),
+    )  # fmt: skip
+    assert "\n".join(format_page(whole)) == PAGE
+    more = replace(model, labels=tuple("abcdefghi"), encoder=encoder, decoder=encoder, target_vocabulary=8_000)
+    page = list(format_page(replace(whole, model=more, tokenizer=None, training=None, state_bytes=0, problems=())))
+    assert "labels         9: a, b, c, d, e, f, g, h ..." in page
+    assert "vocabulary     8,000" in page
+    assert "tokenizer      none in this folder" in page
+    assert page[1] == "on disk        3.0 KiB"
+    assert page[5].startswith("both stacks    4 layers, ")
