@@ -15,8 +15,8 @@ from attent import settings
 from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
 
-EncoderLayers = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
-DecoderLayers = StackConfig | LSTMDecoderConfig | ConvDecoderConfig
+EncoderStackConfig = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
+DecoderStackConfig = StackConfig | LSTMDecoderConfig | ConvDecoderConfig
 
 
 def mirror_encoder(encoder: StackConfig) -> StackConfig:
@@ -31,8 +31,8 @@ class Seq2SeqConfig:
     kind: ClassVar[str] = "seq2seq"
     vocab: int  # token ids are 0 .. vocab - 1
     target_vocab: int | None = None  # of the target side, if it has its own; None: the same
-    encoder: EncoderLayers = field(default_factory=StackConfig)
-    decoder: DecoderLayers = field(default_factory=lambda: mirror_encoder(StackConfig()))
+    encoder: EncoderStackConfig = field(default_factory=StackConfig)
+    decoder: DecoderStackConfig = field(default_factory=lambda: mirror_encoder(StackConfig()))
     share_embeddings: bool = True  # one matrix embeds source and target
     tie_output: bool = True  # the output layer is the target embedding, transposed
     output_bias: bool = False  # a bias on the logits (Marian)
@@ -162,7 +162,7 @@ class VisionConfig:
         return (self.image_size // self.patch_size) ** 2
 
 
-def check_encoder_stack(stack: EncoderLayers, name: str = "stack") -> None:
+def check_encoder_stack(stack: EncoderStackConfig, name: str = "stack") -> None:
     if stack.causal or stack.cross_attention:
         raise ValueError(f"`{name}.causal` and `{name}.cross_attention` must be false in an encoder")
 

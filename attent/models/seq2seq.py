@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.models.config import DecoderLayers, EncoderLayers, Seq2SeqConfig
+from attent.models.config import DecoderStackConfig, EncoderStackConfig, Seq2SeqConfig
 from attent.models.output import OutputProjection
 from attent.models.weights import SavableModel
 from attent.nn import Cache, ConvEncoderConfig, ConvStack, Memory, Packing, Stack
@@ -115,13 +115,13 @@ class Seq2Seq(SavableModel):
                 check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")
 
 
-def build_encoder(config: EncoderLayers) -> Stack | LSTMEncoder | ConvStack:
+def build_encoder(config: EncoderStackConfig) -> Stack | LSTMEncoder | ConvStack:
     if isinstance(config, ConvEncoderConfig):
         return ConvStack(config)
     return LSTMEncoder(config) if isinstance(config, LSTMEncoderConfig) else Stack(config)
 
 
-def build_decoder(config: DecoderLayers) -> Stack | LSTMDecoder | ConvStack:
+def build_decoder(config: DecoderStackConfig) -> Stack | LSTMDecoder | ConvStack:
     if isinstance(config, ConvEncoderConfig):
         return ConvStack(config)
     return LSTMDecoder(config) if isinstance(config, LSTMDecoderConfig) else Stack(config)

@@ -156,8 +156,8 @@ class LSTMBlock(nn.Module):
         super().__init__()
         self.is_residual = layer > 0
         self.norm = nn.LayerNorm(config.width) if self.is_residual else nn.Identity()
-        self.is_fed = config.input_feeding and layer == 0
-        self.lstm = make_lstm(config.width * (1 + self.is_fed), config.width)
+        self.has_input_feeding = config.input_feeding and layer == 0
+        self.lstm = make_lstm(config.width * (1 + self.has_input_feeding), config.width)
         self.cross_attn = None
         if config.attention != "none" and layer == 0:
             self.cross_attn = Attention(StackConfig(width=config.width, heads=1, compatibility=config.attention))
@@ -165,7 +165,7 @@ class LSTMBlock(nn.Module):
 
     def forward(self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask) -> Tensor:
         """Read whole sequences, one for each row: (B, T, E) -> (B, T, E)."""
-        if not self.is_fed:
+        if not self.has_input_feeding:
             hidden = run_lstm(self.lstm, self.norm(x), (state.hidden[:, 0], state.cell[:, 0]))
             return self.add_context(x, hidden, self.attend(hidden, kv, mask))
         states = []
@@ -181,7 +181,7 @@ class LSTMBlock(nn.Module):
         self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask, *, notify_observers: bool = True
     ) -> LSTMState:
         """Read one token of each of the K beams of a row, (B, K, E), and return their new state."""
-        y = torch.cat([x, state.context.to(x.dtype)], -1) if self.is_fed else self.norm(x)
+        y = torch.cat([x, state.context.to(x.dtype)], -1) if self.has_input_feeding else self.norm(x)
         hidden, cell = run_lstm_cell(self.lstm, y, state)
         return LSTMState(hidden, cell, self.attend(hidden, kv, mask, notify_observers))
 

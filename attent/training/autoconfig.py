@@ -65,7 +65,7 @@ DEFAULT_PATIENCE = 10
 BATCH_TOKENS_BY_SIZE: dict[Size, int] = {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600}
 COMPILE_MIN_STEPS = 10_000  # compiling takes 5 to 30 s, and `small` with R-Drop was no faster compiled (docs/log.md)
 FINETUNE_DIVISOR, FINETUNE_LR = 10, 2e-4  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
-RECURRENT_LR, RECURRENT_CLIP_NORM = 1e-3, 1.0  # of LSTMs and convolutions; twice the rate if narrow
+NON_TRANSFORMER_LR, NON_TRANSFORMER_CLIP_NORM = 1e-3, 1.0  # of LSTMs and convolutions; twice the rate if narrow
 FIXED_SETTINGS = ("arch", "size", "data.tokenizer.vocab")  # besides the model's shape, when fine-tuning
 CPU_BATCH_TOKENS = 4_096  # with more, there would be too few updates a day
 CPU_MICRO_BATCH_TOKENS = 2_048  # as fast as a whole batch, in half the memory; smaller ones are slower
@@ -201,9 +201,10 @@ def fill_train_config(
     paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
     paper_lr *= 1 + min(1.0, steps / MIN_STEPS) if model.encoder.width < 512 else 1
     if not isinstance(model.encoder, StackConfig):
-        paper_lr = RECURRENT_LR * (2 if model.encoder.width < 512 else 1)
-        train = replace(train, clip_norm=RECURRENT_CLIP_NORM if train.clip_norm is None else train.clip_norm)
-        train = replace(train, compile=bool(train.compile))  # shapes differ, and cuDNN's LSTM cannot be compiled
+        paper_lr = NON_TRANSFORMER_LR * (2 if model.encoder.width < 512 else 1)
+        clip_norm = NON_TRANSFORMER_CLIP_NORM if train.clip_norm is None else train.clip_norm
+        # Compile on request only: shapes differ, and cuDNN's LSTM cannot be compiled.
+        train = replace(train, clip_norm=clip_norm, compile=bool(train.compile))
     lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
     if not finetune:
         train = replace(train, rdrop=recipe.rdrop if train.rdrop is None else train.rdrop)

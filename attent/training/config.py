@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from attent import settings
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, presets
-from attent.models.config import DecoderLayers, EncoderLayers
+from attent.models.config import DecoderStackConfig, EncoderStackConfig
 from attent.nn import StackConfig
 from attent.training.run_options import Arch, DataConfig, DecodeConfig, Precision, Size, TrainConfig, TrainError
 from attent.training.tasks import TASKS, TaskName, get_task_class
@@ -206,7 +206,7 @@ def get_stack_names(run_class: type[RunConfig]) -> tuple[str, ...]:
     return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
 
 
-def get_stacks(config: ModelConfig) -> tuple[EncoderLayers | None, DecoderLayers | None]:
+def get_stacks(config: ModelConfig) -> tuple[EncoderStackConfig | None, DecoderStackConfig | None]:
     """Encoder and decoder; some models have only one of them."""
     if isinstance(config, Seq2SeqConfig):
         return config.encoder, config.decoder

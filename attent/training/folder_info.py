@@ -16,7 +16,7 @@ from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
 from attent.interop import hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.models.config import DecoderLayers, EncoderLayers
+from attent.models.config import DecoderStackConfig, EncoderStackConfig
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import StackConfig, get_attention_layers
 from attent.storage.errors import FolderError
@@ -184,7 +184,7 @@ def _list_commands(model: Model) -> tuple[str, ...]:
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 
 
-def _describe_stack(config: EncoderLayers | DecoderLayers) -> dict[str, Any]:
+def _describe_stack(config: EncoderStackConfig | DecoderStackConfig) -> dict[str, Any]:
     if not isinstance(config, StackConfig):
         return {"layers": config.layers, "width": config.width, "description": config.description}
     return {

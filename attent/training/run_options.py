@@ -92,7 +92,9 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
     weight_decay: Annotated[float, "of matrices, with adamw and muon"] = 0.0
-    clip_norm: Annotated[float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for an LSTM]"] = None
+    clip_norm: Annotated[
+        float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for LSTMs and convolutions]"
+    ] = None
     label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0

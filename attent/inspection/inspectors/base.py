@@ -32,7 +32,7 @@ from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq, VisionTransformer
-from attent.models.config import DecoderLayers, EncoderLayers
+from attent.models.config import DecoderStackConfig, EncoderStackConfig
 from attent.nn import Attention, AttentionRecord, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
@@ -251,7 +251,7 @@ def round_for_json(value: float) -> float | None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def get_stack_configs(model: Model) -> tuple[EncoderLayers | DecoderLayers, ...]:
+def get_stack_configs(model: Model) -> tuple[EncoderStackConfig | DecoderStackConfig, ...]:
     if isinstance(model, Seq2Seq):
         return model.config.encoder, model.config.decoder
     return (model.config.stack,)
