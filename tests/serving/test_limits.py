@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from attent.serving import Limits
-from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, RequestGuard
+from attent.serving import Limits, create_app
+from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, RequestGuard
 from attent.serving.request import parse_request
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -228,7 +228,7 @@ def test_non_http_is_closed(client: Client) -> None:
 # ---- without a server --------------------------------------------------------------------------------------
 
 
-def talk(guard: RequestGuard, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
+def talk(guard: AsgiApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
     sent: list[Any] = []
     waiting = list(messages)
 
@@ -310,6 +310,46 @@ def test_an_app_that_cancels_itself_is_answered() -> None:
 
     sent = talk(RequestGuard(cancel_itself, limits=Limits()), http_scope("/"), EMPTY_BODY)
     assert list_statuses(sent) == [(503, False)]
+
+
+def test_a_client_that_leaves_gets_no_answer() -> None:
+    async def answer_never(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    guard = RequestGuard(answer_never, limits=Limits(response_timeout=30))
+    assert talk(guard, http_scope("/"), EMPTY_BODY, {"type": "http.disconnect"}) == []
+
+
+def test_a_body_without_a_continuation_is_whole() -> None:
+    bodies = list[bytes]()
+
+    async def read_body(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    whole = {"type": "http.request", "body": b"whole"}
+    assert list_statuses(talk(RequestGuard(read_body, limits=Limits()), http_scope("/"), whole)) == [(204, False)]
+    assert bodies == [b"whole"]
+
+
+@pytest.mark.parametrize(("length", "shown"), [(80, 80), (81, 80)])
+def test_long_hosts_are_clipped(length: int, shown: int) -> None:
+    scope = http_scope("/") | {"headers": [(b"host", b"x" * length)]}
+    body = talk(RequestGuard(failing, limits=Limits()), scope, EMPTY_BODY)[-1]["body"].decode()
+    assert f"but is '{'x' * shown}'" in body
+
+
+def test_an_app_accepts_the_hosts_that_it_is_given() -> None:
+    app = create_app(page="page", handler=lambda request, stop: {}, csp="", hosts=("Example.org",))
+    for host, status in ((b"example.org:80", 200), (b"localhost", 421)):
+        sent = talk(app, http_scope("/") | {"headers": [(b"host", host)]}, EMPTY_BODY)
+        assert list_statuses(sent)[0][0] == status
+
+
+def test_closing_an_app_refuses_requests() -> None:
+    app = create_app(page="page", handler=lambda request, stop: {}, csp="")
+    assert asyncio.run(app.close(1.0))
+    assert list_statuses(talk(app, http_scope("/"), EMPTY_BODY)) == [(503, False)]
 
 
 def test_a_cancelled_request_is_not_a_shutdown() -> None:

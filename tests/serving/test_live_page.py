@@ -100,7 +100,9 @@ def test_the_page_has_examples_and_languages() -> None:
 
 
 def test_long_inspections_have_five_minutes() -> None:
-    assert inspect.signature(create_live_app).parameters["limits"].default == Limits(response_timeout=300.0)
+    parameters = inspect.signature(create_live_app).parameters
+    assert parameters["limits"].default == Limits(response_timeout=300.0)
+    assert parameters["beam_size"].default == 4
 
 
 @pytest.mark.parametrize("name", INSPECTORS)
