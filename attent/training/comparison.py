@@ -43,7 +43,7 @@ from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, Event, EventHandler, Progress, Started, Validated, ValidationSample
 from attent.training.hardware import activate_device
 from attent.training.tasks.base import RunContext, select_evenly
-from attent.training.tasks.translation_data import PreparedData, prepare_data, read_eval_texts
+from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_texts
 
 TABLE3_FILE = Path(__file__).with_name("table3.toml")
 RUNS_FOLDER, RESULTS_FOLDER = "runs", "results"
@@ -109,9 +109,7 @@ class RunMeasurements:
 class EntryResult:
     entry: ComparisonEntry
     runs: tuple[RunMeasurements, ...]  # one per seed, without those that failed
-
-
-PendingResult = tuple[PlannedRun, Callable[[], RunMeasurements]]
+    failures: tuple[str, ...] = ()  # the errors of those
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
@@ -151,22 +149,23 @@ def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> Planned
     return PlannedRun(name=f"{entry.name}-seed{seed}", settings=merged)
 
 
-def match_flops(planned: PlannedRun, reference: PlannedRun, out: Path) -> PlannedRun:
-    """Plan as many steps as take the training FLOPs of the complete run `reference`."""
+def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: Path) -> PlannedRun:
+    """Plan as many steps as take `flops`, those of training the complete run `reference`."""
     if planned.key == reference.key:
         return planned
     folder = out / RUNS_FOLDER / reference.name
     config, tokenizer = read_run(folder / run_folder.RUN_FILE), Tokenizer.load(folder)
     prepared = open_data(config, tokenizer, folder)
     tables = run_config.read_user_settings(None, planned.settings, ())
-    other = run_config.build_run_config(tables, "--set")
-    device = activate_device(other.train.device).type
-    _, model_config, _ = autoconfig.choose_model(other, tables, prepared.data_size, tokenizer, device)
-    models = load_as(folder, Seq2Seq), build(model_config)
-    reference_flops, flops = (count_pair_flops(model, prepared.store) for model in models)
-    assert config.train.steps is not None
-    steps = max(1, round(config.train.steps * reference_flops / flops))
-    return replace(planned, settings=planned.settings | {"train.steps": steps})
+    other, data_size = run_config.build_run_config(tables, "--set"), prepared.data_size
+    device = activate_device(other.train.device)
+    size, model, _ = autoconfig.choose_model(other, tables, data_size, tokenizer, device.type)
+    layout = autoconfig.choose_layout(other.data.layout, model, device)
+    train = autoconfig.fill_train_config(other.train, size, model, data_size, device)
+    other = replace(other, data=replace(other.data, layout=layout), train=train)
+    steps = max(1, round(flops / count_step_flops(other, build(model), prepared)))
+    unchanged = {path: value for path, value in planned.settings.items() if path != "train.minutes"}
+    return replace(planned, settings=unchanged | {"train.steps": steps})
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -190,56 +189,67 @@ def compare(
     """
     if budget == "minutes" and "train.minutes" not in common:
         raise TrainError("`--budget minutes` needs the time of each run; give it with --minutes")
+    if len(set(seeds)) < len(seeds):
+        raise TrainError(f"`--seeds` must be different, but are {' '.join(map(str, seeds))}; give each once")
     planned = {(entry.name, seed): plan_run(entry, common, seed) for entry in entries for seed in seeds}
     if budget == "flops":
         references = {seed: planned[entries[0].name, seed] for seed in seeds}
-        run_all(list(references.values()), out, jobs, open_display, notify)
-        planned = {key: match_flops(each, references[key[1]], out) for key, each in planned.items()}
-    measured = run_all(list(planned.values()), out, jobs, open_display, notify)
-    keys = {entry.name: [planned[entry.name, seed].key for seed in seeds] for entry in entries}
-    results = [
-        EntryResult(entry=entry, runs=tuple(measured[key] for key in keys[entry.name] if key in measured))
-        for entry in entries
-    ]
-    return [result for result in results if result.runs]
+        measured, failures = run_all(list(references.values()), out, jobs, open_display, notify)
+        if failures:
+            raise TrainError(f"the FLOPs of the first entry are not known, since it failed: {min(failures.values())}")
+        for (name, seed), each in planned.items():
+            reference = references[seed]
+            planned[name, seed] = match_flops(each, reference, measured[reference.key].flops, out)
+    measured, failures = run_all(list(planned.values()), out, jobs, open_display, notify)
+    results = []
+    for entry in entries:
+        keys = [planned[entry.name, seed].key for seed in seeds]
+        runs = tuple(measured[key] for key in keys if key in measured)
+        failed = tuple(failures[key] for key in keys if key in failures)
+        results.append(EntryResult(entry=entry, runs=runs, failures=failed))
+    return results
 
 
 def run_all(
     planned: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay, notify: Callable[[str], None]
-) -> dict[str, RunMeasurements]:
-    """Return the measurements of the runs by their keys; those that are stored are not repeated.
+) -> tuple[dict[str, RunMeasurements], dict[str, str]]:
+    """Return the measurements of the runs and the errors of those that failed, by their keys; stored measurements are
+    not repeated.
 
     A run that fails, since its training diverges, for example, is reported. If all fail, the last error is raised.
     """
-    distinct = {each.key: each for each in reversed(planned)}  # the first of each
+    distinct = dict[str, PlannedRun]()
+    for each in planned:
+        distinct.setdefault(each.key, each)
     measured = {key: stored for key, each in distinct.items() if (stored := load_measurements(each, out))}
-    pending = [each for each in planned if each.key not in measured and distinct[each.key] is each]
+    failures = dict[str, str]()
+    pending = [each for key, each in distinct.items() if key not in measured]
     if pending:
         notify(f"{len(pending):,} of {len(distinct):,} runs to train, {jobs} at a time")
-    results = run_parallel(pending, out, jobs) if jobs > 1 else run_serial(pending, out, open_display)
-    with closing(results):
-        for number, (each, get_result) in enumerate(results, len(measured) + 1):
+    with closing(start_runs(pending, out, jobs, open_display)) as results:
+        for each, get_result in results:
             try:
                 measured[each.key] = result = get_result()
                 outcome = f"{result.bleu:.2f} BLEU, {result.steps:,} steps in {result.seconds:.0f} s"
             except (ValueError, OSError, RuntimeError) as error:
-                if number == len(distinct) and not measured:
+                failures[each.key] = str(error)
+                if len(failures) == len(distinct):
                     raise
                 outcome = f"failed: {error}"
-            notify(f"[{number}/{len(distinct)}] {each.name}: {outcome}")
-    return measured
+            notify(f"[{len(measured) + len(failures)}/{len(distinct)}] {each.name}: {outcome}")
+    return measured, failures
 
 
-def run_serial(
-    pending: Sequence[PlannedRun], out: Path, open_display: OpenDisplay
-) -> Generator[PendingResult, None, None]:
-    for each in pending:
-        with open_display() as display:
-            yield each, partial(train_and_measure, each, out, display)
-
-
-def run_parallel(pending: Sequence[PlannedRun], out: Path, jobs: int) -> Generator[PendingResult, None, None]:
-    """Run in worker processes; Ctrl-C reaches them too, and each saves its run."""
+def start_runs(
+    pending: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay
+) -> Generator[tuple[PlannedRun, Callable[[], RunMeasurements]], None, None]:
+    """Yield each run and how to get its result. Of several jobs, each is a process; Ctrl-C reaches them too, and each
+    saves its run."""
+    if jobs == 1:
+        for each in pending:
+            with open_display() as display:
+                yield each, partial(train_and_measure, each, out, display)
+        return
     threads = max(1, count_usable_cores() // jobs)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
@@ -314,8 +324,7 @@ def measure_run(folder: Path) -> RunMeasurements:
     started = [event for event in events if isinstance(event, Started)][-1]
     ended = [event for event in events if isinstance(event, Ended)][-1]
     validated = [event for event in events if isinstance(event, Validated)]
-    passes = FORWARD_BACKWARD * (2 if config.train.rdrop else 1)
-    epoch_flops = passes * len(prepared.store) * count_pair_flops(load_as(folder, Seq2Seq), prepared.store)
+    step_flops = count_step_flops(config, load_as(folder, Seq2Seq), prepared)
     by_length = sorted(evaluation.sentences, key=lambda sentence: (len(sentence.source.split()), sentence.number))
     drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
@@ -325,7 +334,7 @@ def measure_run(folder: Path) -> RunMeasurements:
         parameters=started.parameters,
         steps=ended.step,
         seconds=ended.seconds,
-        flops=ended.step / started.steps_per_epoch * epoch_flops,
+        flops=ended.step * step_flops,
         valid_loss=min((event.loss for event in validated if math.isfinite(event.loss)), default=None),
         train_tokens_per_second=median([e.tokens_per_second for e in events if isinstance(e, Progress)] or [0.0]),
         decode_tokens_per_second=speed,
@@ -334,7 +343,7 @@ def measure_run(folder: Path) -> RunMeasurements:
         bleu=evaluation.scores[0].value,
         chrf=evaluation.scores[1].value,
         signature=evaluation.scores[0].signature,
-        curve=tuple((e.seconds, e.epoch * epoch_flops, e.metrics.get("bleu", 0.0)) for e in validated),
+        curve=tuple((e.seconds, e.step * step_flops, e.metrics.get("bleu", 0.0)) for e in validated),
         by_length=tuple(
             (f"{group.min_length}-{group.max_length or ''}", group.sentences, group.scores[0].value)
             for group in evaluation.groups
@@ -357,6 +366,14 @@ def measure_speed(
     translations = translator.translate(sources, options, to=to)
     tokens = sum(len(translation.token_ids) + 1 for translation in translations)
     return translations, tokens / (time.perf_counter() - start)
+
+
+def count_step_flops(config: RunConfig, model: Seq2Seq, prepared: PreparedData) -> float:
+    """Training FLOPs of a step of a resolved run, on average over its first epoch."""
+    passes = FORWARD_BACKWARD * (2 if config.train.rdrop else 1)
+    num_batches = build_train_batches(prepared, config.data, config.train).num_batches(0)
+    num_pairs = len(prepared.store) / num_batches * config.train.accumulate
+    return passes * num_pairs * count_pair_flops(model, prepared.store)
 
 
 def count_pair_flops(model: Seq2Seq, store: TokenStore) -> float:

@@ -26,7 +26,7 @@ REPORT_FILE, PAGE_FILE = "report.md", "report.html"
 MAX_DETAILED = len(COLORS)  # entries; of more, only the scores are shown
 MARKERS = "osD^vP"
 SCORE_COLUMNS = (
-    "", "model", "parameters", "steps", "time", "training FLOPs", "validation loss", "BLEU", "chrF",
+    "", "model", "runs", "parameters", "steps", "time", "training FLOPs", "validation loss", "BLEU", "chrF",
     "training tokens/s", "decoding tokens/s", "peak memory",
 )  # fmt: skip
 IMAGE_PATTERN = re.compile(r"!\[[^\]]*\]\((.*?)\)")
@@ -36,7 +36,7 @@ def write_report(results: Sequence[EntryResult], out: Path, title: str, conditio
     """Write report.md, report.html and the figures into `out`; without matplotlib, no figures."""
     title = f"{title}: {'; '.join(dict.fromkeys(run.data for result in results for run in result.runs))}"
     if find_spec("matplotlib"):
-        draw_figures(results, out)
+        draw_figures([result for result in results if result.runs], out)
     blocks = [f"# {escape_markdown(title)}", *build_blocks(results, conditions)]
     blocks = [block for block in blocks if all((out / file).exists() for file in IMAGE_PATTERN.findall(block))]
     write_output(out / REPORT_FILE, ("\n\n".join(blocks) + "\n").encode())
@@ -55,15 +55,17 @@ def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
 
 def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[str]:
     """Yield headings, paragraphs, tables and images as Markdown."""
-    first, seeds = results[0].runs[0], len(results[0].runs)
-    means = f" Means of {seeds} seeds, with the lowest and the highest." if seeds > 1 else ""
+    scores, results = [format_entry(result) for result in results], [result for result in results if result.runs]
+    first = results[0].runs[0]
+    has_seeds = any(len(result.runs) > 1 for result in results)
+    means = " Means over the runs (one per seed), with the lowest and the highest." if has_seeds else ""
     yield "## Scores"
     yield escape_markdown(
         f"{conditions} Test set: {first.test_set}; BLEU: {first.signature}.{means} FLOPs are those of matrix products, "
         "forward and backward, without padding. Decoding speed is that of the whole test set at once; in brackets, "
         f"without the GPU engine. {first.conditions}."
     )
-    yield markdown_table(SCORE_COLUMNS, [format_entry(result) for result in results], range(2, len(SCORE_COLUMNS)))
+    yield markdown_table(SCORE_COLUMNS, scores, range(2, len(SCORE_COLUMNS)))
     yield "![Test BLEU: each dot is a run, each line a mean](scores.svg)"
     if len(results) > MAX_DETAILED:
         return
@@ -90,13 +92,19 @@ def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[st
 
 def format_entry(result: EntryResult) -> list[str]:
     """The cells of `SCORE_COLUMNS`."""
-    runs, first = result.runs, result.runs[0]
+    runs, num_seeds = result.runs, len(result.runs) + len(result.failures)
+    name = "" if result.entry.name == result.entry.label else result.entry.name
+    label = "; ".join([result.entry.label, *(f"failed: {error}" for error in dict.fromkeys(result.failures))])
+    num_runs = f"{len(runs)} of {num_seeds}" if result.failures else str(num_seeds)
+    if not runs:
+        return [name, label, num_runs, *[""] * (len(SCORE_COLUMNS) - 3)]
     bleu, memory = [run.bleu for run in runs], [run.peak_memory for run in runs if run.peak_memory]
     losses = [run.valid_loss for run in runs if run.valid_loss is not None]
     return [
-        "" if result.entry.name == result.entry.label else result.entry.name,
-        result.entry.label,
-        format_short(first.parameters),
+        name,
+        label,
+        num_runs,
+        format_short(runs[0].parameters),
         f"{fmean(run.steps for run in runs):,.0f}",
         format_duration(fmean(run.seconds for run in runs)),
         f"{fmean(run.flops for run in runs):.1e}".replace("e+", "e"),
@@ -105,7 +113,7 @@ def format_entry(result: EntryResult) -> list[str]:
         f"{fmean(run.chrf for run in runs):.1f}",
         f"{fmean(run.train_tokens_per_second for run in runs):,.0f}",
         f"{fmean(run.decode_tokens_per_second for run in runs):,.0f}"
-        + (f" ({first.plain_tokens_per_second:,.0f})" if first.plain_tokens_per_second else ""),
+        + (f" ({runs[0].plain_tokens_per_second:,.0f})" if runs[0].plain_tokens_per_second else ""),
         format_bytes(max(memory)) if memory else "",
     ]
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from attent.data.token_store import TokenSequences, TokenStore
 from attent.formatting import markdown_table
 from attent.models import build, presets
 from attent.training import comparison, comparison_report
-from attent.training.comparison import ComparisonEntry, PlannedRun, compare, read_entries
+from attent.training.comparison import ComparisonEntry, compare, read_entries
 from attent.training.events import Event, EventHandler, Progress
 from tests.inspection.conftest import browser as browser
 from tests.inspection.conftest import watch_problems
@@ -156,19 +157,31 @@ def test_other_entries_go_on_where_one_fails(folder: Path, tmp_path: Path) -> No
     shutil.copytree(folder / "out" / "results", tmp_path / "results")
     common, messages = COMMON | {"data.train": [str(folder / "corpus.tsv")]}, list[str]()
     bad = ComparisonEntry(name="bad", label="bad", settings={"data.filters.max_chars": 3})
-    (result,) = compare([bad, POST], tmp_path, common=common, notify=messages.append)
-    assert result.entry is POST
+    failed, complete = results = compare([bad, POST], tmp_path, common=common, notify=messages.append)
+    assert (failed.runs, len(complete.runs), complete.failures) == ((), 1, ())
     assert "bad-seed1: failed: no pairs are left" in messages[-1]
+    comparison_report.write_report(results, tmp_path, "Title", "Budget: params.")
+    report = (tmp_path / "report.md").read_text()
+    assert "| bad; failed: no pairs are left" in report
+    assert "| 0 of 1 |" in report
     with pytest.raises(ValueError, match="no pairs are left"):
         compare([bad], tmp_path, common=common)
 
 
-def test_same_flops_for_a_wider_model(folder: Path) -> None:
-    tables = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
-    reference = comparison.plan_run(POST, tables, 1)
-    wider = PlannedRun(name="wider", settings=reference.settings | {"model.encoder.ffn_width": 4000})
-    assert comparison.match_flops(reference, reference, folder / "out") is reference
-    assert comparison.match_flops(wider, reference, folder / "out").settings["train.steps"] == 1
+def test_same_flops_for_other_batches(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "out", tmp_path, dirs_exist_ok=True)
+    common = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
+    own = {"train.batch_tokens": 64, "train.accumulate": 3, "train.rdrop": 1.0, "model.encoder.ffn_width": 600}
+    other = ComparisonEntry(name="other", label="other", settings=own)
+    first, second = (result.runs[0] for result in compare([POST, other], tmp_path, common=common, budget="flops"))
+    assert second.flops == pytest.approx(first.flops, abs=0.51 * second.flops / second.steps)
+    reference, planned = (comparison.plan_run(entry, common, 1) for entry in (POST, other))
+    minutes = {path: value for path, value in planned.settings.items() if path != "train.steps"}
+    timed = replace(planned, settings=minutes | {"train.minutes": 1.0})
+    matched = comparison.match_flops(timed, reference, first.flops, tmp_path)
+    assert (matched.settings["train.steps"], "train.minutes" in matched.settings) == (second.steps, False)
+    assert comparison.match_flops(timed, reference, 9 * first.flops, tmp_path).settings["train.steps"] > second.steps
+    assert comparison.match_flops(reference, reference, 1.0, tmp_path) is reference
 
 
 def test_run_files_are_entries(folder: Path) -> None:
@@ -212,3 +225,8 @@ def test_flags_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], f
 def test_minutes_must_be_given() -> None:
     with pytest.raises(ValueError, match="--minutes"):
         compare([POST], Path(), common={}, budget="minutes")
+
+
+def test_seeds_must_be_different() -> None:
+    with pytest.raises(ValueError, match="must be different, but are 1 2 1"):
+        compare([POST], Path(), common={}, seeds=(1, 2, 1))
