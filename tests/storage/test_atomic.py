@@ -378,3 +378,16 @@ def test_a_locked_folder_is_waited_for(tmp_path: Path) -> None:
         assert not entered.wait(0.05)
     assert entered.wait(WAIT)
     thread.join()
+
+
+def test_parents_are_made_and_protected_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path / "a" / "b", {"c": b"c"})
+    assert (tmp_path / "a" / "b" / "c").read_bytes() == b"c"
+    build_folder(tmp_path / "d" / "e" / "f", lambda staging: None, Path.exists)
+    assert (tmp_path / "d" / "e" / "f").is_dir()
+    (tmp_path / "old").write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="is write-protected; choose another name"):
+        write_lines(tmp_path / "old", "new")
+    assert (tmp_path / "old").read_text() == "old"
+    write_lines(tmp_path / "new", "new")

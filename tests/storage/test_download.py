@@ -27,6 +27,7 @@ from attent.storage.download import (
     RemoteFile,
     RemoteFileMissing,
     _classify_errors,
+    _open_url,
     _SecureRedirects,
     _TransientError,
     download_file,
@@ -205,6 +206,20 @@ def test_retries_end_after_the_last_delay(site: FakeSite, tmp_path: Path) -> Non
     with pytest.raises(DownloadError, match="the server answered 502 Bad Gateway, after 4 attempts"):
         download(site, tmp_path / "data")
     assert len(site.requests) == 4
+
+
+def test_a_body_that_is_too_long_by_one_byte_is_refused(site: FakeSite, tmp_path: Path) -> None:
+    site.sends_length = False
+    with pytest.raises(StorageError, match="sends more than the 299,999 bytes it may have; nothing was kept"):
+        download(site, tmp_path / "data", max_bytes=len(CONTENT) - 1)
+    assert download(site, tmp_path / "data") == SHA256
+
+
+def test_requests_have_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = list[float]()
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda self, url, timeout: timeouts.append(timeout))
+    _open_url(Request("http://x"))
+    assert timeouts == [30.0]
 
 
 def test_delays_and_limits_by_default() -> None:
