@@ -115,20 +115,6 @@ def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.
 
 
 @every_seq2seq
-def test_ragged_prefixes_equal_one_pass(config: Seq2SeqConfig, device: torch.device) -> None:
-    """Forced prefixes of different lengths are read at once; then every row continues by itself."""
-    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
-    prefix_lengths = make_tensor(2, 3, 1, 3, device=device)
-    cache = model.init_decoder_state(source, lengths, capacity=target.shape[1])
-    first = model.step(target[:, :3], cache, prefix_lengths)
-    whole = model(source, target, lengths)
-    assert_close(unpad(first, prefix_lengths), unpad(whole, prefix_lengths))
-    following = target.gather(1, prefix_lengths[:, None])
-    expected = whole[torch.arange(4, device=device), prefix_lengths]
-    assert_close(model.step(following, cache)[:, 0], expected)
-
-
-@every_seq2seq
 def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) -> None:
     model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
     rows = make_tensor(3, 1, 1, 0, 2, 1, device=device)
