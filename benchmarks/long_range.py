@@ -38,7 +38,7 @@ from attent.models.presets import make_seq2seq
 from attent.models.seq2seq import shift_right
 from attent.nn import AlibiConfig, LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
 from attent.nn.convolution import ConvDecoderConfig, ConvEncoderConfig
-from attent.nn.recurrent import LSTMConfig, LSTMDecoderConfig, LSTMEncoderConfig, RecurrentAttention
+from attent.nn.recurrent import LSTMDecoderConfig, LSTMEncoderConfig, RecurrentAttention
 from attent.storage.atomic import write_atomic
 from benchmarks.timing import describe_machine
 
@@ -144,9 +144,9 @@ def build_transformer(positions: Any) -> Callable[[Budget], Seq2SeqConfig]:
 
 def build_lstm(attention: RecurrentAttention) -> Callable[[Budget], Seq2SeqConfig]:
     def build(budget: Budget) -> Seq2SeqConfig:
-        shape = LSTMConfig(layers=budget.layers, width=budget.width, dropout=0.0)
+        shape = LSTMEncoderConfig(layers=budget.layers, width=budget.width, dropout=0.0)
         decoder = LSTMDecoderConfig(**vars(shape), attention=attention, input_feeding=attention != "none")
-        return Seq2SeqConfig(vocab=VOCAB, encoder=LSTMEncoderConfig(**vars(shape)), decoder=decoder)
+        return Seq2SeqConfig(vocab=VOCAB, encoder=shape, decoder=decoder)
 
     return build
 

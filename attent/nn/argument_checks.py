@@ -167,3 +167,10 @@ def check_new_cache(stack: Layers, capacity: int, rows: int | None, memory: Memo
         B, T = memory.states.shape[:2]
         check_lengths(memory.lengths, B, T, memory.states.device, "memory.lengths")
     check_positions(stack, capacity)
+
+
+def check_not_packed(packing: Packing | None) -> None:
+    if packing is not None:
+        raise ValueError(
+            "`packing` must be None for LSTMs and convolutions, which would cross sentences: pad rows (`lengths`)"
+        )

@@ -12,7 +12,7 @@ attends to, so `reorder_beams` moves these indices only, and all beams of a row 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -170,3 +170,39 @@ class Cache:
         if self.ancestors is not None:
             restarted = torch.tensor([length == 0 for length in lengths], device=device)
             self.ancestors = self.ancestors.masked_fill(restarted[:, None, None], -1)
+
+
+@dataclass(eq=False)
+class StateCache(Cache):
+    """The states of recurrent or convolutional layers instead of keys and values: S vectors of each of N layers. Beams
+    copy them, as their size does not grow."""
+
+    initial: Tensor = field(kw_only=True)  # (B, 1, N, S, E) states of a beam that has read nothing
+    states: Tensor = field(kw_only=True)  # (B, K, N, S, E)
+
+    @classmethod
+    def create(
+        cls, initial: Tensor, memory: Sequence[KV | None], memory_lengths: Tensor | None, capacity: int, beams: int
+    ) -> StateCache:
+        """Create a cache for `capacity` tokens of each beam; `memory` is projected for each layer that attends."""
+        columns = initial.new_empty(len(initial), 1, capacity * beams, 0)  # without features: tokens are only counted
+        layers = [LayerCache(KV(columns, columns), kv) for kv in memory]
+        states = initial.expand(-1, beams, -1, -1, -1)
+        return cls(layers, memory_lengths=memory_lengths, beams=beams, initial=initial, states=states)
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.initial, self.states = self.initial.index_select(0, rows), self.states.index_select(0, rows)
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        self.states = self.states.gather(1, parents[:, :, None, None, None].expand_as(self.states))
+
+    def replace_sources(self, rows: Tensor, new: Cache) -> None:
+        assert isinstance(new, StateCache)
+        super().replace_sources(rows, new)
+        self.initial = self.initial.index_copy(0, rows, new.initial)
+
+    def set_row_lengths(self, lengths: Sequence[int]) -> None:
+        super().set_row_lengths(lengths)
+        restarted = torch.tensor([length == 0 for length in lengths], device=self.states.device)
+        self.states = torch.where(restarted[:, None, None, None, None], self.initial, self.states)

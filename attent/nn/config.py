@@ -124,3 +124,19 @@ class StackConfig:
                     f"`remaining_heads` must hold distinct head indices from 0 to {self.heads - 1} in ascending order, "
                     f"but holds {list(heads)}"
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonTransformerConfig:
+    """The settings that LSTMs and convolutions share. The defaults are those of an encoder."""
+
+    causal: ClassVar[bool] = False
+    cross_attention: ClassVar[bool] = False
+    layers: int = 4
+    width: int = 512
+    dropout: float = 0.1  # on the embeddings and in each layer
+
+    def __post_init__(self) -> None:
+        check_size("layers", self.layers, MAX_LAYERS)
+        check_size("width", self.width)
+        check_rate("dropout", self.dropout)

@@ -16,38 +16,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import MAX_LAYERS, check_forward_args, check_new_cache, check_rate, check_size
+from attent.nn.argument_checks import check_forward_args, check_new_cache, check_not_packed, check_size
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
-from attent.nn.cache import KV, Cache, LayerCache
-from attent.nn.config import StackConfig
+from attent.nn.cache import KV, Cache, StateCache
+from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import LearnedConfig, LearnedPositions
-from attent.nn.recurrent import StateCache, check_not_packed
 from attent.nn.stack import compute_positions, init_weights
 
 RESIDUAL_SCALE = 0.5**0.5  # keeps the variance of a sum of two
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvEncoderConfig:
-    """An encoder whose layers read (k - 1) / 2 positions on each side."""
+class ConvEncoderConfig(NonTransformerConfig):
+    """An encoder whose layers read (k - 1) / 2 positions on each side. Dropout is on the input of each convolution."""
 
     kind: ClassVar[str] = "conv"
-    causal: ClassVar[bool] = False
-    cross_attention: ClassVar[bool] = False
     layers: int = 6
-    width: int = 512
     kernel: int = 3  # k
     max_length: int = 512  # of the learned positions
-    dropout: float = 0.1  # on the embeddings and on the input of each convolution
 
     def __post_init__(self) -> None:
-        check_size("layers", self.layers, MAX_LAYERS)
-        for name in ("width", "kernel", "max_length"):
-            check_size(name, getattr(self, name))
-        check_rate("dropout", self.dropout)
+        super().__post_init__()
+        check_size("kernel", self.kernel)
+        check_size("max_length", self.max_length)
         if not self.causal and self.kernel % 2 == 0:
             raise ValueError(f"`kernel` must be odd, to have a middle, but is {self.kernel}")
 
@@ -157,11 +151,8 @@ class ConvStack(nn.Module):
         assert memory is not None
         states, (N, k) = memory.states, (self.config.layers, self.config.kernel)
         initial = states.new_zeros(len(states), 1, N, k - 1, states.shape[2])  # the inputs before the first position
-        counted = states.new_empty(len(states), 1, capacity * beams, 0)  # columns without features, to count them
-        attentions = [cast("Attention", block.cross_attn) for block in self.blocks]
-        layers = [LayerCache(KV(counted, counted), each.project_keys_values(states)) for each in attentions]
-        copies = initial.expand(-1, beams, -1, -1, -1)
-        return StateCache(layers, memory_lengths=memory.lengths, beams=beams, initial=initial, states=copies)
+        kvs = [cast("Attention", block.cross_attn).project_keys_values(states) for block in self.blocks]
+        return StateCache.create(initial, kvs, memory.lengths, capacity, beams)
 
 
 def select_last(inputs: Tensor, lengths: Tensor | None, count: int) -> Tensor:

@@ -8,25 +8,17 @@ sequences, residual connections start at the second layer, and dropout follows e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import (
-    MAX_LAYERS,
-    check_choice,
-    check_forward_args,
-    check_new_cache,
-    check_rate,
-    check_size,
-)
+from attent.nn.argument_checks import check_choice, check_forward_args, check_new_cache, check_not_packed
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
-from attent.nn.cache import KV, Cache, LayerCache
-from attent.nn.config import StackConfig
+from attent.nn.cache import KV, Cache, StateCache
+from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import Positions
@@ -35,27 +27,15 @@ RecurrentAttention = Literal["additive", "dot", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig:
-    """The settings that encoder and decoder share."""
+class LSTMEncoderConfig(NonTransformerConfig):
+    """A bidirectional encoder: each direction has half of the width. Dropout is on the output of each layer."""
 
     kind: ClassVar[str] = "lstm"
-    causal: ClassVar[bool] = False
-    cross_attention: ClassVar[bool] = False
-    layers: int = 4
-    width: int = 512  # of the output; each direction of an encoder has half of it
-    dropout: float = 0.1  # on the embeddings and on the output of each layer
 
     def __post_init__(self) -> None:
-        check_size("layers", self.layers, MAX_LAYERS)
-        check_size("width", self.width)
-        check_rate("dropout", self.dropout)
+        super().__post_init__()
         if self.width % 2:
             raise ValueError(f"`width` must be even, half for each direction, but is {self.width}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LSTMEncoderConfig(LSTMConfig):
-    """A bidirectional encoder."""
 
     @property
     def description(self) -> str:
@@ -63,7 +43,7 @@ class LSTMEncoderConfig(LSTMConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMDecoderConfig(LSTMConfig):
+class LSTMDecoderConfig(LSTMEncoderConfig):
     """A decoder that starts from the first and the last state of an encoder."""
 
     causal: ClassVar[bool] = True
@@ -289,36 +269,8 @@ class LSTMDecoder(nn.Module):
         """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
         assert memory is not None
-        initial = self.compute_initial_states(memory)
-        counted = initial.new_empty(len(initial), 1, capacity * beams, 0)  # columns without features, to count them
-        layer = LayerCache(KV(counted, counted), self.project_memory(memory))
-        states = initial.expand(-1, beams, -1, -1, -1)
-        return StateCache([layer], memory_lengths=memory.lengths, beams=beams, initial=initial, states=states)
-
-
-@dataclass(eq=False)
-class StateCache(Cache):
-    """The states of all layers instead of keys and values. Beams copy their state: its size does not grow."""
-
-    initial: Tensor = field(kw_only=True)  # (B, 1, N, 3, E) states of a beam that has read nothing
-    states: Tensor = field(kw_only=True)  # (B, K, N, 3, E)
-
-    def reorder(self, rows: Tensor) -> None:
-        super().reorder(rows)
-        self.initial, self.states = self.initial.index_select(0, rows), self.states.index_select(0, rows)
-
-    def reorder_beams(self, parents: Tensor) -> None:
-        self.states = self.states.gather(1, parents[:, :, None, None, None].expand_as(self.states))
-
-    def replace_sources(self, rows: Tensor, new: Cache) -> None:
-        assert isinstance(new, StateCache)
-        super().replace_sources(rows, new)
-        self.initial = self.initial.index_copy(0, rows, new.initial)
-
-    def set_row_lengths(self, lengths: Sequence[int]) -> None:
-        super().set_row_lengths(lengths)
-        restarted = torch.tensor([length == 0 for length in lengths], device=self.states.device)
-        self.states = torch.where(restarted[:, None, None, None, None], self.initial, self.states)
+        initial, kv = self.compute_initial_states(memory), self.project_memory(memory)
+        return StateCache.create(initial, [kv], memory.lengths, capacity, beams)
 
 
 def split_layers(states: Tensor) -> list[LSTMState]:
@@ -358,10 +310,3 @@ def run_lstm_cell(lstm: nn.LSTM, x: Tensor, state: LSTMState) -> tuple[Tensor, T
     with torch.autocast(x.device.type, enabled=False):
         hidden, cell = torch.lstm_cell(x, parts, input_weight, hidden_weight, *biases)
     return hidden.view_as(state.hidden), cell.view_as(state.cell)
-
-
-def check_not_packed(packing: Packing | None) -> None:
-    if packing is not None:
-        raise ValueError(
-            "`packing` must be None for LSTMs and convolutions, which would cross sentences: pad rows (`lengths`)"
-        )
