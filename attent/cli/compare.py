@@ -74,7 +74,6 @@ def compare(
         notify=lambda text: print(text, file=sys.stderr),
     )
     title = "Table 3" if table3 else "Comparison"
-    note = "" if jobs == 1 else f" {jobs} runs at a time, so that times and speeds are not those of one alone."
-    comparison_report.write_report(results, out, title, f"Budget: {budget}.{note}")
+    comparison_report.write_report(results, out, title, f"Budget: {budget}.")
     print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")
     return int(sum(len(result.runs) for result in results) < len(entries) * len(seeds))

@@ -26,13 +26,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attent import __version__, settings
+from attent.data.batch_plan import Layout
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
 from attent.inspection.session import look
 from attent.interop import load_as
-from attent.models import Seq2Seq, build
+from attent.models import Seq2Seq, build, presets
 from attent.nn import set_backend
+from attent.nn.devices import choose_device
 from attent.scoring.evaluate import evaluate
 from attent.storage.machine import count_usable_cores
 from attent.text.tokenizer import Tokenizer
@@ -40,8 +42,8 @@ from attent.training import autoconfig, run, run_folder
 from attent.training import config as run_config
 from attent.training.config import RunConfig, TrainError, read_run
 from attent.training.event_log import LOG_FILE, read_events
-from attent.training.events import Ended, Event, EventHandler, Progress, Started, Validated, ValidationSample
-from attent.training.hardware import activate_device
+from attent.training.events import Ended, EventHandler, Progress, Started, Validated, ValidationSample
+from attent.training.hardware import activate_device, get_device_name
 from attent.training.tasks.base import RunContext, select_evenly
 from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_texts
 
@@ -49,10 +51,12 @@ TABLE3_FILE = Path(__file__).with_name("table3.toml")
 RUNS_FOLDER, RESULTS_FOLDER = "runs", "results"
 FORWARD_BACKWARD = 3  # the backward pass takes twice the FLOPs of the forward pass
 NUM_COUNTED_PAIRS = 16  # whose FLOPs are counted
+NUM_TIMED = 3  # translations of the test set, after a warm-up
 NUM_SAMPLES = 6  # translations in the report
 ATTENTION_WORDS = range(8, 13)  # of the sentence whose attention is drawn
 
 Budget = Literal["params", "minutes", "flops"]
+RunId = tuple[str, int]  # entry and seed
 FlatSettings = dict[str, Any]  # by path, such as `train.lr`
 OpenDisplay = Callable[[], AbstractContextManager[EventHandler]]
 
@@ -87,13 +91,14 @@ class RunMeasurements:
     data: str  # names of the training corpora
     conditions: str  # device, versions and date
     parameters: int
+    precision: str  # of training, and of decoding if it differs
     steps: int
-    seconds: float  # of training
+    epochs: float
+    seconds: float  # of the steps, without validations, checkpoints and compilation
     flops: float  # of training
     valid_loss: float | None  # the lowest
     train_tokens_per_second: float  # of source and target
     decode_tokens_per_second: float
-    plain_tokens_per_second: float | None  # decoding on a GPU without its engine and CUDA graphs
     test_set: str
     bleu: float
     chrf: float
@@ -102,7 +107,8 @@ class RunMeasurements:
     by_length: tuple[tuple[str, int, float], ...]  # words of the source, sentences, BLEU
     samples: tuple[ValidationSample, ...]
     attention: str  # JSON for `plot_heads`: the cross-attention head that aligns best; empty without cross-attention
-    peak_memory: int | None = None  # bytes on the GPU during training
+    peak_memory: int | None  # bytes on the GPU during training
+    jobs: int = 1  # runs that trained at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,8 @@ def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
         tables = settings.read_toml_dict(path)
         stem = path.resolve().parent.name if path.name == run_folder.RUN_FILE else path.stem
         defaults = flatten(tables.get("common", {}) if "entries" in tables else tables)
+        if "entries" not in tables:
+            defaults.pop("data.layout", None)  # chosen for that model alone
         for name, table in tables.get("entries", {stem: {}}).items():
             if name in entries:
                 raise TrainError(f"{path}: entries must have different names, but two are called `{name}`; rename one")
@@ -147,6 +155,22 @@ def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> Planned
         merged |= flatten(run_config.read_user_settings(None, part, ()))  # which expands `model.dropout` to both stacks
     run_config.read_user_settings(None, merged, ())
     return PlannedRun(name=f"{entry.name}-seed{seed}", settings=merged)
+
+
+def match_layouts(planned: dict[RunId, PlannedRun], device: torch.device) -> dict[RunId, PlannedRun]:
+    """Name one layout in the settings of all runs if some of their models cannot be trained on packed rows, so that
+    the same step reads the same pairs."""
+    layouts = dict[RunId, Layout]()
+    for run_id, each in planned.items():
+        if "data.layout" not in each.settings:
+            tables = run_config.read_user_settings(None, each.settings, ())
+            preset = presets.ARCHS[tables.get("arch", "transformer")](run_config.PLACEHOLDER_VOCAB, "tiny")
+            layouts[run_id] = autoconfig.choose_layout(None, run_config.build_model_config(tables, preset), device)
+    padded: dict[str, Any] = {"data.layout": "fixed"} if len(set(layouts.values())) > 1 else {}
+    return {
+        run_id: replace(each, settings=each.settings | padded) if run_id in layouts else each
+        for run_id, each in planned.items()
+    }
 
 
 def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: Path) -> PlannedRun:
@@ -192,6 +216,7 @@ def compare(
     if len(set(seeds)) < len(seeds):
         raise TrainError(f"`--seeds` must be different, but are {' '.join(map(str, seeds))}; give each once")
     planned = {(entry.name, seed): plan_run(entry, common, seed) for entry in entries for seed in seeds}
+    planned = match_layouts(planned, choose_device(common.get("train.device")))
     if budget == "flops":
         references = {seed: planned[entries[0].name, seed] for seed in seeds}
         measured, failures = run_all(list(references.values()), out, jobs, open_display, notify)
@@ -248,13 +273,14 @@ def start_runs(
     if jobs == 1:
         for each in pending:
             with open_display() as display:
-                yield each, partial(train_and_measure, each, out, display)
+                yield each, partial(train_and_measure, each, out, 1, display)
         return
+    jobs = min(jobs, max(1, len(pending)))
     threads = max(1, count_usable_cores() // jobs)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
         try:
-            futures = {pool.submit(train_and_measure, each, out): each for each in pending}
+            futures = {pool.submit(train_and_measure, each, out, jobs): each for each in pending}
             for future in as_completed(futures):
                 yield futures[future], future.result
         except BaseException:
@@ -271,24 +297,20 @@ def load_measurements(planned: PlannedRun, out: Path) -> RunMeasurements | None:
     return settings.from_dict(RunMeasurements, stored["measurements"], str(path)) if stored else None
 
 
-def train_and_measure(planned: PlannedRun, out: Path, listener: EventHandler = lambda event: None) -> RunMeasurements:
+def train_and_measure(
+    planned: PlannedRun, out: Path, jobs: int, listener: EventHandler = lambda event: None
+) -> RunMeasurements:
     """Train a run, or resume it, and store its measurements. Raise KeyboardInterrupt if a signal stopped it."""
-    folder, peak_memory = out / RUNS_FOLDER / planned.name, list[int]()
-
-    def record_peak(event: Event) -> None:
-        if isinstance(event, Ended) and torch.cuda.is_available():
-            peak_memory.append(torch.cuda.max_memory_allocated())
-
     if torch.cuda.is_available():
         gc.collect()  # the model of the run before, which its search graphs keep
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    result = run.train(out=folder, settings=planned.settings, listeners=[listener, record_peak])
+    folder = out / RUNS_FOLDER / planned.name
+    result = run.train(out=folder, settings=planned.settings, listeners=[listener])
     if result.stop_reason == "stopped":
         raise KeyboardInterrupt
     path = out / RESULTS_FOLDER / f"{planned.name}.json"
     path.parent.mkdir(exist_ok=True)
-    measured = replace(measure_run(folder), peak_memory=max(peak_memory, default=None))
+    measured = replace(measure_run(folder), jobs=jobs)
     settings.write_json({"settings": planned.settings, "measurements": settings.to_dict(measured)}, path)
     return measured
 
@@ -311,10 +333,8 @@ def measure_run(folder: Path) -> RunMeasurements:
     texts = read_eval_texts(prepared.splits.tests[:1] or prepared.splits.valid, prepared.splits.use_tags)
     if len(set(texts.target_languages)) != 1:
         raise TrainError("a comparison needs a test set in one target language; name them with --test and --tgt")
-    to, is_gpu = texts.target_languages[0], translator.device.type == "cuda"
+    to = texts.target_languages[0]
     options = SearchOptions(beam_size=config.decode.beam_size, length_penalty=config.decode.length_penalty)
-    plain = Translator(translator.model, translator.tokenizer, use_gpu_engine=False)
-    plain_speed = measure_speed(plain, texts.sources, options, to)[1] if is_gpu else None
     translations, speed = measure_speed(translator, texts.sources, options, to)
     outputs, metrics = [item.text for item in translations], ("bleu", "chrf")
     evaluation = evaluate(
@@ -324,26 +344,33 @@ def measure_run(folder: Path) -> RunMeasurements:
     started = [event for event in events if isinstance(event, Started)][-1]
     ended = [event for event in events if isinstance(event, Ended)][-1]
     validated = [event for event in events if isinstance(event, Validated)]
+    progress = [event for event in events if isinstance(event, Progress)]
+    step_tokens = sum(prepared.store.meta.token_counts.values()) / started.steps_per_epoch
+    speeds = [event.tokens_per_second for event in progress if math.isfinite(event.tokens_per_second)]
+    train_speed = median(speeds or [ended.step * step_tokens / ended.seconds])
+    step_seconds = step_tokens / train_speed
     step_flops = count_step_flops(config, load_as(folder, Seq2Seq), prepared)
     by_length = sorted(evaluation.sentences, key=lambda sentence: (len(sentence.source.split()), sentence.number))
     drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
         name=folder.name,
         data=", ".join(Path(name).name for name in config.data.train),
-        conditions=f"{started.device}; attent {__version__}, torch {torch.__version__}, {date.today().isoformat()}",
+        conditions=f"{get_device_name(translator.device)}; attent {__version__}, torch {torch.__version__}, "
+        f"{date.today().isoformat()}",
         parameters=started.parameters,
+        precision=describe_precision(config, translator.model),
         steps=ended.step,
-        seconds=ended.seconds,
+        epochs=ended.step / started.steps_per_epoch,
+        seconds=ended.step * step_seconds,
         flops=ended.step * step_flops,
         valid_loss=min((event.loss for event in validated if math.isfinite(event.loss)), default=None),
-        train_tokens_per_second=median([e.tokens_per_second for e in events if isinstance(e, Progress)] or [0.0]),
+        train_tokens_per_second=train_speed,
         decode_tokens_per_second=speed,
-        plain_tokens_per_second=plain_speed,
         test_set=texts.name,
         bleu=evaluation.scores[0].value,
         chrf=evaluation.scores[1].value,
         signature=evaluation.scores[0].signature,
-        curve=tuple((e.seconds, e.step * step_flops, e.metrics.get("bleu", 0.0)) for e in validated),
+        curve=tuple((e.step * step_seconds, e.step * step_flops, e.metrics.get("bleu", 0.0)) for e in validated),
         by_length=tuple(
             (f"{group.min_length}-{group.max_length or ''}", group.sentences, group.scores[0].value)
             for group in evaluation.groups
@@ -353,19 +380,31 @@ def measure_run(folder: Path) -> RunMeasurements:
             for sentence in select_evenly(by_length, NUM_SAMPLES)
         ),
         attention=record_attention(folder, texts.sources[drawn], texts.references[drawn], to),
+        peak_memory=max((event.peak_memory for event in progress if event.peak_memory), default=None),
     )
 
 
 def measure_speed(
     translator: Translator, sources: Sequence[str], options: SearchOptions, to: str | None
 ) -> tuple[list[Translation], float]:
-    """Return the translations and the tokens per second of all sources at once."""
-    if translator.device.type == "cuda":  # the first time, kernels are compiled and graphs captured
+    """Return the translations and the median tokens per second of all sources at once, after a warm-up."""
+    translations, speeds = translator.translate(sources, options, to=to), list[float]()
+    num_tokens = sum(len(translation.token_ids) + 1 for translation in translations)
+    for _ in range(NUM_TIMED):
+        start = time.perf_counter()
         translator.translate(sources, options, to=to)
-    start = time.perf_counter()
-    translations = translator.translate(sources, options, to=to)
-    tokens = sum(len(translation.token_ids) + 1 for translation in translations)
-    return translations, tokens / (time.perf_counter() - start)
+        speeds.append(num_tokens / (time.perf_counter() - start))
+    return translations, median(speeds)
+
+
+def describe_precision(config: RunConfig, model: torch.nn.Module) -> str:
+    """The precision of training and, if it differs, that of the model that decodes."""
+    has_lstm = any(isinstance(module, torch.nn.LSTM) for module in model.modules())
+    training = str(config.train.precision) + (", compiled" if config.train.compile else "")
+    if has_lstm and config.train.precision != "float32":
+        training += " (LSTM layers float32)"
+    decoding = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return training if decoding == config.train.precision else f"{training}; decoding {decoding}"
 
 
 def count_step_flops(config: RunConfig, model: Seq2Seq, prepared: PreparedData) -> float:

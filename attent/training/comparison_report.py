@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
@@ -26,21 +25,37 @@ REPORT_FILE, PAGE_FILE = "report.md", "report.html"
 MAX_DETAILED = len(COLORS)  # entries; of more, only the scores are shown
 MARKERS = "osD^vP"
 SCORE_COLUMNS = (
-    "", "model", "runs", "parameters", "steps", "time", "training FLOPs", "validation loss", "BLEU", "chrF",
-    "training tokens/s", "decoding tokens/s", "peak memory",
+    "", "model", "runs", "parameters", "steps", "epochs", "time", "training FLOPs", "validation loss", "BLEU", "chrF",
+    "training tokens/s", "decoding tokens/s", "peak memory", "precision",
 )  # fmt: skip
-IMAGE_PATTERN = re.compile(r"!\[[^\]]*\]\((.*?)\)")
+
+
+class Image(NamedTuple):
+    file: str  # in the folder of the report
+    caption: str
+
+
+class Table(NamedTuple):
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right_aligned: Sequence[int] = ()
+
+
+Block = str | Image | Table | list[Image]  # a paragraph, a figure, a table, figures side by side
 
 
 def write_report(results: Sequence[EntryResult], out: Path, title: str, conditions: str) -> None:
     """Write report.md, report.html and the figures into `out`; without matplotlib, no figures."""
     title = f"{title}: {'; '.join(dict.fromkeys(run.data for result in results for run in result.runs))}"
-    if find_spec("matplotlib"):
+    has_figures = find_spec("matplotlib") is not None
+    if has_figures:
         draw_figures([result for result in results if result.runs], out)
-    blocks = [f"# {escape_markdown(title)}", *build_blocks(results, conditions)]
-    blocks = [block for block in blocks if all((out / file).exists() for file in IMAGE_PATTERN.findall(block))]
-    write_output(out / REPORT_FILE, ("\n\n".join(blocks) + "\n").encode())
-    write_output(out / PAGE_FILE, render_html(title, blocks, out).encode())
+    sections = list(build_sections(results, conditions, has_figures))
+    markdown = [f"# {escape_markdown(title)}"]
+    for heading, blocks in sections:
+        markdown += [f"## {heading}", *map(render_markdown, blocks)]
+    write_output(out / REPORT_FILE, ("\n\n".join(markdown) + "\n").encode())
+    write_output(out / PAGE_FILE, render_page(title, sections, out).encode())
 
 
 def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
@@ -53,41 +68,66 @@ def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
             save_figure(plot_heads(**json.loads(attention)), out / f"{RESULTS_FOLDER}/{result.runs[0].name}.svg")
 
 
-def build_blocks(results: Sequence[EntryResult], conditions: str) -> Iterator[str]:
-    """Yield headings, paragraphs, tables and images as Markdown."""
-    scores, results = [format_entry(result) for result in results], [result for result in results if result.runs]
-    first = results[0].runs[0]
-    has_seeds = any(len(result.runs) > 1 for result in results)
-    means = " Means over the runs (one per seed), with the lowest and the highest." if has_seeds else ""
-    yield "## Scores"
-    yield escape_markdown(
-        f"{conditions} Test set: {first.test_set}; BLEU: {first.signature}.{means} FLOPs are those of matrix products, "
-        "forward and backward, without padding. Decoding speed is that of the whole test set at once; in brackets, "
-        f"without the GPU engine. {first.conditions}."
-    )
-    yield markdown_table(SCORE_COLUMNS, scores, range(2, len(SCORE_COLUMNS)))
-    yield "![Test BLEU: each dot is a run, each line a mean](scores.svg)"
+def build_sections(
+    results: Sequence[EntryResult], conditions: str, has_figures: bool
+) -> Iterator[tuple[str, list[Block]]]:
+    """Yield headings and what follows them."""
+    score_rows, results = [format_entry(result) for result in results], [result for result in results if result.runs]
+    score_table = Table(SCORE_COLUMNS, score_rows, range(2, len(SCORE_COLUMNS) - 1))
+    score_figure = Image("scores.svg", "Test BLEU: each dot is a run, each line a mean")
+    yield "Scores", [describe_conditions(results, conditions), score_table, *([score_figure] if has_figures else [])]
     if len(results) > MAX_DETAILED:
         return
-    labels = [result.entry.label for result in results]
-    yield "## BLEU against time, FLOPs and sentence length"
-    yield "Validations during training (greedy search) against time and FLOPs; the test set by source length."
-    yield "![BLEU against time, FLOPs and sentence length](curves.svg)"
-    rows = [
+    first, labels = results[0].runs[0], [result.entry.label for result in results]
+    by_length = [
         [words, f"{sentences:,}", *(f"{average_by_length(result)[i]:.1f}" for result in results)]
         for i, (words, sentences, _) in enumerate(first.by_length)
     ]
-    yield markdown_table(("words", "sentences", *labels), rows, range(2, len(results) + 2))
-    yield "## Translations side by side"
-    for i, sample in enumerate(first.samples):
-        outputs = [[result.entry.label, result.runs[0].samples[i].output] for result in results]
-        yield markdown_table(("", ""), [["source", sample.source], ["reference", sample.reference], *outputs])
-    if attentive := [result for result in results if result.runs[0].attention]:
-        yield "## Attention side by side"
-        yield "Cross-attention of the head that aligns best, on a test sentence and its reference."
-        header = markdown_table([result.entry.label for result in attentive], [["-"] * len(attentive)])
-        images = [f"![attention]({RESULTS_FOLDER}/{result.runs[0].name}.svg)" for result in attentive]
-        yield "\n".join([*header.splitlines()[:2], f"| {' | '.join(images)} |"])
+    length_table = Table(("words", "sentences", *labels), by_length, range(1, len(results) + 2))
+    if has_figures:
+        caption = "BLEU against time, FLOPs and sentence length"
+        text = "Validations during training (greedy search) against time and FLOPs; the test set by source length."
+        yield caption, [text, Image("curves.svg", caption), length_table]
+    else:
+        yield "BLEU by sentence length", [length_table]
+    yield (
+        "Translations side by side",
+        [
+            Table(
+                ("", ""),
+                [["source", sample.source], ["reference", sample.reference]]
+                + [[result.entry.label, result.runs[0].samples[i].output] for result in results],
+            )
+            for i, sample in enumerate(first.samples)
+        ],
+    )
+    images = [
+        Image(f"{RESULTS_FOLDER}/{result.runs[0].name}.svg", result.entry.label)
+        for result in results
+        if result.runs[0].attention
+    ]
+    if images and has_figures:
+        text = "Cross-attention of the head that aligns best, on a test sentence and its reference."
+        yield "Attention side by side", [text, images]
+
+
+def describe_conditions(results: Sequence[EntryResult], conditions: str) -> str:
+    """A paragraph about how everything was measured."""
+    runs = [run for result in results for run in result.runs]
+    first, jobs = runs[0], sorted({run.jobs for run in runs})
+    sentences = [conditions, f"Test set: {first.test_set}; BLEU: {first.signature}."]
+    if any(len(result.runs) > 1 for result in results):
+        sentences.append("Means over the runs (one per seed), with the lowest and the highest.")
+    if jobs != [1]:
+        counts = " or ".join(map(str, jobs))
+        sentences.append(f"{counts} runs at a time, so that times and speeds are not those of one alone.")
+    sentences += [
+        "Time is that of the steps, by their median speed: without validations, checkpoints and compilation.",
+        "FLOPs are those of matrix products, forward and backward, without padding.",
+        "Decoding speed is that of the whole test set at once, the median of three times.",
+        *(f"{text}." for text in dict.fromkeys(run.conditions for run in runs)),
+    ]
+    return " ".join(sentences)
 
 
 def format_entry(result: EntryResult) -> list[str]:
@@ -106,15 +146,16 @@ def format_entry(result: EntryResult) -> list[str]:
         num_runs,
         format_short(runs[0].parameters),
         f"{fmean(run.steps for run in runs):,.0f}",
+        f"{fmean(run.epochs for run in runs):.1f}",
         format_duration(fmean(run.seconds for run in runs)),
         f"{fmean(run.flops for run in runs):.1e}".replace("e+", "e"),
         f"{fmean(losses):.3f}" if losses else "",
         f"{fmean(bleu):.2f}" + (f" ({min(bleu):.2f}-{max(bleu):.2f})" if len(runs) > 1 else ""),
         f"{fmean(run.chrf for run in runs):.1f}",
         f"{fmean(run.train_tokens_per_second for run in runs):,.0f}",
-        f"{fmean(run.decode_tokens_per_second for run in runs):,.0f}"
-        + (f" ({runs[0].plain_tokens_per_second:,.0f})" if runs[0].plain_tokens_per_second else ""),
+        f"{fmean(run.decode_tokens_per_second for run in runs):,.0f}",
         format_bytes(max(memory)) if memory else "",
+        "; ".join(dict.fromkeys(run.precision for run in runs)),
     ]
 
 
@@ -156,40 +197,50 @@ def plot_curves(results: Sequence[EntryResult]) -> Figure:
     return figure
 
 
-def render_html(title: str, blocks: Sequence[str], out: Path) -> str:
+def render_markdown(block: Block) -> str:
+    if isinstance(block, str):
+        return escape_markdown(block)
+    if isinstance(block, Image):
+        return f"![{escape_markdown(block.caption)}]({block.file})"
+    if isinstance(block, Table):
+        return markdown_table([*map(escape_markdown, block.header)], block.rows, block.right_aligned)
+    lines = [escape_markdown(image.caption) for image in block], ["---"] * len(block), map(render_markdown, block)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def render_page(title: str, sections: Sequence[tuple[str, list[Block]]], out: Path) -> str:
     """One file without scripts; figures are embedded as images."""
     page = Path(__file__).with_name("comparison.html").read_text(encoding="utf-8")
     style = page.partition("<style>")[2].partition("</style>")[0]
-    body = "\n".join(render_block(block, out) for block in blocks)
+    body = f"<h1>{escape(title)}</h1>"
+    for heading, blocks in sections:
+        shown = [f'<div class="wide">{render_html(block, out)}</div>' for block in blocks]
+        body += "\n".join([f"<h2>{escape(heading)}</h2>", *shown])
     for name, content in {"hash": compute_csp_hash(style), "title": escape(title), "body": body}.items():
         page = page.replace(f"<!--{name}-->", content)
     return page
 
 
-def render_block(block: str, out: Path) -> str:
-    """Convert one of the blocks that `build_blocks` yields."""
-    marks, _, text = block.partition(" ")
-    if set(marks) == {"#"}:
-        return f"<h{len(marks)}>{render_text(text, out)}</h{len(marks)}>"
-    if not block.startswith("| "):
-        return f'<div class="wide"><p>{render_text(block, out)}</p></div>'
-    header, rule, *lines = (re.split(r"(?<!\\) \| ", line[2:-2]) for line in block.splitlines())
-    styles = [' class="number"' if cell.endswith(":") else "" for cell in rule]
-    rows = [("th", header)] if any(map(str.strip, header)) else []
+def render_html(block: Block, out: Path) -> str:
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+    if isinstance(block, Image):
+        return f"<p>{embed_image(block, out)}</p>"
+    if isinstance(block, Table):
+        columns = [i for i in range(len(block.header)) if any(row[i] for row in block.rows)]
+        styles = [' class="number"' if i in block.right_aligned else "" for i in columns]
+        header, *rows = ([escape(row[i]) for i in columns] for row in (block.header, *block.rows))
+    else:
+        styles = [""] * len(block)
+        header, rows = [escape(image.caption) for image in block], [[embed_image(image, out) for image in block]]
+    lines = [("th", header)] if any(header) else []
     body = ""
-    for tag, cells in [*rows, *(("td", line) for line in lines)]:
-        shown = zip(styles, (render_text(cell, out) for cell in cells), strict=True)
-        body += f"<tr>{''.join(f'<{tag}{style}>{cell}</{tag}>' for style, cell in shown)}</tr>"
-    return f'<div class="wide"><table>{body}</table></div>'
+    for tag, cells in [*lines, *(("td", row) for row in rows)]:
+        shown = (f"<{tag}{style}>{cell}</{tag}>" for style, cell in zip(styles, cells, strict=True))
+        body += f"<tr>{''.join(shown)}</tr>"
+    return f"<table>{body}</table>"
 
 
-def render_text(text: str, out: Path) -> str:
-    """Unescape text and embed images; the text of a translation cannot contain one, since it is escaped."""
-    html = ""
-    for i, part in enumerate(IMAGE_PATTERN.split(text)):
-        if i % 2:
-            image = base64.b64encode((out / part).read_bytes()).decode()
-            html += f'<img src="data:image/svg+xml;base64,{image}" alt="">'
-        else:
-            html += escape(re.sub(r"\\(.)", r"\1", part))
-    return html
+def embed_image(image: Image, out: Path) -> str:
+    encoded = base64.b64encode((out / image.file).read_bytes()).decode()
+    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{escape(image.caption)}">'

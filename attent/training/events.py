@@ -46,6 +46,7 @@ class Progress:
     seconds_left: float | None
     targets_per_second: float | None = None
     gpu_busy: float | None = None  # fraction of the time that the GPU spent in training steps, if known
+    peak_memory: int | None = None  # bytes on the GPU, at most, since training started or was last validated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,6 +240,7 @@ class Trainer:
 
     def emit_start(self) -> None:
         self.start_clocks()
+        self.reset_peak_memory()
         self.emit(self.build_started_event())
         if self.has_slow_start and not self.get_stop_reason():
             self.compile_start = time.monotonic()
@@ -417,6 +418,10 @@ class Trainer:
         self.pauses = Pauses()  # since then
         self.checked_step = self.start_step  # the last step whose gradient is known to be finite or reported
 
+    def reset_peak_memory(self) -> None:
+        if self.distributed.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.distributed.device)
+
     def update_clock(self) -> float:
         """Add the time since the last call to `state.seconds`; return the new total."""
         now = time.monotonic()
@@ -440,7 +445,8 @@ class Trainer:
 
     def start_report(self, synchronize: bool) -> PendingReport:
         """Start to copy the sums of the metrics to the host, and reset them; `synchronize` waits for captured steps."""
-        metrics, in_flight = self.metrics, self.step_graphs.in_flight if self.step_graphs else None
+        metrics, device = self.metrics, self.distributed.device
+        in_flight = self.step_graphs.in_flight if self.step_graphs else None
         if in_flight is not None and synchronize:
             in_flight.synchronize()
         throughput = in_flight.take_throughput() if in_flight is not None else None
@@ -457,6 +463,7 @@ class Trainer:
             tokens_per_second=throughput.tokens_per_second if throughput else metrics.tokens / elapsed,
             targets_per_second=throughput.targets_per_second if throughput else metrics.num_targets / elapsed,
             gpu_busy=throughput.busy_fraction if throughput else None,
+            peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             seconds=seconds,
             seconds_left=self.estimate_seconds_left(),
         )
@@ -581,6 +588,7 @@ class Trainer:
             self.schedule_next_validation(seconds)
         self.has_validated = True
         self.metrics.reset_clock()
+        self.reset_peak_memory()
         return event.best
 
     def evaluate_and_update_best(self, model: Model | None) -> Validated:

@@ -18,11 +18,13 @@ import torch
 
 from attent import cli
 from attent.data.token_store import TokenSequences, TokenStore
-from attent.formatting import markdown_table
+from attent.formatting import escape_markdown
 from attent.models import build, presets
 from attent.training import comparison, comparison_report
 from attent.training.comparison import ComparisonEntry, compare, read_entries
+from attent.training.config import RunConfig, TrainConfig
 from attent.training.events import Event, EventHandler, Progress
+from attent.training.run_options import Precision
 from tests.inspection.conftest import browser as browser
 from tests.inspection.conftest import watch_problems
 from tests.training.runs import checkpoint_facts, write_corpus
@@ -102,12 +104,75 @@ def test_report_without_matplotlib(folder: Path, tmp_path: Path, monkeypatch: py
     report = (tmp_path / "report.md").read_text()
     assert "## Translations side by side" in report
     assert ".svg" not in report
+    assert "Attention side by side" not in report
+
+
+def test_time_and_memory_are_those_of_the_steps(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "out" / "runs" / "post-seed1", tmp_path / "run")
+    log, memory = tmp_path / "run" / "log.jsonl", iter((700, 900, 800))
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    for event in events:
+        event.update({"seconds": 1e6} if "seconds" in event else {})  # the clock also runs during validations
+        if "tokens_per_second" in event:
+            event.update(tokens_per_second=100.0, peak_memory=next(memory, None))
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    measured = comparison.measure_run(tmp_path / "run")
+    (started,) = (event for event in events if "steps_per_epoch" in event)
+    stored = read_results(folder)["post-seed1"]["measurements"]
+    assert measured.epochs == pytest.approx(4 / started["steps_per_epoch"])
+    assert measured.seconds * 100 == pytest.approx(stored["seconds"] * stored["train_tokens_per_second"])
+    assert measured.curve[-1][0] == pytest.approx(measured.seconds)
+    assert measured.peak_memory == 900
+
+
+def test_report_states_jobs_and_precision_of_each_run(folder: Path, tmp_path: Path) -> None:
+    common = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
+    shutil.copytree(folder / "out" / "results", tmp_path / "results")
+    (result,) = compare([POST], tmp_path, common=common, jobs=3)  # stored: it was trained alone
+    comparison_report.write_report([result], tmp_path, "Title", "")
+    assert "at a time" not in (tmp_path / "report.md").read_text()
+    others = [replace(result.runs[0], jobs=3, precision="bfloat16 (LSTM layers float32)", bleu=99.0)]
+    comparison_report.write_report([result, replace(result, runs=(*others,))], tmp_path, "Title", "")
+    report = (tmp_path / "report.md").read_text()
+    assert "1 or 3 runs at a time" in report
+    assert "| bfloat16 (LSTM layers float32) |" in report
+    assert f"| {result.runs[0].precision} |" in report
+
+
+def test_one_layout_for_all_entries(folder: Path) -> None:
+    lstm = ComparisonEntry(name="lstm", label="lstm", settings={"arch": "lstm"})
+    flat = ComparisonEntry(name="flat", label="flat", settings={"data.layout": "flat"})
+    file = read_entries([folder / "out" / "runs" / "post-seed1" / "run.toml"])[0]  # which states `bucketed`
+
+    def match(device: str, *entries: ComparisonEntry) -> list[str | None]:
+        planned = {(entry.name, 1): comparison.plan_run(entry, COMMON, 1) for entry in entries}
+        matched = comparison.match_layouts(planned, torch.device(device))
+        return [each.settings.get("data.layout") for each in matched.values()]
+
+    assert match("cuda", POST, lstm, flat, file) == ["fixed", "fixed", "flat", "fixed"]
+    assert match("cuda", POST, file) == [None, None]  # packed
+    assert match("cpu", POST, lstm) == [None, None]  # bucketed
+
+
+@pytest.mark.parametrize(
+    ("arch", "precision", "expected"),
+    [
+        ("transformer", "float32", "float32"),
+        ("transformer", "bfloat16", "bfloat16; decoding float32"),
+        ("lstm", "bfloat16", "bfloat16 (LSTM layers float32); decoding float32"),
+    ],
+)
+def test_precision(arch: str, precision: Precision, expected: str) -> None:
+    model = build(presets.ARCHS[arch](50, "tiny"))
+    run = RunConfig(train=TrainConfig(precision=precision))
+    assert comparison.describe_precision(run, model) == expected
 
 
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "a | b <b> ![x](secret.svg) \\ `c` *d*"
-    table = comparison_report.render_block(markdown_table(("", ""), [["source", text]]), tmp_path)
-    assert f"<td>{html.escape(text)}</td>" in table
+    table = comparison_report.Table(("", ""), [["source", text]])
+    assert f"<td>{html.escape(text)}</td>" in comparison_report.render_html(table, tmp_path)
+    assert f"| source | {escape_markdown(text)} |" in comparison_report.render_markdown(table)
 
 
 @pytest.mark.parametrize("width", [1400, 390])
