@@ -356,12 +356,12 @@ run.toml       task translate, data.train a b, lr 0.1"""
 
 def test_the_page_as_a_whole() -> None:
     encoder = {
-        "layers": 4, "width": 1_024, "heads": 4, "pruned": 2, "ffn_width": 2_048, "activation": "relu",
-        "positions": "rotary", "norm": "pre-layer",
+        "layers": 4, "width": 1_024, "heads": 4, "pruned": 2, "compatibility": "dot", "ffn_width": 2_048,
+        "activation": "relu", "positions": "rotary", "norm": "pre-layer",
     }  # fmt: skip
     model = ModelInfo(
         kind="encoder-decoder Transformer", saved_by="attent", encoder=encoder,
-        decoder={"layers": 1, "width": 128, "kind": "LSTM"}, vocabulary=8_000, target_vocabulary=9_000, images="",
+        decoder={"layers": 1, "width": 128, "description": "LSTM"}, vocabulary=8_000, target_vocabulary=9_000, images="",
         labels=tuple("abcdefgh"), commands=("translate", "look"), parameters=1_234_567,
         parts={"encoder": 1_000, "output": 2}, precision="float32", has_checksums=True,
     )  # fmt: skip
