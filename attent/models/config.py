@@ -176,6 +176,13 @@ def check_labels(labels: tuple[str, ...]) -> None:
 ModelConfig = Seq2SeqConfig | CausalConfig | EncoderConfig | VisionConfig
 
 
+def get_stack_configs(config: ModelConfig) -> dict[str, EncoderStackConfig | DecoderStackConfig]:
+    """Encoder and decoder by name; some models have only one of them."""
+    if isinstance(config, Seq2SeqConfig):
+        return {"encoder": config.encoder, "decoder": config.decoder}
+    return {"decoder" if isinstance(config, CausalConfig) else "encoder": config.stack}
+
+
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 CONFIG_VERSION = 1

@@ -20,6 +20,7 @@ from attent.data.estimate import CorpusEstimate, TextPairs, TokenEstimate, Token
 from attent.data.loader import PairLoader
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.models import ModelConfig, Seq2SeqConfig, build, presets
+from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
@@ -159,11 +160,11 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
 
 def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.device) -> Layout:
     """Packed rows on a GPU; for layers whose state would cross sentences, padded rows in few shapes."""
-    layers = [stack for stack in run_config.get_stacks(config) if stack is not None]
-    can_pack = all(isinstance(stack, StackConfig) for stack in layers)
+    stacks = list(get_stack_configs(config).values())
+    can_pack = all(isinstance(stack, StackConfig) for stack in stacks)
     if not can_pack and requested in ("packed", "flat"):
         raise TrainError(
-            f"`data.layout` must be bucketed or fixed for --arch {layers[0].kind}, but is {requested}; leave it out"
+            f"`data.layout` must be bucketed or fixed for --arch {stacks[0].kind}, but is {requested}; leave it out"
         )
     return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
 

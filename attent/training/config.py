@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from attent import settings
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, presets
-from attent.models.config import DecoderStackConfig, EncoderStackConfig
 from attent.nn import StackConfig
 from attent.training.run_options import Arch, DataConfig, DecodeConfig, Precision, Size, TrainConfig, TrainError
 from attent.training.tasks import TASKS, TaskName, get_task_class
@@ -204,13 +203,6 @@ def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[
 def get_stack_names(run_class: type[RunConfig]) -> tuple[str, ...]:
     """Names of the stacks in the model's table."""
     return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
-
-
-def get_stacks(config: ModelConfig) -> tuple[EncoderStackConfig | None, DecoderStackConfig | None]:
-    """Encoder and decoder; some models have only one of them."""
-    if isinstance(config, Seq2SeqConfig):
-        return config.encoder, config.decoder
-    return (None, config.stack) if isinstance(config, CausalConfig) else (config.stack, None)
 
 
 MODEL_FIELDS = {

@@ -16,7 +16,7 @@ from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
 from attent.interop import hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.models.config import DecoderStackConfig, EncoderStackConfig
+from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import StackConfig, get_attention_layers
 from attent.storage.errors import FolderError
@@ -24,7 +24,7 @@ from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
 from attent.training.checkpoint import list_steps
-from attent.training.config import flatten_settings, get_stacks
+from attent.training.config import flatten_settings
 from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, Event, Progress, Started, Validated
 from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
@@ -141,12 +141,12 @@ def inspect_folder(folder: Path) -> FolderInfo:
 def inspect_model(root: Path, name: str) -> ModelInfo:
     model = interop.load(name)  # verifies the checksums of attent folders
     is_ours = hf_folder.is_attent_folder(root)
-    encoder, decoder = (None if stack is None else _describe_stack(stack) for stack in get_stacks(model.config))
+    stacks = {name: _describe_stack(config) for name, config in get_stack_configs(model.config).items()}
     return ModelInfo(
         kind=_describe_kind(model),
         saved_by="attent" if is_ours else "Hugging Face",
-        encoder=encoder,
-        decoder=decoder,
+        encoder=stacks.get("encoder"),
+        decoder=stacks.get("decoder"),
         vocabulary=getattr(model.config, "vocab", None),
         target_vocabulary=getattr(model.config, "output_vocab", None),
         images=_describe_images(model),

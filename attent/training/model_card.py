@@ -16,10 +16,11 @@ from torch import Tensor
 
 from attent import __version__, formatting
 from attent.formatting import escape_markdown, format_count, markdown_table
+from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
-from attent.training.config import RunConfig, UserSettings, flatten_settings, get_run_class, get_stack_names, get_stacks
+from attent.training.config import RunConfig, UserSettings, flatten_settings, get_run_class, get_stack_names
 from attent.training.events import Ended, ValidationSample
 from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
@@ -79,15 +80,14 @@ def count_parameters(parameters: Mapping[str, Tensor]) -> int:
 
 def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[tuple[str, str]]:
     config, tokenizer = trainer.model.config, task.tokenizer
-    stacks = dict(zip(("encoder", "decoder"), get_stacks(config), strict=True))
-    stack = stacks["encoder"] or stacks["decoder"]
-    assert stack is not None
+    stacks = get_stack_configs(config)
+    stack = next(iter(stacks.values()))
     yield "Size", run.size or ""
-    yield "Layers", ", ".join(f"{stack.layers} {name}" for name, stack in stacks.items() if stack)
+    yield "Layers", ", ".join(f"{stack.layers} {name}" for name, stack in stacks.items())
     if isinstance(stack, StackConfig):
         yield "Width", f"{stack.width:,}, feed-forward {stack.ffn_width:,}, {format_count(stack.heads, 'head')}"
     else:
-        yield "Width", f"{stack.width:,}, {' and '.join(each.description for each in stacks.values() if each)}"
+        yield "Width", f"{stack.width:,}, {' and '.join(config.description for config in stacks.values())}"
     total, trained = count_parameters(trainer.parameters), count_parameters(trainer.trainable_parameters)
     yield "Parameters", f"{total:,}" + (f", of which {trained:,} were trained" if trained < total else "")
     yield "Vocabulary", f"{config.vocab:,}" if hasattr(config, "vocab") else ""
@@ -105,7 +105,7 @@ def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Itera
     assert run.model is not None
     values: dict[str, object] = {} if run.size is None else {"size": run.size}
     values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
-    stack = next(stack for stack in get_stacks(run.model) if stack)
+    stack = next(iter(get_stack_configs(run.model).values()))
     values["model.dropout"] = stack.dropout
     if isinstance(stack, StackConfig):
         values["model.norm_order"] = stack.norm_order

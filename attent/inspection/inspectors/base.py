@@ -31,8 +31,8 @@ from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
-from attent.models import Model, Seq2Seq, VisionTransformer
-from attent.models.config import DecoderStackConfig, EncoderStackConfig
+from attent.models import Model, VisionTransformer
+from attent.models.config import get_stack_configs
 from attent.nn import Attention, AttentionRecord, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
@@ -128,7 +128,7 @@ class Inspector(Generic[ModelT]):
 
     def get_model_info(self) -> dict[str, Any]:
         info = {"name": self.name, "kind": self.model.config.kind, "summary": summarize_model(self.model)}
-        return {**info, "width": get_stack_configs(self.model)[0].width}
+        return {**info, "width": next(iter(get_stack_configs(self.model.config).values())).width}
 
     def _get_model_sections(self) -> dict[str, Any]:
         sections: dict[str, Any] = {"positions": self.positions}
@@ -251,15 +251,9 @@ def round_for_json(value: float) -> float | None:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def get_stack_configs(model: Model) -> tuple[EncoderStackConfig | DecoderStackConfig, ...]:
-    if isinstance(model, Seq2Seq):
-        return model.config.encoder, model.config.decoder
-    return (model.config.stack,)
-
-
 def summarize_model(model: Model) -> str:
     """`2.6M parameters, 4 + 4 layers of 4 heads, width 128`"""
-    configs, count = get_stack_configs(model), sum(p.numel() for p in model.parameters())
+    configs, count = [*get_stack_configs(model.config).values()], sum(p.numel() for p in model.parameters())
     size = f"{count / 1e6:,.1f}M" if count >= 100_000 else f"{count:,}"
     stacks = [config for config in configs if isinstance(config, StackConfig)]
     if not stacks:
