@@ -277,6 +277,9 @@ def test_rows_of_table_3_are_valid() -> None:
     planned = [comparison.plan_run(entry, {"data.train": ["corpus.tsv"]}, 1) for entry in entries]
     assert len({each.key for each in planned}) == len(planned) == 24
     assert {entry.name[0] for entry in entries} == set("bABCDEF")
+    for each in planned:  # equation 3: in proportion to width^-0.5
+        width = each.settings.get("model.encoder.width", 256)
+        assert each.settings["train.lr"] == pytest.approx(0.00313 * (width / 256) ** -0.5, rel=0.002)
 
 
 @pytest.mark.parametrize(
