@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -143,8 +144,11 @@ def build_transformer(positions: Any) -> Callable[[Budget], Seq2SeqConfig]:
 
 
 def build_lstm(attention: RecurrentAttention) -> Callable[[Budget], Seq2SeqConfig]:
+    """Wider, with as many parameters as the Transformer."""
+
     def build(budget: Budget) -> Seq2SeqConfig:
-        shape = LSTMEncoderConfig(layers=budget.layers, width=budget.width, dropout=0.0)
+        width = budget.width * (10 if attention == "none" else 9) // 8
+        shape = LSTMEncoderConfig(layers=budget.layers, width=width, dropout=0.0)
         decoder = LSTMDecoderConfig(**vars(shape), attention=attention, input_feeding=attention != "none")
         return Seq2SeqConfig(vocab=VOCAB, encoder=shape, decoder=decoder)
 
@@ -152,8 +156,9 @@ def build_lstm(attention: RecurrentAttention) -> Callable[[Budget], Seq2SeqConfi
 
 
 def build_conv(budget: Budget) -> Seq2SeqConfig:
-    """Twice the layers, which have half the weights of a Transformer's."""
-    shape = ConvEncoderConfig(layers=2 * budget.layers, width=budget.width, max_length=MAX_LENGTH, dropout=0.0)
+    """Twice the layers, which have about half the weights of a Transformer's."""
+    width = budget.width * 15 // 16
+    shape = ConvEncoderConfig(layers=2 * budget.layers, width=width, max_length=MAX_LENGTH, dropout=0.0)
     return Seq2SeqConfig(vocab=VOCAB, encoder=shape, decoder=ConvDecoderConfig(**vars(shape)))
 
 
@@ -238,16 +243,21 @@ def test(model: Seq2Seq, task: TaskSpec, length: int, rows: int, rng: torch.Gene
 # ---- report ----------------------------------------------------------------------------------------------------------
 
 
-def write_report(results: Sequence[dict[str, Any]], out: Path, machine: str) -> None:
+def write_report(results: Sequence[dict[str, Any]], out: Path) -> None:
     tasks = [name for name in TASKS if any(result["task"] == name for result in results)]
-    parts = ["# Long-range dependencies", f"{machine}."]
+    machines = dict.fromkeys(result["machine"] for result in results)
+    parts = [
+        "# Long-range dependencies",
+        f"{'; '.join(machines)}. Means over the seeds, with the lowest and the highest.",
+    ]
     for task in tasks:
         spec = TASKS[task]
-        header = ["", *(f"{length}{'' if length <= spec.trained[1] else ' *'}" for length in spec.tested)]
-        rows = [
-            [name, *(f"{100 * value:.0f}%" for value in values)]
-            for name, values in average_accuracy(results, task).items()
-        ]
+        lengths = [f"{length}{'' if length <= spec.trained[1] else ' *'}" for length in spec.tested]
+        header, rows = ["", "parameters", "seeds", *lengths], []
+        for name in MODELS:
+            if runs := select_runs(results, name, task):
+                cells = [format_shares([run["tokens"][str(length)] for run in runs]) for length in spec.tested]
+                rows.append([name, f"{runs[0]['parameters']:,}", str(len(runs)), *cells])
         parts += [
             f"## {task}",
             f"Share of right tokens by the number of {spec.unit}; * is beyond training.",
@@ -260,14 +270,14 @@ def write_report(results: Sequence[dict[str, Any]], out: Path, machine: str) -> 
     write_atomic(out / "long-range.md", ("\n\n".join(parts) + "\n").encode())
 
 
-def average_accuracy(results: Sequence[dict[str, Any]], task: str) -> dict[str, list[float]]:
-    """Model -> mean share of right tokens at each tested length, over the seeds."""
-    accuracy: dict[str, list[float]] = {}
-    for name in MODELS:
-        runs = [result["tokens"] for result in results if (result["model"], result["task"]) == (name, task)]
-        if runs:
-            accuracy[name] = [sum(run[str(length)] for run in runs) / len(runs) for length in TASKS[task].tested]
-    return accuracy
+def select_runs(results: Sequence[dict[str, Any]], name: str, task: str) -> list[dict[str, Any]]:
+    return [result for result in results if (result["model"], result["task"]) == (name, task)]
+
+
+def format_shares(shares: Sequence[float]) -> str:
+    """75%, or of several seeds 75% (60-91)."""
+    spread = f" ({100 * min(shares):.0f}-{100 * max(shares):.0f})" if len(shares) > 1 else ""
+    return f"{100 * fmean(shares):.0f}%{spread}"
 
 
 def plot(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> Any:
@@ -277,10 +287,12 @@ def plot(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> Any:
     colors = dict(zip(MODELS, matplotlib.color_sequences["tab10"], strict=False))
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         spec = TASKS[task]
-        for number, (name, values) in enumerate(average_accuracy(results, task).items()):
+        for number, name in enumerate(MODELS):
+            if not (runs := select_runs(results, name, task)):
+                continue
             axes.plot(
                 spec.tested,
-                [100 * value for value in values],
+                [100 * fmean(run["tokens"][str(length)] for run in runs) for length in spec.tested],
                 label=name,
                 color=colors[name],
                 marker="osD^vPX*"[number % 8],
@@ -312,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored = json.loads(path.read_text()) if path.exists() else stored
     if stored["budget"] != asdict(budget):
         sys.exit(f"{path}: has results of another budget; give another --out")
-    results, machine = stored["results"], stored.setdefault("machine", describe_machine())
+    results, machine, num_failed = stored["results"], describe_machine(), 0
     complete = {(result["model"], result["task"], result["seed"]) for result in results}
     pending = [
         (name, task, seed)
@@ -322,9 +334,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (name, task, seed) not in complete
     ]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
-        futures = [pool.submit(run_model, name, task, budget, arguments.device, seed) for name, task, seed in pending]
+        futures = {pool.submit(run_model, *each[:2], budget, arguments.device, each[2]): each for each in pending}
         for number, future in enumerate(as_completed(futures), 1):
-            result = json.loads(json.dumps(future.result()))  # keys as strings
+            if error := future.exception():
+                num_failed += 1
+                name, task, seed = futures[future]
+                print(f"[{number}/{len(pending)}] {name}, {task}, seed {seed}: failed: {error}", flush=True)
+                continue
+            result = json.loads(json.dumps(future.result() | {"machine": machine}))  # keys as strings
             results.append(result)
             write_atomic(path, json.dumps(stored, indent=1).encode())
             longest = list(result["tokens"].items())[-1]
@@ -333,9 +350,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{100 * longest[1]:.0f}% right at {longest[0]}, {result['seconds']} s",
                 flush=True,
             )
-    write_report(results, arguments.out, machine)
-    print(f"report: {arguments.out / 'long-range.md'}")
-    return 0
+    write_report(results, arguments.out)
+    print(f"report: {arguments.out / 'long-range.md'}" + (f"; {num_failed} failed" if num_failed else ""))
+    return int(num_failed > 0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from attent.formatting import format_duration, markdown_table
 from attent.storage.atomic import write_atomic
@@ -41,6 +42,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2500, help="training steps of each architecture")
     parser.add_argument("--table3-steps", type=int, default=2500, help="training steps of each row of table 3")
     parser.add_argument("--seeds", nargs="+", default=["1", "2"], help="of architectures and table 3")
+    parser.add_argument("--long-range-seeds", nargs="+", default=["1", "2", "3"], help="of the long-range tasks")
     parser.add_argument(
         "--jobs", type=int, default=1, help="models of table 3 and of the long-range tasks that train at once"
     )
@@ -52,22 +54,22 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "measured.json"
-    if not path.exists():
-        write_atomic(path, json.dumps({"conditions": describe_conditions(), "seconds": {}}).encode())
-    measured = json.loads(path.read_text())
-    seconds, failed = measured["seconds"], []
+    path, failed = arguments.out / "measured.json", []
+    measured = json.loads(path.read_text()) if path.exists() else {}
     for part in arguments.parts:
         command = [sys.executable, "-m", *build_command(part, arguments)]
         print(f"== {part}: {' '.join(command[2:])}", flush=True)
-        start = time.monotonic()
+        start, before = time.monotonic(), list_results(arguments.out / part)
         code = run_part(command)
         failed += [part] if code else []
-        seconds[part] = round(seconds.get(part, 0.0) + time.monotonic() - start, 1)
+        entry = measured.setdefault(part, {"seconds": 0.0, "conditions": []})
+        entry["seconds"] = round(entry["seconds"] + time.monotonic() - start, 1)
+        if list_results(arguments.out / part) != before:  # otherwise everything was measured before
+            entry["conditions"] = list(dict.fromkeys([*entry["conditions"], describe_conditions()]))
         write_atomic(path, json.dumps(measured).encode())
         if code == INTERRUPTED:
             break
-    report = collect_reports(arguments.out, measured["conditions"], seconds)
+    report = collect_reports(arguments.out, measured)
     write_atomic(arguments.out / "report.md", report.encode())
     print(f"report: {arguments.out / 'report.md'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
@@ -90,7 +92,7 @@ def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
     if part == "table1":
         return ["benchmarks.table1", "--out", out, *quick]
     if part == "long-range":
-        return ["benchmarks.long_range", "--out", out, *jobs, *quick]
+        return ["benchmarks.long_range", "--out", out, "--seeds", *arguments.long_range_seeds, *jobs, *quick]
     steps = arguments.table3_steps if part == "table3" else arguments.steps
     tiny = ["--size", "tiny", "--batch-tokens", "512", "--valid-sentences", "10", "--beam-size", "1"]
     command = ["attent", "compare", "--data", arguments.data, "--src", arguments.src, "--tgt", arguments.tgt]
@@ -100,20 +102,27 @@ def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
     return [*command, *own, *(tiny if arguments.quick else [])]
 
 
+def list_results(folder: Path) -> dict[Path, int]:
+    """The files of measurements with their times of change."""
+    paths = [*folder.glob("results.json"), *folder.glob("results/*.json")]
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
 def describe_conditions() -> str:
-    """Date, commit and machine of the first call; a later one elsewhere may only draw the figures."""
+    """Date, commit and machine of this call."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     is_installed = shutil.which("git") is not None
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() if is_installed else ""
     version = f", commit {commit}" if commit else ""
-    return f"{date.today().isoformat()}{version}; {describe_machine()}."
+    return f"{date.today().isoformat()}{version}; {describe_machine()}"
 
 
-def collect_reports(out: Path, conditions: str, seconds: Mapping[str, float]) -> str:
+def collect_reports(out: Path, measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Join the reports of all parts that have one; headings move one level down."""
-    rows = [[part, format_duration(seconds[part])] for part in REPORTS if part in seconds]
-    rows.append(["together", format_duration(sum(seconds.values()))])
-    parts = ["# Measurements", conditions, markdown_table(["part", "time"], rows, right_aligned=[1])]
+    parts_measured = [(part, measured[part]) for part in REPORTS if part in measured]
+    rows = [[part, format_duration(each["seconds"]), "; ".join(each["conditions"])] for part, each in parts_measured]
+    rows.append(["together", format_duration(sum(each["seconds"] for _, each in parts_measured)), ""])
+    parts = ["# Measurements", markdown_table(["part", "time", "measured"], rows, right_aligned=[1])]
     for part, name in REPORTS.items():
         if (report := out / part / name).exists():
             text = re.sub(r"^#", "##", report.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from attent.models import build_empty
 from benchmarks import long_range
 from benchmarks.long_range import ARTICLE, END, FIRST_NOUN, FIRST_PREPOSITION, FIRST_VERB, Budget
 
@@ -63,12 +65,44 @@ def test_report_and_resuming(
     monkeypatch.setattr(long_range, "QUICK", TINY)
     flags = ["--quick", "--out", str(tmp_path), "--models", "sinusoidal", "--tasks", "agreement", "--device", "cpu"]
     shares = {str(length): 0.75 for length in long_range.TASKS["agreement"].tested}
-    stored = {"model": "sinusoidal", "task": "agreement", "seed": 1, "tokens": shares}
-    (tmp_path / "results.json").write_text(json.dumps({"budget": asdict(TINY), "results": [stored]}))
+    common = {"model": "sinusoidal", "task": "agreement", "parameters": 1234}
+    stored = [
+        {**common, "seed": 1, "tokens": shares, "machine": "a GPU"},
+        {**common, "seed": 2, "tokens": dict.fromkeys(shares, 0.25), "machine": "a CPU"},
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"budget": asdict(TINY), "results": stored}))
     assert long_range.main(flags) == 0
     assert "[1/" not in capsys.readouterr().out
-    assert "| sinusoidal | 75% |" in (tmp_path / "long-range.md").read_text()
+    report = (tmp_path / "long-range.md").read_text()
+    assert "a GPU; a CPU." in report
+    assert "| sinusoidal | 1,234 | 2 | 50% (25-75) |" in report
     assert (tmp_path / "long-range.svg").exists()
     monkeypatch.setattr(long_range, "QUICK", long_range.FULL)
     with pytest.raises(SystemExit, match="another budget"):
         long_range.main(flags)
+
+
+def test_models_are_of_the_same_size() -> None:
+    sizes = {}
+    for name, build_config in long_range.MODELS.items():
+        model = build_empty(build_config(long_range.FULL))
+        sizes[name] = sum(parameter.numel() for parameter in model.parameters())
+    assert all(size == pytest.approx(sizes["sinusoidal"], rel=0.05) for size in sizes.values()), sizes
+
+
+def test_other_models_go_on_where_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_model(name: str, task: str, budget: Budget, device: str, seed: int) -> dict[str, object]:
+        if name == "LSTM":
+            raise RuntimeError("out of memory")
+        shares = dict.fromkeys(long_range.TASKS[task].tested, 1.0)
+        result = {"model": name, "task": task, "seed": seed, "tokens": shares}
+        return {**result, "loss": 0.0, "seconds": 0.0, "parameters": 9}
+
+    monkeypatch.setattr(long_range, "run_model", run_model)
+    monkeypatch.setattr(long_range, "ProcessPoolExecutor", lambda jobs, context: ThreadPoolExecutor(jobs))
+    flags = ["--quick", "--out", str(tmp_path), "--models", "LSTM", "rotary", "--tasks", "copy", "--device", "cpu"]
+    assert long_range.main(flags) == 1
+    assert "LSTM, copy, seed 1: failed: out of memory" in capsys.readouterr().out
+    assert "| rotary | 9 | 1 | 100% |" in (tmp_path / "long-range.md").read_text()

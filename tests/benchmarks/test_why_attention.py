@@ -24,6 +24,26 @@ def test_parts_accept_their_flags(tmp_path: Path) -> None:
 def test_reports_are_joined(tmp_path: Path) -> None:
     (tmp_path / "table1").mkdir()
     (tmp_path / "table1" / "table1.md").write_text("# Table 1\n\n## Time\n\n![Time](time.svg)\n")
-    report = why_attention.collect_reports(tmp_path, "2026-11-16; a machine.", {"table1": 90.0})
+    measured = {"table1": {"seconds": 90.0, "conditions": ["2026-11-16; a machine"]}}
+    report = why_attention.collect_reports(tmp_path, measured)
     assert "## Table 1\n\n### Time\n\n![Time](table1/time.svg)" in report
-    assert "| table1 | 1 min 30 s |" in report
+    assert "| table1 | 1 min 30 s | 2026-11-16; a machine |" in report
+
+
+def test_conditions_are_those_of_the_call_that_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = {"table1": tmp_path / "table1" / "results.json", "long-range": tmp_path / "long-range" / "results.json"}
+    calls: list[tuple[str, list[str]]] = [("Monday", ["table1"]), ("Tuesday", ["long-range"]), ("Wednesday", [])]
+    for day, parts in calls:
+
+        def run_part(command: list[str], parts: list[str] = parts) -> int:
+            for part in parts:
+                if str(tmp_path / part) in command:
+                    results[part].parent.mkdir()
+                    results[part].write_text("{}")
+            return 0
+
+        monkeypatch.setattr(why_attention, "describe_conditions", lambda day=day: day)
+        monkeypatch.setattr(why_attention, "run_part", run_part)
+        assert why_attention.main(["--out", str(tmp_path), "--parts", "table1", "long-range"]) == 0
+    rows = [line.split(" | ") for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
+    assert [row[2].rstrip(" |") for row in rows[2:4]] == ["Monday", "Tuesday"]
