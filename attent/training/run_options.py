@@ -53,7 +53,8 @@ class DataConfig:
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[
-        Layout | None, "packed rows (GPU), bucketed by length (CPU), or bucketed in fixed shapes (an LSTM on a GPU)"
+        Layout | None,
+        "packed rows (GPU), bucketed by length (CPU), or bucketed in fixed shapes (LSTMs and convolutions on a GPU)",
     ] = None
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

@@ -153,5 +153,6 @@ def test_sizes_have_about_as_many_parameters_as_the_transformer(size: str) -> No
         assert isinstance(model, Seq2Seq)
         return sum(parameter.numel() for parameter in model.parameters())
 
-    assert count("lstm") == pytest.approx(count("transformer"), rel=0.05)
+    assert [count("lstm"), count("conv")] == pytest.approx([count("transformer")] * 2, rel=0.05)
+    assert 0.89 * count("transformer") < count("lstm-no-attention") < count("transformer")
     assert isinstance(presets.ARCHS["transformer"](9, size).encoder, StackConfig)

@@ -361,8 +361,8 @@ def test_the_page_as_a_whole() -> None:
     }  # fmt: skip
     model = ModelInfo(
         kind="encoder-decoder Transformer", saved_by="attent", encoder=encoder,
-        decoder={"layers": 1, "width": 128, "description": "LSTM"}, vocabulary=8_000, target_vocabulary=9_000, images="",
-        labels=tuple("abcdefgh"), commands=("translate", "look"), parameters=1_234_567,
+        decoder={"layers": 1, "width": 128, "description": "LSTM"}, vocabulary=8_000, target_vocabulary=9_000,
+        images="", labels=tuple("abcdefgh"), commands=("translate", "look"), parameters=1_234_567,
         parts={"encoder": 1_000, "output": 2}, precision="float32", has_checksums=True,
     )  # fmt: skip
     words = TokenizerInfo(

@@ -187,11 +187,12 @@ def test_the_choices_of_a_run(
     assert list_choices(train) == expected
 
 
-def test_an_lstm_has_its_own_learning_rate_and_clips_gradients() -> None:
-    model = presets.ARCHS["lstm"](100, "tiny")
+@pytest.mark.parametrize("arch", ["lstm", "conv"])
+def test_other_architectures_have_their_own_learning_rate_and_clip_gradients(arch: Arch) -> None:
+    model = presets.ARCHS[arch](100, "tiny")
     train = fill_train_config(TrainConfig(steps=20_000), "tiny", model, amount(100), GPU)
     assert (train.lr, train.clip_norm, train.compile) == (2e-3, 1.0, False)
-    wide = fill_train_config(TrainConfig(steps=20_000), "base", presets.ARCHS["lstm"](100, "base"), amount(100), GPU)
+    wide = fill_train_config(TrainConfig(steps=20_000), "base", presets.ARCHS[arch](100, "base"), amount(100), GPU)
     assert wide.lr == 1e-3
     requested = TrainConfig(steps=20_000, clip_norm=0.0, compile=True, lr=0.5)
     train = fill_train_config(requested, "tiny", model, amount(100), GPU)
