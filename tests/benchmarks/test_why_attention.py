@@ -47,3 +47,12 @@ def test_conditions_are_those_of_the_call_that_measured(tmp_path: Path, monkeypa
         assert why_attention.main(["--out", str(tmp_path), "--parts", "table1", "long-range"]) == 0
     rows = [line.split(" | ") for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| ")]
     assert [row[2].rstrip(" |") for row in rows[2:4]] == ["Monday", "Tuesday"]
+
+
+def test_commands_in_the_docs_are_those_that_are_measured() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "why-attention.md").read_text()
+    flags = page.partition("python -m benchmarks.why_attention ")[2].splitlines()[0].split()
+    arguments = why_attention.parse_arguments(flags)
+    for part in arguments.parts:
+        command = " ".join(why_attention.build_command(part, arguments))
+        assert command.removeprefix("attent ") in page
