@@ -151,7 +151,7 @@ def test_scoring_uses_float32_by_default(tmp_path: Path, monkeypatch: pytest.Mon
     write_model(tmp_path / "model", model, tokenizer())
     pairs = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCES, TARGETS, strict=True))
     (tmp_path / "test.tsv").write_text(pairs, encoding="utf-8")
-    monkeypatch.setattr(translator, "choose_dtype", lambda device: "bfloat16")
+    monkeypatch.setattr(translator, "choose_dtype", lambda device, engine: "bfloat16")
     expected = sum(scores.log_prob for scores in score_targets(model, tokenizer(), SOURCES, TARGETS, to="de"))
     for dtype, exact in ((None, True), ("bfloat16", False)):
         options = ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype=dtype))
