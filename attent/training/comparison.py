@@ -26,14 +26,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attent import __version__, settings
-from attent.data.batch_plan import Layout
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
 from attent.inspection.session import look
 from attent.interop import load_as
-from attent.models import Seq2Seq, build, presets
-from attent.nn import set_backend
+from attent.models import Seq2Seq, build
+from attent.nn import StackConfig, set_backend
 from attent.nn.devices import choose_device
 from attent.scoring.evaluate import evaluate
 from attent.storage.machine import count_usable_cores
@@ -158,19 +157,11 @@ def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> Planned
 
 
 def match_layouts(planned: dict[RunId, PlannedRun], device: torch.device) -> dict[RunId, PlannedRun]:
-    """Name one layout in the settings of all runs if some of their models cannot be trained on packed rows, so that
-    the same step reads the same pairs."""
-    layouts = dict[RunId, Layout]()
-    for run_id, each in planned.items():
-        if "data.layout" not in each.settings:
-            tables = run_config.read_user_settings(None, each.settings, ())
-            preset = presets.ARCHS[tables.get("arch", "transformer")](run_config.PLACEHOLDER_VOCAB, "tiny")
-            layouts[run_id] = autoconfig.choose_layout(None, run_config.build_model_config(tables, preset), device)
-    padded: dict[str, Any] = {"data.layout": "fixed"} if len(set(layouts.values())) > 1 else {}
-    return {
-        run_id: replace(each, settings=each.settings | padded) if run_id in layouts else each
-        for run_id, each in planned.items()
-    }
+    """Train all models on padded rows if some cannot be trained on packed ones, so that a step reads the same pairs."""
+    kinds = {each.settings.get("model.encoder.kind", StackConfig.kind) for each in planned.values()}
+    if device.type == "cpu" or kinds == {StackConfig.kind}:
+        return planned
+    return {key: replace(each, settings={"data.layout": "fixed"} | each.settings) for key, each in planned.items()}
 
 
 def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: Path) -> PlannedRun:
