@@ -19,10 +19,12 @@ import torch
 from attent import cli
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.formatting import escape_markdown
-from attent.models import build, presets
+from attent.interop import load_as
+from attent.models import Seq2Seq, build, presets
+from attent.text.tokenizer import Tokenizer
 from attent.training import comparison, comparison_report
 from attent.training.comparison import ComparisonEntry, compare, read_entries
-from attent.training.config import RunConfig, TrainConfig
+from attent.training.config import RunConfig, TrainConfig, read_run
 from attent.training.events import Event, EventHandler, Progress
 from attent.training.run_options import Precision
 from tests.inspection.conftest import browser as browser
@@ -240,6 +242,10 @@ def test_same_flops_for_other_batches(folder: Path, tmp_path: Path) -> None:
     other = ComparisonEntry(name="other", label="other", settings=own)
     first, second = (result.runs[0] for result in compare([POST, other], tmp_path, common=common, budget="flops"))
     assert second.flops == pytest.approx(first.flops, abs=0.51 * second.flops / second.steps)
+    trained = tmp_path / "runs" / "other-seed1"
+    store = comparison.open_data(read_run(trained / "run.toml"), Tokenizer.load(trained), trained).store
+    pair_flops = comparison.count_pair_flops(load_as(trained, Seq2Seq), store)
+    assert second.flops == pytest.approx(2 * 3 * second.epochs * len(store) * pair_flops)  # R-Drop: two passes
     reference, planned = (comparison.plan_run(entry, common, 1) for entry in (POST, other))
     minutes = {path: value for path, value in planned.settings.items() if path != "train.steps"}
     timed = replace(planned, settings=minutes | {"train.minutes": 1.0})
