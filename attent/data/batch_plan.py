@@ -43,7 +43,8 @@ class BatchConfig:
     layout        packed: rows of several sentences; every batch has the same shape
                   flat: the same in a single long row
                   bucketed: one sentence per row, with others of similar length; shapes differ
-                  fixed: the same in one shape for each width, a multiple of 8 on both sides; for CUDA graphs
+                  fixed: one sentence per row, in few shapes, which CUDA graphs can replay: widths are multiples of 8,
+                  equal on both sides, and each width has its own number of rows
     too_long      longer sentences: drop the pair, or truncate the sentence (without end token)
     """
 

@@ -96,8 +96,8 @@ def _download_with_retries(
             _try_download(remote, part, progress)
         except _TransientError as error:
             if delay is None:
-                attempts = len(retry_delays) + 1
-                raise DownloadError(f"cannot download {remote.url}: {error}, after {attempts} attempts") from error
+                attempts = f"{len(retry_delays) + 1} attempts" if retry_delays else "1 attempt"
+                raise DownloadError(f"cannot download {remote.url}: {error}, after {attempts}") from error
             time.sleep(delay)
         else:
             return
