@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +29,12 @@ class TargetVocabulary:
 
     @cached_property
     def word_continuations(self) -> Tensor:
-        """(V,) True for tokens that would extend the word before them."""
-        return torch.from_numpy(find_word_continuations(self.token_bytes)).to(self.device)
+        """(V,) True for tokens that would extend the word before them, and for those without text, such as language
+        tags, after which it may go on; not for end tokens."""
+        continuations = find_word_continuations(self.token_bytes)
+        continuations |= np.array([not piece for piece in self.token_bytes])
+        continuations[list(self.end_ids)] = False
+        return torch.from_numpy(continuations).to(self.device)
 
     @cached_property
     def spellings(self) -> TokenSpellings:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -441,6 +441,7 @@ def contains_word(text: str, word: str, flags: int = 0) -> bool:
 
 
 @settings(deadline=None, max_examples=10)
+@example(PhraseConstraints(prefix="Ein", required=("Hund",), banned=("ein hund", "und")), {}, 1, 12)  # a tag in a word
 @given(CONSTRAINTS, TERMS, st.integers(1, 2), st.sampled_from([6, 12, 24]))
 def test_translations_have_all_required_phrases_or_are_refused(
     constraints: PhraseConstraints, terms: dict[str, str], beam_size: int, max_length: int
