@@ -118,12 +118,13 @@ class ConvStack(nn.Module):
 
     def encode(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """Run the layers of an encoder, for which padding is zeros, as is everything outside of a sequence."""
-        padding, embedded = self.config.kernel // 2, x
+        padding, embedded, is_padding = self.config.kernel // 2, x, None
+        if lengths is not None:
+            is_padding = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
         for block in self.blocks:
             inputs = block.dropout(x)
-            if lengths is not None:
-                is_real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-                inputs = inputs.masked_fill(~is_real[..., None], 0)
+            if is_padding is not None:
+                inputs = inputs.masked_fill(is_padding, 0)
             x = block(x, F.pad(inputs, (0, 0, padding, padding)), embedded, None, Mask())
         return x
 

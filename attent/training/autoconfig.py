@@ -199,14 +199,14 @@ def fill_train_config(
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
     # Equation 3, without a higher rate after a short warm-up; up to doubled for small models, as in the paper's own
     # code (tensor2tensor), given enough steps.
-    paper_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
-    paper_lr *= 1 + min(1.0, steps / MIN_STEPS) if model.encoder.width < 512 else 1
+    default_lr = compute_paper_lr(model.encoder.width, max(warmup, 1_600))
+    default_lr *= 1 + min(1.0, steps / MIN_STEPS) if model.encoder.width < 512 else 1
     if not isinstance(model.encoder, StackConfig):
-        paper_lr = NON_TRANSFORMER_LR * (2 if model.encoder.width < 512 else 1)
+        default_lr = NON_TRANSFORMER_LR * (2 if model.encoder.width < 512 else 1)
         clip_norm = NON_TRANSFORMER_CLIP_NORM if train.clip_norm is None else train.clip_norm
         # Compile on request only: shapes differ, and cuDNN's LSTM cannot be compiled.
         train = replace(train, clip_norm=clip_norm, compile=bool(train.compile))
-    lr = train.lr or (FINETUNE_LR if finetune else float(f"{paper_lr:.3g}"))
+    lr = train.lr or (FINETUNE_LR if finetune else float(f"{default_lr:.3g}"))
     if not finetune:
         train = replace(train, rdrop=recipe.rdrop if train.rdrop is None else train.rdrop)
         # The score improves until the learning rate reaches zero.
