@@ -162,7 +162,7 @@ def describe_fit_ranges(results: Results) -> str:
     return (
         f"Exponents in n are fitted from n = {results.min_fit_length} on, of recurrent layers at all lengths, with a "
         "constant batch. Explicit products are run with a constant number of scores, n² * batch, since scores that "
-        f"outgrow a cache on the way bend the curve{other}."
+        f"outgrow a cache on the way probably bend the curve{other}."
     )
 
 
