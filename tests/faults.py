@@ -123,7 +123,7 @@ FAULTS = """
 
 # convolutions read the padding
 @ nn/convolution.py::ConvStack.encode: laws/test_seq2seq.py -k conv
-- inputs.masked_fill(~is_real[..., None], 0)
+- inputs.masked_fill(is_padding, 0)
 + inputs
 
 # convolutions keep the last inputs of a chunk, not of the real tokens
