@@ -1,6 +1,6 @@
 """The configs of whole models. Those of their parts (`StackConfig`, positions) are in `nn`.
 
-Seq2SeqConfig   encoder and decoder      the paper, Marian, T5
+Seq2SeqConfig   encoder and decoder      the paper, Marian, T5; with a front-end: speech, captions
 CausalConfig    decoder only             GPT, LLaMA
 EncoderConfig   encoder of text          BERT
 VisionConfig    encoder of images        ViT
@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from attent import settings
 from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
+from attent.nn.frontends import AudioConfig, FrontEndConfig, ImageConfig
 
 EncoderStackConfig = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
 DecoderStackConfig = StackConfig | LSTMDecoderConfig | ConvDecoderConfig
@@ -30,6 +31,7 @@ class Seq2SeqConfig:
 
     kind: ClassVar[str] = "seq2seq"
     vocab: int  # token ids are 0 .. vocab - 1
+    frontend: FrontEndConfig | None = None  # the source is audio or an image, and `vocab` is the target's; None: tokens
     target_vocab: int | None = None  # of the target side, if it has its own; None: the same
     encoder: EncoderStackConfig = field(default_factory=StackConfig)
     decoder: DecoderStackConfig = field(default_factory=lambda: mirror_encoder(StackConfig()))
@@ -40,18 +42,23 @@ class Seq2SeqConfig:
     scale_output: bool = False  # states divided by sqrt(width) before the output layer (T5 with a tied output)
     start_id: int = 1  # the decoder's first input token
     end_id: int = 2  # the token that ends a sentence
+    ctc: bool = False  # a second output layer, on the encoder's states, for the CTC loss (see `Seq2Seq.ctc_output`)
 
     def __post_init__(self) -> None:
         check_size("vocab", self.vocab)
         check_size("target_vocab", self.output_vocab)
+        if self.share_embeddings and self.frontend is not None:
+            raise ValueError("`share_embeddings` must be false with a `frontend`: only the target has token ids")
         if self.share_embeddings and self.output_vocab != self.vocab:
             raise ValueError(
                 f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "
                 f"give both sides one vocabulary, or set `share_embeddings` to false"
             )
-        if self.encoder.width != self.decoder.width:
+        if self.encoder.width != self.decoder.width and self.frontend is None:
             widths = f"{self.encoder.width} and {self.decoder.width}"
             raise ValueError(f"`encoder.width` must equal `decoder.width`, but they are {widths}")
+        if self.ctc and not isinstance(self.frontend, AudioConfig):
+            raise ValueError("`ctc` must be false unless the `frontend` is audio")
         check_encoder_stack(self.encoder, "encoder")
         if not (self.decoder.causal and self.decoder.cross_attention):
             raise ValueError("`decoder.causal` and `decoder.cross_attention` must be true in an encoder-decoder model")
@@ -117,49 +124,22 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionConfig:
+class VisionConfig(ImageConfig):
     """An encoder-only model of image patches (Dosovitskiy et al. 2021)."""
 
     kind: ClassVar[str] = "vision"
-    image_size: int = 224  # pixels of a side; images are square
-    patch_size: int = 16
-    channels: int = 3
     stack: StackConfig
-    class_token: bool = True  # a learned vector before the patches
     pooling: Literal["class", "mean"] = "class"  # the image's representation: the class token, or the mean patch
     pooler: bool = False  # a layer with tanh after pooling
     labels: tuple[str, ...] = ()  # a classifier over these
-    mean: tuple[float, ...] = (0.5,)  # of pixels from 0 to 1, one per channel or one for all:
-    std: tuple[float, ...] = (0.5,)  # the model's input is (pixel - mean) / std
-    fit: Literal["crop", "squash"] = "crop"  # an image that is not square is cropped at its center, or distorted
-    resize_to: int | None = None  # pixels of a side before the center crop; None: no crop after resizing
-    resample: Literal["bilinear", "bicubic"] = "bilinear"  # interpolation of the resize
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "channels"):
-            check_size(name, getattr(self, name))
+        super().__post_init__()
         check_encoder_stack(self.stack)
         check_labels(self.labels)
         check_choice("pooling", self.pooling, Literal["class", "mean"])
-        check_choice("fit", self.fit, Literal["crop", "squash"])
-        check_choice("resample", self.resample, Literal["bilinear", "bicubic"])
-        if self.resize_to is not None and (not is_count(self.resize_to) or self.resize_to < self.image_size):
-            raise ValueError(f"`resize_to` must be at least `image_size`={self.image_size}, but is {self.resize_to!r}")
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"`image_size` must be a multiple of `patch_size`={self.patch_size}, but is {self.image_size}"
-            )
         if self.pooling == "class" and not self.class_token:
             raise ValueError("`pooling` must be mean where there is no `class_token`, but is class")
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                raise ValueError(f"`{name}` must have a number for each of {self.channels} channels, or one for all")
-        if not all(std > 0 for std in self.std):
-            raise ValueError(f"`std` must be more than 0, but is {self.std}")
-
-    @property
-    def num_patches(self) -> int:
-        return (self.image_size // self.patch_size) ** 2
 
 
 def check_encoder_stack(stack: EncoderStackConfig, name: str = "stack") -> None:

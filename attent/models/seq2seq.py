@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, Seq2SeqConfig
 from attent.models.output import OutputProjection
 from attent.models.weights import SavableModel
 from attent.nn import Cache, ConvEncoderConfig, ConvStack, Memory, Packing, Stack
 from attent.nn.argument_checks import check_lengths
-from attent.nn.frontends import FrontEnd, TokenEmbedding, check_id_shape
+from attent.nn.frontends import FrontEnd, TokenEmbedding, build_frontend, check_id_shape
 from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
 
 if TYPE_CHECKING:
@@ -24,25 +24,35 @@ if TYPE_CHECKING:
 class Seq2Seq(SavableModel):
     """Source and target token ids -> logits over the next target token.
 
-    Rows are padded on the right (lengths), or hold several sentences each (a packing of either side). Another
-    `frontend` in place of the token embedding makes it a model of speech or images.
+    Rows are padded on the right (lengths), or hold several sentences each (a packing of either side). With another
+    front-end in place of the token embedding (`config.frontend`), the source is log-mel frames (B, T, M) or normalized
+    pixels (B, C, S, S).
     """
 
-    def __init__(self, config: Seq2SeqConfig, frontend: FrontEnd | None = None) -> None:
+    source_embedding: FrontEnd
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.encoder.width
+        width = config.decoder.width
         make_embedding = partial(
             TokenEmbedding,
             width=width,
             scaled=config.scale_embeddings,
             unit_variance=config.scale_output and config.tie_output,
         )
-        self.source_embedding = make_embedding(config.vocab) if frontend is None else frontend
+        if config.frontend is None:
+            self.source_embedding = make_embedding(config.vocab)
+        else:
+            self.source_embedding = build_frontend(config.frontend, config.encoder.width)
         shared = self.source_embedding if config.share_embeddings else None
         self.target_embedding = shared if isinstance(shared, TokenEmbedding) else make_embedding(config.output_vocab)
         self.encoder = build_encoder(config.encoder)
         self.decoder = build_decoder(config.decoder)
+        # Between stacks of different width:
+        self.memory_projection = nn.Linear(config.encoder.width, width) if config.encoder.width != width else None
+        # Logits for the CTC loss (Graves et al. 2006); its blank is the start token, which no target contains.
+        self.ctc_output = nn.Linear(width, config.output_vocab) if config.ctc else None
         tied_to = self.target_embedding if config.tie_output else None
         self.output = OutputProjection(
             config.output_vocab, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
@@ -77,7 +87,10 @@ class Seq2Seq(SavableModel):
     def encode(self, source: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Memory:
         """Run the front-end and the encoder."""
         x, lengths = self.source_embedding.embed_source(source, lengths)
-        return Memory(self.encoder(x, lengths, packing=packing), lengths, packing)
+        states = self.encoder(x, lengths, packing=packing)
+        if self.memory_projection is not None:
+            states = self.memory_projection(states)
+        return Memory(states, lengths, packing)
 
     def decode(
         self, target: Tensor, memory: Memory, lengths: Tensor | None = None, *, packing: Packing | None = None

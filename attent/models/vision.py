@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.models.config import VisionConfig
-from attent.models.encoder import Classifier, Pooler, make_linear
+from attent.models.encoder import Classifier, Pooler
 from attent.models.weights import SavableModel
 from attent.nn import Stack
+from attent.nn.frontends import PatchEmbedding, add_class_token, check_pixels, normalize_pixels
 from attent.nn.init import init_normal
 
 
@@ -36,11 +36,8 @@ class VisionTransformer(SavableModel):
 
     def compute_states(self, pixels: Tensor) -> Tensor:
         """-> (B, T, E): the class token, if there is one, then the patches, row by row."""
-        self.check_pixels(pixels)
-        x = self.patch_embedding(pixels)
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(len(x), 1, -1).to(x.dtype), x], 1)
-        return self.encoder(x)
+        check_pixels(pixels, self.config)
+        return self.encoder(add_class_token(self.patch_embedding(pixels), self.class_token))
 
     def pool(self, states: Tensor) -> Tensor:
         """Return the representation of the whole image: (B, T, E) -> (B, E)."""
@@ -50,29 +47,4 @@ class VisionTransformer(SavableModel):
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert bytes, or values from 0 to 1, to the model's input: (pixel - mean) / std."""
-        weight = self.patch_embedding.weight
-        pixels = pixels.to(weight.device, weight.dtype) / (255 if pixels.dtype == torch.uint8 else 1)
-        mean, std = (pixels.new_tensor(values)[:, None, None] for values in (self.config.mean, self.config.std))
-        return (pixels - mean) / std
-
-    def check_pixels(self, pixels: Tensor) -> None:
-        shape = (self.config.channels, self.config.image_size, self.config.image_size)
-        if not isinstance(pixels, Tensor) or pixels.shape[1:] != shape or not pixels.is_floating_point():
-            is_now = f"{pixels.dtype} of {tuple(pixels.shape)}" if isinstance(pixels, Tensor) else repr(type(pixels))
-            raise ValueError(f"pixels must be floating numbers of (B, {', '.join(map(str, shape))}), but are {is_now}")
-
-
-class PatchEmbedding(nn.Module):
-    """(B, C, height, width) -> one vector per patch, (B, T, E), row by row."""
-
-    def __init__(self, channels: int, patch_size: int, width: int) -> None:
-        super().__init__()
-        self.patch_size = patch_size
-        layer = make_linear(channels * patch_size * patch_size, width)
-        self.weight, self.bias = layer.weight, layer.bias  # (E, C * P * P), (E,)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        P = self.patch_size
-        x = pixels.unfold(2, P, P).unfold(3, P, P)  # (B, C, rows, columns, P, P)
-        x = x.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)  # (B, T, C * P * P)
-        return F.linear(x, self.weight, self.bias)
+        return normalize_pixels(pixels, self.config, self.patch_embedding.weight)

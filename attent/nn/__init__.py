@@ -19,6 +19,7 @@ from attent.nn.config import StackConfig
 from attent.nn.convolution import ConvDecoderConfig, ConvEncoderConfig, ConvStack
 from attent.nn.dot_product import AttentionInputs, attend_explicit
 from attent.nn.feedforward import FeedForward
+from attent.nn.frontends import AudioConfig, ImageConfig, LogMelSpectrogram
 from attent.nn.masks import Mask, Packing
 from attent.nn.positions import (
     AlibiConfig,
@@ -34,9 +35,10 @@ from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LST
 from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "Block", "Cache",
-    "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "LSTMDecoder", "LSTMDecoderConfig",
-    "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling", "Llama3Scaling", "Mask", "Memory",
-    "Packing", "RelativeConfig", "Residual", "RotaryConfig", "SinusoidalConfig", "Stack", "StackConfig", "attend",
-    "attend_explicit", "choose_backend", "get_attention_layers", "make_sinusoids", "set_backend",
+    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "AudioConfig", "Block", "Cache",
+    "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "ImageConfig", "LSTMDecoder",
+    "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling", "Llama3Scaling",
+    "LogMelSpectrogram", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig",
+    "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend", "get_attention_layers",
+    "make_sinusoids", "set_backend",
 ]  # fmt: skip
