@@ -1,5 +1,5 @@
-"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, ROUGE, and exact matches;
-95% confidence intervals by bootstrap and paired tests of two systems.
+"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, ROUGE, exact matches, and
+the error rates of speech recognition; 95% confidence intervals by bootstrap and paired tests of two systems.
 
 BLEU counts words; for scripts without spaces it counts characters, as published figures do. To add a metric, add an
 entry: flags, logs, curves and model cards read the table.
@@ -94,7 +94,18 @@ def _build_ter(tokenize: str, per_sentence: bool, language: str | None) -> Sacre
 
 def _build_exact(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
     """Percentage of outputs that equal their reference, ignoring leading and trailing spaces."""
-    return _build_mean(lambda output, references: output in references, {})
+    return _build_ratio(lambda output, references: (output in references, 1), {})
+
+
+def _build_error_rate(tokenize: str, per_sentence: bool, language: str | None, in_words: bool) -> SacreMetric:
+    """Edits (substitutions, deletions, insertions) per 100 words or characters of the references, as jiwer counts them.
+    Of several references the one with the fewest edits counts."""
+
+    def count_errors(output: str, references: Sequence[str]) -> tuple[int, int]:
+        texts = [text.split() if in_words else list(text) for text in (output, *references)]
+        return min((count_edits(texts[0], reference), len(reference)) for reference in texts[1:])
+
+    return _build_ratio(count_errors, {"case": "mixed", "tok": "space" if in_words else "char"})
 
 
 def _build_rouge(tokenize: str, per_sentence: bool, language: str | None, kind: str) -> SacreMetric:
@@ -110,18 +121,20 @@ def _build_rouge(tokenize: str, per_sentence: bool, language: str | None, kind: 
     except ModuleNotFoundError as error:
         raise ScoreError("ROUGE needs rouge-score, which is not installed: pip install 'attent[rouge]'") from error
     scorer = RougeScorer([kind], use_stemmer=True)
-    return _build_mean(
-        lambda output, references: scorer.score_multi(references, output)[kind].fmeasure,
+    return _build_ratio(
+        lambda output, references: (scorer.score_multi(references, output)[kind].fmeasure, 1),
         {"stem": "porter", "version": f"rouge-score-{version('rouge-score')}"},
     )
 
 
-def _build_mean(score_output: Callable[[str, Sequence[str]], float], signature_items: dict[str, str]) -> SacreMetric:
-    """A metric that is the mean, in percent, of a score of each output."""
+def _build_ratio(
+    count: Callable[[str, Sequence[str]], tuple[float, int]], signature_items: dict[str, str]
+) -> SacreMetric:
+    """A metric that is the ratio, in percent, of two sums over the outputs, such as errors and words."""
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score, Signature
 
-    class SegmentMean(SacreMetric):
+    class SegmentRatio(SacreMetric):
         def get_signature(self) -> Signature:
             signature = super().get_signature()
             signature.info.update(signature_items)
@@ -134,15 +147,29 @@ def _build_mean(score_output: Callable[[str, Sequence[str]], float], signature_i
             return {"references": refs}
 
         def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-            return [score_output(hypothesis, ref_kwargs["references"]), 1]
+            return list(count(hypothesis, ref_kwargs["references"]))
 
         def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
-            return Score("mean", 100 * float(stats[0]) / float(stats[1]))
+            return Score("ratio", 100 * float(stats[0]) / max(1.0, float(stats[1])))
 
         def _aggregate_and_compute(self, stats: Sequence[Sequence[float]]) -> Score:
             return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
 
-    return SegmentMean()  # type: ignore[no-untyped-call]
+    return SegmentRatio()  # type: ignore[no-untyped-call]
+
+
+def count_edits(output: Sequence[str], reference: Sequence[str]) -> int:
+    """Levenshtein distance: the fewest insertions, deletions and substitutions between two sequences."""
+    import numpy as np  # imported here: this module is part of `attent score --help`
+
+    ids: dict[str, int] = {}
+    rows, columns = (np.array([ids.setdefault(item, len(ids)) for item in side]) for side in (output, reference))
+    steps = np.arange(len(columns) + 1)
+    distances = steps  # from the items of `output` so far to each prefix of `reference`
+    for item in rows:
+        best = np.append(distances[0] + 1, np.minimum(distances[1:] + 1, distances[:-1] + (columns != item)))
+        distances = np.minimum.accumulate(best - steps) + steps
+    return int(distances[-1])
 
 
 METRICS: dict[str, Metric] = {
@@ -156,6 +183,12 @@ METRICS: dict[str, Metric] = {
         Metric(name="rouge-1", title="ROUGE-1", build=partial(_build_rouge, kind="rouge1")),
         Metric(name="rouge-2", title="ROUGE-2", build=partial(_build_rouge, kind="rouge2")),
         Metric(name="rouge-l", title="ROUGE-L", build=partial(_build_rouge, kind="rougeL")),
+        Metric(
+            name="wer", title="WER", unit="%", build=partial(_build_error_rate, in_words=True), lower_is_better=True
+        ),
+        Metric(
+            name="cer", title="CER", unit="%", build=partial(_build_error_rate, in_words=False), lower_is_better=True
+        ),
         Metric(name="exact", title="exact", unit="%", build=_build_exact, in_validation=True),
         Metric(name="accuracy", title="accuracy", unit="%", digits=2),
     )
@@ -163,7 +196,9 @@ METRICS: dict[str, Metric] = {
 SCORE_METRICS = tuple(name for name, metric in METRICS.items() if metric.build)
 DEFAULT_SCORE_METRICS = tuple(name for name, metric in METRICS.items() if metric.by_default)
 SELECTION_METRICS = tuple(name for name in SCORE_METRICS if not METRICS[name].lower_is_better)  # of checkpoints
+VALIDATION_METRICS = tuple(name for name, metric in METRICS.items() if metric.in_validation)
 SENTENCE_METRICS = tuple(name for name, metric in METRICS.items() if metric.per_sentence)
+SPEECH_METRICS = ("wer", "cer")  # by default, of transcripts
 DEFAULT_METRIC = "chrf"  # selects the best checkpoint and the worst sentences
 
 
@@ -180,7 +215,9 @@ def format_headline(metrics: Mapping[str, float]) -> str:
     outputs are; the rate of exact matches is then the larger of the two.
     """
     bleu, exact = metrics.get("bleu"), metrics.get("exact")
-    if exact and exact >= (bleu or 0.0):
+    if "wer" in metrics and not bleu:
+        name = "wer"
+    elif exact and exact >= (bleu or 0.0):
         name = "exact"
     else:
         name = next((name for name in ("accuracy", "bleu", "chrf") if metrics.get(name)), "bleu")
@@ -240,13 +277,18 @@ class CorpusScores:
 
 
 def score_corpus(
-    outputs: Sequence[str], references: Sequence[str], language: str | None = None, selected: str | None = None
+    outputs: Sequence[str],
+    references: Sequence[str],
+    language: str | None = None,
+    selected: str | None = None,
+    *,
+    names: Sequence[str] = VALIDATION_METRICS,
 ) -> CorpusScores:
-    """Compute all validation metrics, and the `selected` one if it is another of the table.
+    """Compute the metrics `names`, and the `selected` one if it is another of the table.
 
     `language` is that of the references; None: judged by their script.
     """
-    names = [m.name for m in METRICS.values() if m.in_validation or (m.name == selected and m.build)]
+    names = [m.name for m in METRICS.values() if m.name in names or (m.name == selected and m.build)]
     scores = compute_metrics(outputs, references, names, language, resamples=0)
     return CorpusScores(
         metrics={score.metric: score.value for score in scores},

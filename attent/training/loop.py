@@ -612,6 +612,8 @@ class Trainer:
         state, warmup, name = self.state, self.config.warmup, self.config.metric if self.evaluator else None
         assert warmup is not None
         score = -loss if name in (None, "loss") else metrics.get(str(name), math.nan)
+        if name in METRICS and METRICS[name].lower_is_better:
+            score = -score
         is_best = math.isfinite(score) and math.isfinite(loss) and self.is_better(score, loss)
         if is_best:
             state.best_score, state.best_loss, state.best_step = score, loss, state.step

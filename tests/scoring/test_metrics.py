@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import statistics
 import sys
 
@@ -14,6 +15,7 @@ from attent.scoring.metrics import (
     choose_bleu_tokenizer,
     compare_outputs,
     compute_metrics,
+    count_edits,
     format_headline,
     format_metrics,
     make_metric,
@@ -170,6 +172,8 @@ def test_texts_that_do_not_match_are_refused(outputs: list[str], references: lis
         ({"bleu": 0.0, "exact": 0.0}, "0.0 BLEU"),
         ({"accuracy": 91.234, "bleu": 0.0}, "91.23% accuracy"),
         ({"chrf": 3.0}, "3.0 chrF"),
+        ({"wer": 0.0, "cer": 0.0, "exact": 100.0}, "0.0% WER"),
+        ({"wer": 60.0, "bleu": 21.0}, "21.0 BLEU"),  # speech translation
         ({"loss": 1.0}, ""),
     ],
 )
@@ -188,3 +192,50 @@ def test_both_systems_of_a_comparison_must_have_every_line() -> None:
     for outputs, baseline in ((["a"], ["a", "b"]), (["a", "b"], ["a"])):
         with pytest.raises(ScoreError, match="1"):
             compare_outputs(outputs, baseline, ["a", "b"], ["chrf"], resamples=2)
+
+
+# ---- error rates -----------------------------------------------------------------------------------------------------
+
+
+def draw_texts(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    texts = (rng.choices("ab abc b  cd é one 世界".split(" "), k=rng.randrange(8)) for _ in range(count))
+    return [rng.choice(["", " "]) + " ".join(words) for words in texts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_error_rates_are_those_of_jiwer(seed: int) -> None:
+    jiwer = pytest.importorskip("jiwer")
+    count = 1 + seed * 2
+    outputs, references = draw_texts(seed, count), draw_texts(seed + 100, count)
+    wer, cer = (score.value for score in compute_metrics(outputs, references, ("wer", "cer"), resamples=0))
+    assert wer == pytest.approx(100 * jiwer.wer(references, outputs))
+    assert cer == pytest.approx(100 * jiwer.cer(references, outputs))
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "edits"),
+    [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("ab", "ba", 2), ("abcd", "bcd", 1)],
+)
+def test_edits_of_empty_and_shifted_texts(output: str, reference: str, edits: int) -> None:
+    assert count_edits(output, reference) == count_edits(reference, output) == edits
+
+
+def test_an_output_without_a_reference_counts_as_insertions() -> None:
+    """As in jiwer, where a rate over no words is the number of insertions."""
+    assert compute_metrics(["two words"], [""], ("wer",), resamples=0)[0].value == 200
+    assert compute_metrics(["a", ""], ["", "b c d e"], ("wer",), resamples=0)[0].value == 125
+
+
+def test_error_rates_have_confidence_intervals_and_paired_tests() -> None:
+    references = [f"one two three {i}" for i in range(40)]
+    worse = [text if i % 2 else "one two four" for i, text in enumerate(references)]
+    better = [text if i % 8 else "one two" for i, text in enumerate(references)]
+    (score,) = compute_metrics(worse, references, ("wer",), resamples=200)
+    assert score.value == 25
+    assert score.mean == pytest.approx(25, abs=2)
+    assert 1 < (score.ci_half_width or 0) < 15
+    assert "|case:mixed|tok:space|" in score.signature
+    (comparison,) = compare_outputs(better, worse, references, ("wer",), resamples=200)
+    assert comparison.is_better
+    assert comparison.difference < 0

@@ -61,12 +61,12 @@ class OutOfMemoryInBackward(torch.autograd.Function):
         raise torch.OutOfMemoryError("no memory")
 
 
-def scripted_evaluator(scores: Sequence[float]) -> Callable[[Seq2Seq], EvalResult]:
+def scripted_evaluator(scores: Sequence[float], metric: str = "chrf") -> Callable[[Seq2Seq], EvalResult]:
     """An evaluator that returns these scores in turn."""
     remaining = iter(scores)
 
     def evaluate(_: Seq2Seq) -> EvalResult:
-        return EvalResult(metrics={"bleu": 0.0, "chrf": next(remaining), "exact": 0.0})
+        return EvalResult(metrics={"bleu": 0.0, metric: next(remaining), "exact": 0.0})
 
     return evaluate
 
@@ -233,6 +233,14 @@ def test_training_ends_when_patience_is_exhausted(tmp_path: Path) -> None:
         (2, True, 0), (4, False, 1), (6, True, 0), (8, False, 1), (10, False, 2),
     ]  # fmt: skip
     assert checkpoint.list_steps(toy_run.trainer.state_dir)[-1] == 10
+
+
+def test_the_lowest_error_rate_is_the_best(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=5, valid_every=1, save_every=1, metric="wer")
+    toy_run = build_toy_run(tmp_path, recipe, evaluator=scripted_evaluator([80.0, 90.0, 20.0, 30.0, 20.1], "wer"))
+    toy_run.trainer.run()
+    assert [event.best for event in toy_run.validations] == [True, False, True, False, False]
+    assert toy_run.trainer.state.best_step == 3
 
 
 def test_a_falling_loss_resets_patience(tmp_path: Path) -> None:
