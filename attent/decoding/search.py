@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, apply_constraints
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
-from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
 
 POLL_INTERVAL = 8  # steps between reads of `done` from an accelerator: reading synchronizes
@@ -152,6 +152,17 @@ class HypothesisTensors:
     def select(self, indices: Tensor) -> HypothesisTensors:
         columns = (x.gather(1, indices) for x in (self.log_probs, self.scores, self.lengths))
         return HypothesisTensors(gather_beams(self.tokens, indices), *columns)
+
+    def to_hypotheses(self, end_id: int) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source, best first."""
+        rows = zip(*(x.tolist() for x in (self.tokens, self.scores, self.log_probs, self.lengths)), strict=True)
+        return [[make_hypothesis(end_id, *x) for x in zip(*row, strict=True) if x[1] > NEG_INF] for row in rows]
+
+
+def make_hypothesis(end_id: int, tokens: list[int], score: float, log_prob: float, length: int) -> Hypothesis:
+    is_finished = tokens[length - 1] == end_id
+    token_ids = tuple(tokens[: length - 1 if is_finished else length])
+    return Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
 
 
 @dataclass(frozen=True, eq=False)
@@ -489,7 +500,8 @@ def beam_search(
     options: SearchOptions | None = None,
     suppressed_tokens: Sequence[int] = (),
 ) -> HypothesisTensors:
-    """Search the best targets of a batch of sources (B, Ts). `start_id` and `suppressed_tokens` are never generated."""
+    """Search the best targets of a batch of sources: (B, Ts), or those of another front-end. `start_id` and
+    `suppressed_tokens` are never generated."""
     check_search_arguments(end_id, max_length)
     context = SearchContext(
         options=SearchOptions() if options is None else options,
@@ -498,9 +510,33 @@ def beam_search(
         suppressed_tokens=make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device),
     )
     requests = [SearchRequest(source_ids=(), rng_key=i, max_length=max_length) for i in range(len(source))]
-    beams = BeamState.from_requests(requests, max_length, context)
-    state = model.init_decoder_state(source, lengths, capacity=max_length, beams=context.num_beams)
-    for step in range(max_length):
+    return search_requests(model, source, lengths, requests, context)
+
+
+@torch.no_grad()
+def search_requests(
+    model: StepModel[State],
+    source: Tensor,
+    lengths: Tensor | None,
+    requests: Sequence[SearchRequest],
+    context: SearchContext,
+    *,
+    prompt_ids: Sequence[int] = (),
+    check_cancelled: Callable[[], None] | None = None,
+) -> HypothesisTensors:
+    """Search a batch of sources, each with the constraints and the maximum length of its request.
+
+    prompt_ids       tokens that the decoder reads before `context.start_id`; they have no share in the scores
+    check_cancelled  called at every step; may raise an exception
+    """
+    capacity = max(request.max_length for request in requests)
+    beams = BeamState.from_requests(requests, capacity, context)
+    state = model.init_decoder_state(source, lengths, capacity=capacity + len(prompt_ids), beams=context.num_beams)
+    for token in prompt_ids:
+        model.step(torch.full_like(beams.tokens[:, :, 0], token), state)
+    for step in range(capacity):
+        if check_cancelled is not None:
+            check_cancelled()
         beams = search_step(model, state, beams, context)
         if is_poll_step(step, source.device) and bool(beams.done.all()):
             break
@@ -524,7 +560,7 @@ def greedy_search(
     """
     check_search_arguments(end_id, max_length)
     state = model.init_decoder_state(source, lengths, capacity=max_length)
-    token = source.new_full((source.shape[0], 1), start_id)
+    token = torch.full((source.shape[0], 1), start_id, device=source.device)
     suppressed = make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device)
     finished = torch.zeros_like(token, dtype=torch.bool)
     tokens = []

@@ -231,17 +231,10 @@ class SearchSession(Generic[State]):
     def _collect_hypotheses(self, finished_rows: list[int]) -> Results:
         beams = self.beams.select_rows(torch.tensor(finished_rows, device=self.engine.device))
         best = select_n_best(beams, self.context)
-        columns = (x.tolist() for x in (best.tokens, best.scores, best.log_probs, best.lengths))
-        for row, *n_best in zip(finished_rows, *columns, strict=True):
+        for row, hypotheses in zip(finished_rows, best.to_hypotheses(self.engine.end_id), strict=True):
             index = self.row_requests[row]
             assert index is not None
-            hypotheses = zip(*n_best, strict=True)
-            yield index, [self._make_hypothesis(*each) for each in hypotheses if each[1] > NEG_INF]
-
-    def _make_hypothesis(self, tokens: list[int], score: float, log_prob: float, length: int) -> Hypothesis:
-        is_finished = tokens[length - 1] == self.engine.end_id
-        token_ids = tuple(tokens[: length - 1 if is_finished else length])
-        return Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
+            yield index, hypotheses
 
     def _refill(self, free_rows: list[int]) -> None:
         indices, self.pending = self.pending[: len(free_rows)], self.pending[len(free_rows) :]
