@@ -385,9 +385,10 @@ def test_a_config_without_marian_equivalent(field: str, value: object, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_output_scaling_without_marian_equivalent(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^`scale_output` must be False for a Marian model, but is True"):
-        marian.save(build(replace(CONFIG, scale_output=True)), tmp_path / "out")
+@pytest.mark.parametrize("field", ["scale_output", "output_transform"])
+def test_output_options_without_marian_equivalent(field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"^`{field}` must be False for a Marian model, but is True"):
+        marian.save(build(replace(CONFIG, **{field: True})), tmp_path / "out")
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])

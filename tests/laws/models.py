@@ -25,7 +25,7 @@ LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # sentence lengths of both sides
 
 
 def build_configs() -> dict[str, Seq2SeqConfig]:
-    """Pair each encoder with a different decoder; vary shared embeddings, tied output and output bias."""
+    """Pair each encoder with a different decoder; vary shared embeddings and the output layer."""
     decoders = list(CROSS_DECODERS.items())
     configs = {}
     for i, (name, encoder) in enumerate(ENCODERS.items()):
@@ -39,6 +39,7 @@ def build_configs() -> dict[str, Seq2SeqConfig]:
             tie_output=i % 3 != 0,
             output_bias=i % 4 == 0,
             scale_embeddings=i % 5 != 0,
+            output_transform=i % 7 == 3,
         )
     return configs
 
