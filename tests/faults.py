@@ -402,7 +402,7 @@ FAULTS = """
 + list_candidates(beams, logits, context)
 
 # inspected probabilities include suppressed tokens
-@ inspection/inspectors/translation.py::TranslationInspector._run_forward: inspection/test_translation_inspector.py
+@ inspection/inspectors/seq2seq.py::Seq2SeqInspector._run_forward: inspection/test_translation_inspector.py
 - logits.index_fill(-1, suppressed_ids, -math.inf).log_softmax(-1).cpu()
 + logits.log_softmax(-1).cpu()
 
@@ -761,8 +761,8 @@ FAULTS = """
 - first = states[:, 0] if
 + first = states[:, -1] if
 
-# models: transform before the output layer without activation
-@ models/output.py::OutputTransform.transform: interop/test_parity.py
+# models: masked LM head without activation
+@ models/encoder.py::MaskedLMHead.transform: interop/test_parity.py
 - ACTIVATIONS[self.activation](self.dense(states))
 + self.dense(states)
 

@@ -529,18 +529,31 @@ def search_requests(
     prompt_ids       tokens that the decoder reads before `context.start_id`; they have no share in the scores
     check_cancelled  called at every step; may raise an exception
     """
-    capacity = max(request.max_length for request in requests)
-    beams = BeamState.from_requests(requests, capacity, context)
-    state = model.init_decoder_state(source, lengths, capacity=capacity + len(prompt_ids), beams=context.num_beams)
-    for token in prompt_ids:
-        model.step(torch.full_like(beams.tokens[:, :, 0], token), state)
-    for step in range(capacity):
+    beams, state = start_search(model, source, lengths, requests, context, prompt_ids)
+    for step in range(max(request.max_length for request in requests)):
         if check_cancelled is not None:
             check_cancelled()
         beams = search_step(model, state, beams, context)
         if is_poll_step(step, source.device) and bool(beams.done.all()):
             break
     return select_n_best(beams, context)
+
+
+def start_search(
+    model: StepModel[State],
+    source: Tensor,
+    lengths: Tensor | None,
+    requests: Sequence[SearchRequest],
+    context: SearchContext,
+    prompt_ids: Sequence[int] = (),
+) -> tuple[BeamState, State]:
+    """Return beams without tokens, and the decoder's state after the prompt."""
+    capacity = max(request.max_length for request in requests)
+    beams = BeamState.from_requests(requests, capacity, context)
+    state = model.init_decoder_state(source, lengths, capacity=capacity + len(prompt_ids), beams=context.num_beams)
+    for token in prompt_ids:
+        model.step(torch.full_like(beams.tokens[:, :, 0], token), state)
+    return beams, state
 
 
 @torch.no_grad()

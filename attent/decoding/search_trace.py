@@ -6,7 +6,7 @@ It runs the same functions as `search`, for one source, so that it finds what tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF
-from attent.decoding.engines.reference import SearchSession, TorchEngine
+from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.search import (
     BeamState,
     SearchContext,
+    State,
+    StepModel,
     advance_beams,
     expand_beams,
     mask_logits,
     rank_continuations,
+    select_n_best,
+    start_search,
 )
 
 
@@ -56,34 +60,74 @@ class SearchTrace:
         return path[::-1]
 
 
-@torch.no_grad()
 def trace_search(engine: TorchEngine[Any], request: SearchRequest, options: SearchOptions) -> SearchTrace:
     """Record a beam search that returns all of its beams; with a prefix or without, but no required phrases."""
     context = engine.build_context(replace(options, n_best=options.beam_size), [request])
     context = replace(context, required_phrases=None)
-    session = SearchSession(engine, [request], [0], context)
-    nodes: list[TraceNode] = []
-    live: list[int | None] = [None] * context.num_beams  # the node of each beam
-    while not bool(session.beams.done):
-        engine.check_cancelled()
-        live = trace_step(session, context, nodes, live)
-    ((_, hypotheses),) = session.collect_and_refill()
-    last_nodes = tuple(find_last_nodes(nodes, hypotheses))
+    return trace_source(
+        engine.model, *engine.pad_sources([request]), request, context, check_cancelled=engine.check_cancelled
+    )
+
+
+@torch.no_grad()
+def trace_source(
+    model: StepModel[State],
+    source: Tensor,
+    lengths: Tensor | None,
+    request: SearchRequest,
+    context: SearchContext,
+    *,
+    prompt_ids: Sequence[int] = (),
+    check_cancelled: Callable[[], None],
+) -> SearchTrace:
+    """Record the search for a source (1, ...) as `search_requests` does it. The prompt's tokens after the first, and
+    `context.start_id` if there is one, are nodes before the first step."""
+    beams, state = start_search(model, source, lengths, [request], context, prompt_ids)
+    nodes = list_prompt_nodes([*prompt_ids, context.start_id][1:])
+    last_prompt_node = len(nodes) - 1 if nodes else None
+    live = [last_prompt_node] * context.num_beams  # the node of each beam
+    while not bool(beams.done):
+        check_cancelled()
+        beams, live = trace_step(model, state, beams, context, nodes, live, len(prompt_ids))
+    (hypotheses,) = select_n_best(beams, context).to_hypotheses(context.end_id)
+    last_nodes = tuple(find_last_nodes(nodes, hypotheses, last_prompt_node))
     return SearchTrace(nodes=tuple(nodes), hypotheses=tuple(hypotheses), last_nodes=last_nodes)
 
 
+def list_prompt_nodes(tokens: Sequence[int]) -> list[TraceNode]:
+    """Forced tokens have no share in the scores."""
+    return [
+        TraceNode(
+            index=i,
+            parent=i - 1 if i else None,
+            step=i,
+            token=token,
+            log_prob=0.0,
+            total_log_prob=0.0,
+            is_live=True,
+            score=None,
+        )
+        for i, token in enumerate(tokens)
+    ]
+
+
 def trace_step(
-    session: SearchSession[Any], context: SearchContext, nodes: list[TraceNode], live: list[int | None]
-) -> list[int | None]:
-    """Run one step, append its candidates to `nodes`, and return the nodes of the beams after it."""
-    beams, step = session.beams, int(session.beams.lengths)
-    logits = session.engine.model.step(beams.get_next_inputs(context.start_id), session.decoder_state)
+    model: StepModel[State],
+    state: State,
+    beams: BeamState,
+    context: SearchContext,
+    nodes: list[TraceNode],
+    live: list[int | None],
+    prompt_length: int = 0,
+) -> tuple[BeamState, list[int | None]]:
+    """Run one step, append its candidates to `nodes`, and return the beams after it with their nodes."""
+    step = int(beams.lengths)
+    logits = model.step(beams.get_next_inputs(context.start_id), state)
     candidates = list_candidates(beams, logits.clone(), context)  # constraints change logits in place
-    session.beams, parents = advance_beams(beams, logits, context)
-    session.row_steps = [steps + 1 for steps in session.row_steps]
+    beams, parents = advance_beams(beams, logits, context)
     if parents is not None:
-        session.decoder_state.reorder_beams(parents)
-    beam_of = find_live_beams(session.beams, parents, step)
+        state.reorder_beams(parents)
+    beam_of = find_live_beams(beams, parents, step)
     live_after: list[int | None] = [None] * context.num_beams
     for rank, (parent, token, log_prob, total) in enumerate(candidates):
         is_finished = token == context.end_id and rank < context.num_beams
@@ -94,7 +138,7 @@ def trace_step(
             TraceNode(
                 index=len(nodes),
                 parent=live[parent],
-                step=step,
+                step=prompt_length + step,
                 token=token,
                 log_prob=log_prob,
                 total_log_prob=total,
@@ -102,7 +146,7 @@ def trace_step(
                 score=total / context.options.compute_score_divisor(step + 1) if is_finished else None,
             )
         )
-    return live_after
+    return beams, live_after
 
 
 def find_live_beams(beams: BeamState, parents: Tensor | None, step: int) -> dict[tuple[int, int], int]:
@@ -123,7 +167,7 @@ def list_candidates(beams: BeamState, logits: Tensor, context: SearchContext) ->
     return [row for row in rows if row[3] > NEG_INF]
 
 
-def find_last_nodes(nodes: list[TraceNode], hypotheses: list[Hypothesis]) -> Iterator[int]:
+def find_last_nodes(nodes: list[TraceNode], hypotheses: list[Hypothesis], first_parent: int | None) -> Iterator[int]:
     """Yield the node at which each hypothesis ends or was truncated."""
     children: dict[tuple[int | None, int], int] = {}
     for node in nodes:
@@ -131,7 +175,7 @@ def find_last_nodes(nodes: list[TraceNode], hypotheses: list[Hypothesis]) -> Ite
             children[node.parent, node.token] = node.index
     ends = {node.parent: node.index for node in nodes if node.score is not None}
     for hypothesis in hypotheses:
-        index: int | None = None
+        index = first_parent
         for token in hypothesis.token_ids:
             index = children[index, token]
         last = ends[index] if hypothesis.is_finished else index

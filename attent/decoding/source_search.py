@@ -54,20 +54,10 @@ def search_sources(
     overrides = {"beam_size": beam_size, "length_penalty": length_penalty}
     set_options = {name: value for name, value in overrides.items() if value is not None}
     options = replace(options or SearchOptions(), n_best=1, **set_options)  # type: ignore[arg-type]
-    config, device = model.config, source.device
-    max_lengths = compute_max_lengths(model, source, lengths, options, len(prefix_ids))
-    requests = [SearchRequest(source_ids=(), rng_key=i, max_length=length) for i, length in enumerate(max_lengths)]
-    vocabulary = TargetVocabulary(tokenizer.target, config.output_vocab, [config.end_id], device)
-    own_constraints, _ = build_constraints(options, requests, vocabulary)
-    suppressed = (*find_suppressed_tokens(config, tokenizer), *suppressed_tokens)
-    *prompt_ids, start_id = (config.start_id, *prefix_ids)
-    context = SearchContext(
-        options=options,
-        start_id=start_id,
-        end_id=config.end_id,
-        suppressed_tokens=make_suppressed_tensor(config.start_id, config.end_id, suppressed, device),
-        constraints=(*own_constraints, *constraints),
+    requests, context = build_source_context(
+        model, tokenizer, source, lengths, options, prefix_ids, suppressed_tokens, constraints
     )
+    prompt_ids = (model.config.start_id, *prefix_ids)[:-1]
 
     def check_cancelled() -> None:
         if should_stop is not None and should_stop():
@@ -77,7 +67,34 @@ def search_sources(
         best = search_requests(
             model, source, lengths, requests, context, prompt_ids=prompt_ids, check_cancelled=check_cancelled
         )
-    return [add_text(hypotheses[0], tokenizer) for hypotheses in best.to_hypotheses(config.end_id)]
+    return [add_text(hypotheses[0], tokenizer) for hypotheses in best.to_hypotheses(context.end_id)]
+
+
+def build_source_context(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    source: Tensor,
+    lengths: Tensor | None,
+    options: SearchOptions,
+    prefix_ids: Sequence[int] = (),
+    suppressed_tokens: Sequence[int] = (),
+    constraints: Sequence[Constraint] = (),
+) -> tuple[list[SearchRequest], SearchContext]:
+    """Return a request for each source, and the context of their search; see `search_sources`."""
+    config, device = model.config, source.device
+    max_lengths = compute_max_lengths(model, source, lengths, options, len(prefix_ids))
+    requests = [SearchRequest(source_ids=(), rng_key=i, max_length=length) for i, length in enumerate(max_lengths)]
+    vocabulary = TargetVocabulary(tokenizer.target, config.output_vocab, [config.end_id], device)
+    own_constraints, _ = build_constraints(options, requests, vocabulary)
+    suppressed = (*find_suppressed_tokens(config, tokenizer), *suppressed_tokens)
+    context = SearchContext(
+        options=options,
+        start_id=(config.start_id, *prefix_ids)[-1],
+        end_id=config.end_id,
+        suppressed_tokens=make_suppressed_tensor(config.start_id, config.end_id, suppressed, device),
+        constraints=(*own_constraints, *constraints),
+    )
+    return requests, context
 
 
 def compute_max_lengths(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -46,6 +47,7 @@ MAX_IMAGE_WEIGHTS = 6_000_000  # the same for patches, which are drawn all at on
 MAX_SPARSE_WEIGHTS = 800_000
 MIN_WEIGHTS_PER_ROW = 4
 MAX_QKV_VALUES = 1_750_000  # values of queries, keys and values on a page; if there are more, all are omitted
+MEDIA_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 OPTION_USERS = {"target": "translators", "to": "translators", "prefix": "translators", "text_pair": "text encoders"}
 
 
@@ -276,6 +278,13 @@ def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | No
             raise InputTooLongError(
                 f"{subject} must have at most {limit:,} tokens for this {user}, but has {num_tokens:,}; shorten it"
             )
+
+
+def check_is_text(text: str, model_kind: str) -> None:
+    """Raise if the text is the path of a recording or an image."""
+    path = Path(text.strip())
+    if path.suffix.lower() in MEDIA_SUFFIXES and path.expanduser().is_file():
+        raise ValueError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
 
 
 def check_cancelled(should_stop: StopCheck | None) -> None:
