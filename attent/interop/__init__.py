@@ -15,20 +15,24 @@ from attent import models
 from attent.interop import hf_folder
 from attent.interop.conversion import check_dtype
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.nn import LearnedConfig, RelativeConfig
+from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig
 from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FAMILIES", "detect_family", "load", "load_as", "save_hf"]
+    from attent.nn.frontends import FrontEndConfig
+
+__all__ = ["FAMILIES", "detect_family", "get_model_kind", "load", "load_as", "save_hf"]
 
 M = TypeVar("M", Seq2Seq, CausalLM, TextEncoder, VisionTransformer)
-MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each class, and its commands
+MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of model, and its commands
     Seq2Seq: ("a translator (encoder and decoder)", "attent translate"),
     CausalLM: ("a language model (decoder only)", "attent generate"),
     TextEncoder: ("a text encoder", "attent fill, classify or embed"),
     VisionTransformer: ("an image encoder", "attent classify"),
+    AudioConfig: ("a speech model", "attent transcribe"),  # a Seq2Seq with this front-end
+    ImageConfig: ("a caption model", "attent caption"),
 }
 
 FAMILIES = {  # `model_type` in config.json -> the module here that reads it
@@ -88,15 +92,27 @@ def load_as(
     folder: str | os.PathLike[str],
     model_class: type[M],
     *,
+    frontend: type[FrontEndConfig] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> M:
-    """Load a model of this class; another is rejected, with the command that takes it."""
+    """Load a model of this class; another is rejected, with the command that takes it.
+
+    frontend  of a `Seq2Seq`: None: token ids
+    """
     model = load(folder, dtype=dtype, device=device)
-    if not isinstance(model, model_class):
-        expected, (actual, command) = MODEL_DESCRIPTIONS[model_class][0], MODEL_DESCRIPTIONS[type(model)]
-        raise FolderError(f"{os.fspath(folder)}: must be {expected}, but is {actual}; for that there is `{command}`")
+    expected, actual = frontend or model_class, get_model_kind(model)
+    if actual is not expected or not isinstance(model, model_class):
+        (actual_name, command), where = MODEL_DESCRIPTIONS[actual], os.fspath(folder)
+        wanted = MODEL_DESCRIPTIONS[expected][0]
+        raise FolderError(f"{where}: must be {wanted}, but is {actual_name}; for that there is `{command}`")
     return model
+
+
+def get_model_kind(model: Model) -> type:
+    """Return the key of a model in MODEL_DESCRIPTIONS: its class, or the config of its front-end."""
+    frontend = model.config.frontend if isinstance(model, Seq2Seq) else None
+    return type(model) if frontend is None else type(frontend)
 
 
 def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -188,6 +188,9 @@ def check_expressible(config: Seq2SeqConfig) -> None:
                 reject_field(f"{side}.{name}", True, "False")
         if stack.compatibility != "dot":
             reject_field(f"{side}.compatibility", stack.compatibility, "dot")
+    for name, expected in (("frontend", None), ("output_transform", False)):
+        if getattr(config, name) != expected:
+            reject_field(name, getattr(config, name), repr(expected))
     if encoder.norm_eps != decoder.norm_eps:
         reject_field("decoder.norm_eps", decoder.norm_eps, f"that of the encoder, {encoder.norm_eps},")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from attent.interop import MODEL_DESCRIPTIONS, detect_family, load, save_hf
+from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import read_extra_files, read_tokenizer
 from attent.storage.atomic import atomic_folder, make_folder
@@ -89,8 +89,9 @@ def describe_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:
 def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: Quantization) -> str:
     from attent.interop import ctranslate2
 
-    if not isinstance(model, Seq2Seq):
-        expected, actual = MODEL_DESCRIPTIONS[Seq2Seq][0], MODEL_DESCRIPTIONS[type(model)][0]
+    kind = get_model_kind(model)
+    if kind is not Seq2Seq or not isinstance(model, Seq2Seq):
+        expected, actual = MODEL_DESCRIPTIONS[Seq2Seq][0], MODEL_DESCRIPTIONS[kind][0]
         raise ValueError(f"the model must be {expected} for CTranslate2, but is {actual}; use --to hf or --to attent")
     assert tokenizer is not None
     ctranslate2.write_conversion(model, tokenizer, folder, quantization=quantization)

@@ -266,8 +266,9 @@ def check_expressible(config: Seq2SeqConfig) -> None:
         ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
         if other != ours:
             conversion.reject_field("Marian", f"decoder.{name}", other, f"that of the encoder, {ours!r},")
-    if config.scale_output:
-        conversion.reject_field("Marian", "scale_output", True, "False")
+    for name, expected in (("frontend", None), ("scale_output", False), ("output_transform", False)):
+        if getattr(config, name) != expected:
+            conversion.reject_field("Marian", name, getattr(config, name), repr(expected))
 
 
 def resolve_pad(config: Seq2SeqConfig, pad: int | None) -> int:

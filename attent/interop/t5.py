@@ -287,7 +287,8 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
 
 def check_expressible(config: Seq2SeqConfig) -> None:
     """Reject a model that T5's config cannot describe, by the name of the field."""
-    for name, expected in (("share_embeddings", True), ("output_bias", False), ("scale_embeddings", False)):
+    required = {"frontend": None, "share_embeddings": True, "output_bias": False, "scale_embeddings": False}
+    for name, expected in (required | {"output_transform": False}).items():
         if getattr(config, name) != expected:
             conversion.reject_field(FAMILY, name, getattr(config, name), repr(expected))
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):

@@ -40,6 +40,7 @@ class Seq2SeqConfig:
     output_bias: bool = False  # a bias on the logits (Marian)
     scale_embeddings: bool = True  # embeddings times sqrt(width)
     scale_output: bool = False  # states divided by sqrt(width) before the output layer (T5 with a tied output)
+    output_transform: bool = False  # a layer with activation and norm before the output layer (BERT as a decoder)
     start_id: int = 1  # the decoder's first input token
     end_id: int = 2  # the token that ends a sentence
     ctc: bool = False  # a second output layer, on the encoder's states, for the CTC loss (see `Seq2Seq.ctc_output`)

@@ -7,15 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attent.models.config import EncoderConfig
-from attent.models.output import OutputProjection
+from attent.models.output import OutputProjection, OutputTransform, make_linear
 from attent.models.weights import SavableModel
 from attent.nn import Packing, Stack, StackConfig
 from attent.nn.argument_checks import can_read_values
-from attent.nn.block import make_norm
 from attent.nn.dropout import Dropout
-from attent.nn.feedforward import ACTIVATIONS
 from attent.nn.frontends import TokenEmbedding, check_id_shape
-from attent.nn.init import init_normal
 
 
 class TextEncoder(SavableModel):
@@ -67,22 +64,15 @@ class TextEncoder(SavableModel):
         return self.classifier(self.pool(states, packing))
 
 
-class MaskedLMHead(nn.Module):
+class MaskedLMHead(OutputTransform):
     """A layer with its norm, then the transposed embedding and a bias per token."""
 
     def __init__(self, config: StackConfig, embedding: TokenEmbedding) -> None:
-        super().__init__()
-        self.dense = make_linear(config.width, config.width)
-        self.activation = config.activation
-        self.norm = make_norm(config)
+        super().__init__(config)
         self.output = OutputProjection(embedding.weight.shape[0], config.width, tied_to=embedding, bias=True)
 
     def forward(self, states: Tensor) -> Tensor:
         return self.output(self.transform(states))
-
-    def transform(self, states: Tensor) -> Tensor:
-        """(..., E) -> (..., E), the input of `output`."""
-        return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
 
 class Pooler(nn.Module):
@@ -105,13 +95,6 @@ class Classifier(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         return F.linear(self.dropout(vectors), self.weight, self.bias)
-
-
-def make_linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    init_normal(layer.weight, std=inputs**-0.5)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def gather_first_states(states: Tensor, packing: Packing) -> Tensor:

@@ -55,7 +55,12 @@ class Seq2Seq(SavableModel):
         self.ctc_output = nn.Linear(width, config.output_vocab) if config.ctc else None
         tied_to = self.target_embedding if config.tie_output else None
         self.output = OutputProjection(
-            config.output_vocab, width, tied_to=tied_to, bias=config.output_bias, scaled=config.scale_output
+            config.output_vocab,
+            width,
+            tied_to=tied_to,
+            bias=config.output_bias,
+            scaled=config.scale_output,
+            transform=config.stacks[1] if config.output_transform else None,
         )
 
     @property

@@ -26,6 +26,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attent import __version__, settings
+from attent.data.pairs import CorpusError
 from attent.data.token_store import TokenStore
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translation, Translator
@@ -232,7 +233,8 @@ def run_all(
     """Return the measurements of the runs and the errors of those that failed, by their keys; stored measurements are
     not repeated.
 
-    A run that fails, since its training diverges, for example, is reported. If all fail, the last error is raised.
+    A run that fails, since its training diverges, for example, is reported. If all fail, the last error is raised; a
+    corpus that cannot be read is raised at once, before the other runs report the same.
     """
     distinct = dict[str, PlannedRun]()
     for each in planned:
@@ -249,7 +251,7 @@ def run_all(
                 outcome = f"{result.bleu:.2f} BLEU, {result.steps:,} steps in {result.seconds:.0f} s"
             except (ValueError, OSError, RuntimeError) as error:
                 failures[each.key] = str(error)
-                if len(failures) == len(distinct):
+                if len(failures) == len(distinct) or (isinstance(error, CorpusError) and not measured):
                     raise
                 outcome = f"failed: {error}"
             notify(f"[{len(measured) + len(failures)}/{len(distinct)}] {each.name}: {outcome}")

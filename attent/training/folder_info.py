@@ -14,7 +14,7 @@ from typing import Any
 from attent import interop, settings
 from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
-from attent.interop import hf_folder
+from attent.interop import MODEL_DESCRIPTIONS, get_model_kind, hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
@@ -44,6 +44,8 @@ PART_NAMES = {
     "class_token": "class token",
     "encoder": "encoder",
     "decoder": "decoder",
+    "memory_projection": "projection to the decoder",
+    "ctc_output": "CTC output",
     "masked_lm": "masked LM head",
     "pooler": "pooler",
     "classifier": "classifier",
@@ -179,7 +181,8 @@ def _describe_images(model: Model) -> str:
 def _list_commands(model: Model) -> tuple[str, ...]:
     if isinstance(model, Seq2Seq | CausalLM):
         look = ("look",) if get_attention_layers(model) else ()
-        return (*(("translate", "score") if isinstance(model, Seq2Seq) else ("generate", "embed")), *look)
+        command = MODEL_DESCRIPTIONS[get_model_kind(model)][1].removeprefix("attent ")
+        return (command, "score" if isinstance(model, Seq2Seq) else "embed", *look)
     fill = ("fill",) if isinstance(model, TextEncoder) and model.masked_lm is not None else ()
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 

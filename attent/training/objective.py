@@ -66,7 +66,9 @@ class Seq2SeqObjective(Objective):
         output, target = self.model.output, batch.target
         targets, mask = target.ids.flatten(), target.token_mask().flatten()
         doubled = self.rdrop > 0 and self.training
-        states = output.scale_states(self._compute_decoder_states(batch, doubled)).flatten(0, 1)  # (B, T, E) -> (N, E)
+        states = output.prepare_states(self._compute_decoder_states(batch, doubled)).flatten(
+            0, 1
+        )  # (B, T, E) -> (N, E)
         if not doubled:
             return linear_cross_entropy(states, output.weight, output.bias, targets, mask, self.smoothing)
         first, second = states.chunk(2)
@@ -155,7 +157,7 @@ class CausalLMObjective(SingleStackObjective):
         return states
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        states = self.model.output.scale_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
+        states = self.model.output.prepare_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
         return self.compute_output_loss(states, self.model.output, batch.labels.flatten())
 
 
@@ -165,7 +167,7 @@ class MaskedLMObjective(SingleStackObjective):
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         head = self.model.masked_lm
         states = head.transform(gather_masked(states, batch))
-        states = head.output.scale_states(states).flatten(0, 1)  # (B, M, E) -> (N, E)
+        states = head.output.prepare_states(states).flatten(0, 1)  # (B, M, E) -> (N, E)
         return self.compute_output_loss(states, head.output, batch.labels.flatten())
 
 

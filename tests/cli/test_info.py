@@ -14,7 +14,7 @@ from attent.cli.info import format_page, format_row, info
 from attent.interop import marian
 from attent.models import CausalConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, VisionConfig, weights
 from attent.models.config import mirror_encoder
-from attent.nn import StackConfig
+from attent.nn import AudioConfig, StackConfig
 from attent.storage.errors import FolderError
 from attent.text import TokenizerConfig, train_tokenizer
 from attent.text.tokenizer_training import TokenizerKind
@@ -264,6 +264,17 @@ def test_a_hugging_face_folder_is_described(tmp_path: Path, capsys: pytest.Captu
                 "8 x 8, grayscale, 4 patches of 4 x 4",
                 "labels 11: a, b,",
             ],
+        ),
+        (
+            Seq2SeqConfig(
+                vocab=50,
+                frontend=AudioConfig(),
+                encoder=replace(ENCODER, width=24),
+                decoder=mirror_encoder(ENCODER),
+                share_embeddings=False,
+                ctc=True,
+            ),
+            ["use with attent transcribe, attent score, attent look", "projection to the decoder 400", "CTC output"],
         ),
     ],
 )

@@ -178,6 +178,11 @@ def test_unsupported_config_is_rejected(encoder: Any, decoder: Any, words: str, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_transform_before_the_output_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="`output_transform` must be False for CTranslate2, but is True"):
+        write_conversion(make_model({}, {}, output_transform=True), None, tmp_path / "made")
+
+
 def test_an_unknown_quantization_is_rejected(toy: Seq2Seq, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"`quantization` must be one of int8, int16, .*, but is 'int4'"):
         write_conversion(toy, None, tmp_path / "made", quantization="int4")

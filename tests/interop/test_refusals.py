@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attent.interop import hf_folder, llama, load, marian, t5
+from attent.interop import hf_folder, llama, load, load_as, marian, t5
 from attent.interop.export import to_json_bytes
-from attent.models import Seq2SeqConfig, build
+from attent.models import Seq2Seq, Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
-from attent.nn import AlibiConfig, LearnedConfig, RotaryConfig, StackConfig
+from attent.nn import AlibiConfig, AudioConfig, ImageConfig, LearnedConfig, RotaryConfig, StackConfig
 from attent.storage.errors import FolderError
 from tests.interop.folders import assert_rejected, change_json, change_tensors
 
@@ -54,6 +54,21 @@ def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "the Hugging Face hub, download it first, `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
         "opus-mt-en-de`, and give the folder opus-mt-en-de",
     )
+
+
+def test_a_model_with_another_source(tmp_path: Path) -> None:
+    """The message names the command for it."""
+    tokens = replace(CONFIG, share_embeddings=False)
+    for name, source in (("text", None), ("speech", AudioConfig()), ("caption", ImageConfig())):
+        build(replace(tokens, frontend=source)).save(tmp_path / name)
+    assert load_as(tmp_path / "text", Seq2Seq).config.frontend is None
+    assert isinstance(load_as(tmp_path / "speech", Seq2Seq, frontend=AudioConfig), Seq2Seq)
+    with pytest.raises(FolderError, match=r"must be a translator .*, but is a speech model; .* `attent transcribe`"):
+        load_as(tmp_path / "speech", Seq2Seq)
+    with pytest.raises(FolderError, match=r"must be a speech model, but is a translator .* `attent translate`"):
+        load_as(tmp_path / "text", Seq2Seq, frontend=AudioConfig)
+    with pytest.raises(FolderError, match=r"must be a speech model, but is a caption model; .* `attent caption`"):
+        load_as(tmp_path / "caption", Seq2Seq, frontend=AudioConfig)
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
@@ -385,9 +400,10 @@ def test_a_config_without_marian_equivalent(field: str, value: object, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_output_scaling_without_marian_equivalent(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^`scale_output` must be False for a Marian model, but is True"):
-        marian.save(build(replace(CONFIG, scale_output=True)), tmp_path / "out")
+@pytest.mark.parametrize("field", ["scale_output", "output_transform"])
+def test_output_options_without_marian_equivalent(field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"^`{field}` must be False for a Marian model, but is True"):
+        marian.save(build(replace(CONFIG, **{field: True})), tmp_path / "out")
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])

@@ -241,6 +241,7 @@ def test_a_stack_without_t5_equivalent_is_not_saved(changes: dict[str, Any], fie
     [
         (replace(CONFIG, share_embeddings=False), "share_embeddings"),
         (replace(CONFIG, output_bias=True), "output_bias"),
+        (replace(CONFIG, output_transform=True), "output_transform"),
         (replace(CONFIG, scale_embeddings=True), "scale_embeddings"),
         (replace(CONFIG, decoder=replace(CONFIG.decoder, heads=2)), "decoder.heads"),
     ],

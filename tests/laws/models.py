@@ -1,4 +1,4 @@
-"""Toy encoder-decoders of different configurations, with ragged random text."""
+"""Toy encoder-decoders of different configurations, with ragged random text or audio frames."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import torch
 from torch import Tensor
 
 from attent.models import Seq2Seq, Seq2SeqConfig
-from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig
+from attent.models.config import mirror_encoder
+from attent.nn import (
+    AudioConfig,
+    ConvDecoderConfig,
+    ConvEncoderConfig,
+    LSTMDecoderConfig,
+    LSTMEncoderConfig,
+    StackConfig,
+)
 from tests.laws.family import T5_TOY
 from tests.laws.helpers import (
     CROSS_DECODERS,
     ENCODERS,
+    POSITIONS,
+    TOY,
     WIDTH,
     pad_with_noise,
     parametrize_all,
@@ -25,7 +35,7 @@ LONG, SHORT = (6, 2, 4, 1), (3, 5, 1, 4)  # sentence lengths of both sides
 
 
 def build_configs() -> dict[str, Seq2SeqConfig]:
-    """Pair each encoder with a different decoder; vary shared embeddings, tied output and output bias."""
+    """Pair each encoder with a different decoder; vary shared embeddings and the output layer."""
     decoders = list(CROSS_DECODERS.items())
     configs = {}
     for i, (name, encoder) in enumerate(ENCODERS.items()):
@@ -39,6 +49,7 @@ def build_configs() -> dict[str, Seq2SeqConfig]:
             tie_output=i % 3 != 0,
             output_bias=i % 4 == 0,
             scale_embeddings=i % 5 != 0,
+            output_transform=i % 7 == 3,
         )
     return configs
 
@@ -61,8 +72,27 @@ CONVS = {
         decoder=ConvDecoderConfig(layers=3, width=WIDTH, kernel=4, max_length=40),
     )
 }
+
+
+def make_audio(encoder: StackConfig, decoder: StackConfig, **changes: object) -> Seq2SeqConfig:
+    frontend = AudioConfig(mel_bins=5)
+    return Seq2SeqConfig(
+        vocab=VOCAB, frontend=frontend, encoder=encoder, decoder=decoder, share_embeddings=False, **changes
+    )
+
+
+PRE = replace(TOY, norm_order="pre")
+AUDIO = {  # as trained from scratch; as Whisper is; stacks of different width
+    "audio": make_audio(PRE, mirror_encoder(PRE), ctc=True),
+    "audio-learned": make_audio(
+        replace(PRE, positions=POSITIONS["learned"], activation="gelu"),
+        mirror_encoder(replace(PRE, positions=POSITIONS["learned"], activation="gelu")),
+        scale_embeddings=False,
+    ),
+    "audio-projected": make_audio(TOY, replace(mirror_encoder(TOY), width=24), tie_output=False),
+}
 TRANSFORMERS = build_configs() | T5_TOY  # the state of an LSTM would cross the sentences of a packed row
-SEQ2SEQS = TRANSFORMERS | LSTMS | CONVS
+SEQ2SEQS = TRANSFORMERS | LSTMS | CONVS | AUDIO
 every_seq2seq = parametrize_all("config", SEQ2SEQS)
 
 
@@ -72,7 +102,7 @@ def make_seq2seq(config: Seq2SeqConfig, device: torch.device) -> Seq2Seq:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Source and target sentences of token ids, separate or padded with random ids."""
+    """Sources (token ids or audio frames) and target sentences of token ids, separate or padded with noise."""
 
     sources: list[Tensor]
     targets: list[Tensor]
@@ -84,8 +114,18 @@ class Pairs:
         return source, target, source_lengths, target_lengths
 
 
-def pairs(device: torch.device, source: tuple[int, ...] = LONG, target: tuple[int, ...] = SHORT) -> Pairs:
+def pairs(
+    device: torch.device,
+    source: tuple[int, ...] = LONG,
+    target: tuple[int, ...] = SHORT,
+    *,
+    config: Seq2SeqConfig | None = None,
+) -> Pairs:
     def ids(n: int) -> Tensor:
         return torch.randint(0, TARGET_VOCAB, (n,)).to(device)
 
-    return Pairs([ids(n) for n in source], [ids(n) for n in target])
+    def frames(n: int) -> Tensor:
+        return torch.randn(n, config.frontend.mel_bins).to(device, precise(device))
+
+    make_source = frames if config is not None and config.frontend is not None else ids
+    return Pairs([make_source(n) for n in source], [ids(n) for n in target])

@@ -39,7 +39,7 @@ def compute_loss(logits: list[Tensor], targets: list[Tensor]) -> Tensor:
 
 @every_seq2seq
 def test_padding_changes_nothing(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, text = make_seq2seq(config, device), pairs(device)
+    model, text = make_seq2seq(config, device), pairs(device, config=config)
     expected = run_separately(model, text.sources, text.targets)
     for extra in (0, 3):
         batch = text.batch(extra)
@@ -62,7 +62,7 @@ def packed_batch(sentences: list[Tensor], rows: list[list[int]], width: int) -> 
 
 @parametrize_in_turn("config, rows", TRANSFORMERS, {"rows": [[0, 1], [2], [3]], "flat": [[3, 1, 2, 0]]})
 def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], device: torch.device) -> None:
-    model, text = make_seq2seq(config, device), pairs(device)
+    model, text = make_seq2seq(config, device), pairs(device, config=config)
     source, source_packing = packed_batch(text.sources, rows, 15)
     target, target_packing = packed_batch(text.targets, rows, 14)
     logits = model(source, target, packing=(source_packing, target_packing))
@@ -79,7 +79,7 @@ def test_packed_equals_separate(config: Seq2SeqConfig, rows: list[list[int]], de
 
 @every_seq2seq
 def test_the_future_changes_nothing(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,))
+    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,), config=config)
     source, target = text.sources[0][None], text.targets[0][None]
     out = model(source, target)
     for t in range(5):
@@ -92,15 +92,16 @@ def test_the_future_changes_nothing(config: Seq2SeqConfig, device: torch.device)
 
 @every_seq2seq
 def test_the_source_matters_to_every_target_token(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,))
+    model, text = make_seq2seq(config, device), pairs(device, (6,), (5,), config=config)
     source, target = text.sources[0][None], text.targets[0][None]
-    change = (model((source + 1) % 17, target) - model(source, target)).abs().amax(-1)
+    other = source + 1 if source.is_floating_point() else (source + 1) % 17
+    change = (model(other, target) - model(source, target)).abs().amax(-1)
     assert (change > 1e-4).all()
 
 
 @every_seq2seq
 def test_the_order_of_the_batch_does_not_matter(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, batch = make_seq2seq(config, device), pairs(device).batch()
+    model, batch = make_seq2seq(config, device), pairs(device, config=config).batch()
     order = make_tensor(2, 0, 3, 1, device=device)
     shuffled = [x[order] for x in batch]
     assert_close(unpad(model(*shuffled), shuffled[3]), unpad(model(*batch)[order], shuffled[3]))
@@ -108,7 +109,7 @@ def test_the_order_of_the_batch_does_not_matter(config: Seq2SeqConfig, device: t
 
 @every_seq2seq
 def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device, config=config).batch()
     cache = model.init_decoder_state(source, lengths, capacity=target.shape[1])
     steps = [model.step(token, cache) for token in target.split(1, 1)]
     assert_close(torch.cat(steps, 1), model(source, target, lengths))
@@ -116,7 +117,7 @@ def test_decoding_in_steps_equals_one_pass(config: Seq2SeqConfig, device: torch.
 
 @every_seq2seq
 def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    model, (source, target, lengths, _) = make_seq2seq(config, device), pairs(device, config=config).batch()
     rows = make_tensor(3, 1, 1, 0, 2, 1, device=device)
     cache = model.init_decoder_state(source, lengths, capacity=5)
     model.step(target[:, :2], cache)
@@ -127,12 +128,12 @@ def test_beams_follow_their_rows(config: Seq2SeqConfig, device: torch.device) ->
 
 @every_seq2seq
 def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device: torch.device) -> None:
-    model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device).batch()
+    model, (source, _, lengths, _) = make_seq2seq(config, device), pairs(device, config=config).batch()
     end = int(
         greedy_search(model, source, lengths, start_id=1, end_id=0, max_length=3)[0, -1]
     )  # a token that the model does generate
     actual = greedy_search(model, source, lengths, start_id=1, end_id=end, max_length=7)
-    prefix = torch.full_like(source[:, :1], 1)
+    prefix = torch.ones_like(lengths[:, None])
     for _ in range(7):
         logits = model(source, prefix, lengths)[:, -1:].detach()
         logits[..., 1] = float("-inf")  # no sentence contains the start token
@@ -145,7 +146,7 @@ def test_greedy_with_a_cache_equals_greedy_without(config: Seq2SeqConfig, device
 @every_seq2seq
 def test_ragged_prefixes_in_one_step_equal_separate_ones(config: Seq2SeqConfig, device: torch.device) -> None:
     """As forced prefixes of different lengths, which all rows then continue."""
-    model, text = make_seq2seq(config, device), pairs(device)
+    model, text = make_seq2seq(config, device), pairs(device, config=config)
     source, prefixes, source_lengths, prefix_lengths = text.batch(extra=1)
     more = torch.randint(0, 17, (4, 3)).to(device)
     cache = model.init_decoder_state(source, source_lengths, capacity=12)
@@ -164,7 +165,7 @@ def test_ragged_prefixes_in_one_step_equal_separate_ones(config: Seq2SeqConfig, 
 @every_seq2seq
 def test_observers_change_no_output(config: Seq2SeqConfig, device: torch.device) -> None:
     """Every attention layer is recorded once, whole; a model without one is refused."""
-    model, batch = make_seq2seq(config, device), pairs(device).batch()
+    model, batch = make_seq2seq(config, device), pairs(device, config=config).batch()
     with torch.no_grad():
         expected = model(*batch)
     if not get_attention_layers(model):
@@ -173,11 +174,10 @@ def test_observers_change_no_output(config: Seq2SeqConfig, device: torch.device)
         return
     with attent.record(model) as trace, torch.no_grad():
         assert torch.equal(model(*batch), expected)
+    counts = model.encode(batch[0], batch[2]).states.shape[1], batch[1].shape[1]
     for path, weights in trace.items():
-        queries, keys = (
-            (batch[1], batch[0]) if path.endswith("cross_attn") else (batch[path.startswith("decoder")],) * 2
-        )
-        assert [tuple(w.shape[::2]) + tuple(w.shape[3:]) for w in weights] == [(4, queries.shape[1], keys.shape[1])]
+        queries, keys = counts[::-1] if path.endswith("cross_attn") else (counts[path.startswith("decoder")],) * 2
+        assert [tuple(w.shape[::2]) + tuple(w.shape[3:]) for w in weights] == [(4, queries, keys)]
         sums = weights[0].sum(-1)  # 0 where a window holds only padding
         assert_close(sums, sums.round())
         assert sums[:, :, 0].round().eq(1).all()
@@ -198,7 +198,7 @@ def test_save_and_load_give_the_same_bits(
         assert torch.equal(again.state_dict()[name], value), name
     assert (again.output.weight is again.target_embedding.weight) == config.tie_output
     assert (again.source_embedding is again.target_embedding) == config.share_embeddings
-    batch = pairs(device).batch()
+    batch = pairs(device, config=config).batch()
     assert torch.equal(again(*batch), model(*batch))
 
 

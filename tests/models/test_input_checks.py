@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import attent
 from attent.decoding import greedy_search
@@ -234,11 +235,22 @@ def test_images_are_pooled_by_the_class_token_or_the_mean_patch() -> None:
 def test_states_are_scaled_on_request_before_the_output(scaled: bool) -> None:
     output = OutputProjection(5, 16, tied_to=None, scaled=scaled)
     states = torch.randn(2, 16)
-    assert torch.equal(output.scale_states(states), states / 4 if scaled else states)
+    assert torch.equal(output.prepare_states(states), states / 4 if scaled else states)
     assert torch.allclose(output(states), (states / 4 if scaled else states) @ output.weight.T)
     assert output.bias is None
     assert OutputProjection(5, 16, tied_to=None).scale is None
     assert OutputProjection(5, 16, tied_to=None, bias=True).bias is not None
+
+
+def test_states_are_transformed_on_request_before_the_output() -> None:
+    """As in BERT: a layer, the stack's activation, its norm; then the matrix."""
+    stack = StackConfig(width=16, heads=2, activation="gelu", norm_eps=1e-3)
+    output, states = OutputProjection(5, 16, tied_to=None, scaled=True, transform=stack), torch.randn(2, 16)
+    layer = output.transform.dense
+    transformed = F.layer_norm(F.gelu(states @ layer.weight.T + layer.bias), (16,), eps=1e-3)
+    assert torch.allclose(output.prepare_states(states), transformed / 4, atol=1e-6)
+    assert torch.allclose(output(states), transformed / 4 @ output.weight.T, atol=1e-6)
+    assert OutputProjection(5, 16, tied_to=None).transform is None
 
 
 @pytest.mark.parametrize("count", [3, 4])

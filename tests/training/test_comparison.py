@@ -235,6 +235,14 @@ def test_other_entries_go_on_where_one_fails(folder: Path, tmp_path: Path) -> No
         compare([bad], tmp_path, common=common)
 
 
+def test_missing_corpus_is_reported_once(tmp_path: Path) -> None:
+    messages, common = list[str](), COMMON | {"data.train": [str(tmp_path / "missing.tsv")]}
+    other = ComparisonEntry(name="other", label="other", settings={"train.lr": 0.5})
+    with pytest.raises(ValueError, match=r"missing\.tsv"):
+        compare([POST, other], tmp_path, common=common, notify=messages.append)
+    assert messages == ["2 of 2 runs to train, 1 at a time"]
+
+
 def test_same_flops_for_other_batches(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "out", tmp_path, dirs_exist_ok=True)
     common = COMMON | {"data.train": [str(folder / "corpus.tsv")]}
