@@ -69,7 +69,7 @@ def _parse_line(line: str | BadLine, layout: _ColumnLayout, name: str, line_numb
     if '"' in line:
         if len(cells) > 2 and _has_quoted_tab(line, len(cells), layout.column_count):
             return BadLine(BROKEN_CELL, name, line_number, line[: streams.EXCERPT_CHARS])
-        cells = [_unquote_cell(cell) for cell in cells]
+        cells = [unquote_cell(cell) for cell in cells]
     try:
         return Pair(cells[layout.source], cells[layout.target], name, line_number)
     except IndexError:
@@ -77,7 +77,7 @@ def _parse_line(line: str | BadLine, layout: _ColumnLayout, name: str, line_numb
         return BadLine(reason, name, line_number, line[: streams.EXCERPT_CHARS])
 
 
-def _unquote_cell(cell: str) -> str:
+def unquote_cell(cell: str) -> str:
     quoted = QUOTED_CELL.fullmatch(cell) if len(cell) > 3 and '""' in cell[1:-1] else None
     return quoted[1].replace('""', '"') if quoted else cell
 

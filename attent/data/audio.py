@@ -1,0 +1,525 @@
+"""Recordings with texts: mono samples at 16 kHz from audio files, and corpora of them.
+
+    corpus.tsv                path<TAB>text; a header may name the columns, as in Common Voice; .csv files as well
+    metadata.csv              id|text|normalized text of wavs/id.wav (LJSpeech)
+    a.wav a.txt ...           a folder with a transcript next to each recording
+    train-clean-100/...       LibriSpeech: *.trans.txt in the folders
+    a `datasets` dataset      saved to disk, with an audio column
+
+They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files. Batches,
+features and augmentation are in `attent.training.tasks.speech`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import numpy as np
+
+from attent.data.arrays import Array
+from attent.data.formats.tsv import unquote_cell
+from attent.data.pairs import CorpusError
+from attent.data.split_names import detect_split
+from attent.data.text_corpus import find_text_files, read_text_file
+from attent.storage.cache import build_folder
+
+STORE_VERSION = 1  # part of a store's key: raised when the same files give other samples
+SAMPLES_FILE, ENTRIES_FILE = "samples", "recordings.jsonl"
+SAMPLE_RATE = 16_000  # equals `nn.frontends.SAMPLE_RATE`, which needs torch
+MIN_RATE, MAX_RATE = 4_000, 1_000_000  # of files: a rate of 1 Hz would make 16,000 samples from one
+BLOCK_VALUES = 2**18  # decoded at a time, all channels together: 1 MiB
+MAX_PEAK = 8.0  # lossy formats exceed 1 slightly; integers stored as floats, by far
+SILENCE_PEAK = 1e-3  # -60 dB, 33 steps of 16 bits
+MAX_BYTES_IN_MEMORY = 2**26  # of standard input; more goes to a temporary file
+DECODE_BATCH = 64  # recordings in memory while a store is built
+MAX_DECODERS = 8
+MAX_LISTED = 3
+BASE_SAMPLE = 20  # rows of a table whose files are looked for
+AUDIO_SUFFIXES = frozenset(".wav .flac .ogg .oga .opus .mp3 .aif .aiff .au .caf .w64 .m4a".split())
+TABLE_SUFFIXES = (".tsv", ".csv")
+AUDIO_COLUMNS = ("path", "audio", "file", "file_name", "filename", "wav_filename")
+TEXT_COLUMNS = ("text", "sentence", "transcript", "transcription", "translation")
+AUDIO_FOLDERS = ("", "clips", "wavs", "wav", "audio")  # next to a table
+
+
+class AudioError(CorpusError):
+    """A recording or a corpus of them that cannot be read. The message names the file, the problem and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioDataConfig:
+    """Lengths of recordings, speed perturbation (Ko et al. 2015) and SpecAugment (Park et al. 2019)."""
+
+    max_seconds: Annotated[float, "longer recordings are skipped"] = 30.0
+    min_seconds: Annotated[float, "shorter recordings are skipped"] = 0.1
+    speed_perturbation: Annotated[tuple[float, ...], "speeds, one of which is drawn for each recording; 1: none"] = (
+        0.9,
+        1.0,
+        1.1,
+    )
+    time_masks: Annotated[int, "SpecAugment: masked spans of time; 0: none"] = 2
+    time_mask_seconds: Annotated[float, "maximum length of a masked span"] = 0.4
+    frequency_masks: Annotated[int, "SpecAugment: masked bands of mel bins; 0: none"] = 2
+    frequency_mask_bins: Annotated[int, "maximum width of a masked band"] = 27
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_seconds < math.inf:
+            raise ValueError(f"`min_seconds` must be more than 0, but is {self.min_seconds}")
+        if not self.min_seconds < self.max_seconds <= 3_600:
+            raise ValueError(
+                f"`max_seconds` must be more than `min_seconds`={self.min_seconds:g} and at most 3600, but is "
+                f"{self.max_seconds}"
+            )
+        if not self.speed_perturbation or not all(0.5 <= speed <= 2 for speed in self.speed_perturbation):
+            raise ValueError(
+                f"`speed_perturbation` must be speeds from 0.5 to 2, but is {self.speed_perturbation}; 1 for none"
+            )
+        for name in ("time_masks", "time_mask_seconds", "frequency_masks", "frequency_mask_bins"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` must be 0 or more, but is {getattr(self, name)}")
+
+
+# ---- audio files -----------------------------------------------------------------------------------------------------
+
+AudioFile = str | Path | BinaryIO
+
+
+def read_audio(file: AudioFile, max_seconds: float = math.inf) -> Array:
+    """Return the samples of a recording: float32, mono, 16 kHz. One longer than `max_seconds` is an error."""
+    parts, count = [], 0
+    for part in _decode(file):
+        parts.append(part)
+        count += len(part)
+        if count > max_seconds * SAMPLE_RATE:
+            raise AudioError(f"{_get_name(file)}: must be at most {max_seconds:g} s long, but is longer; split it")
+    return np.concatenate(parts)
+
+
+def iter_audio(file: AudioFile, seconds: float) -> Iterator[Array]:
+    """Yield the samples of `read_audio` in blocks of `seconds` (the last may be shorter), with bounded memory."""
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"`seconds` must be more than 0, but is {seconds}")
+    size = max(1, round(seconds * SAMPLE_RATE))
+    buffer = np.empty(0, np.float32)
+    for part in _decode(file):
+        buffer = np.concatenate([buffer, part])
+        while len(buffer) >= size:
+            yield buffer[:size]
+            buffer = buffer[size:]
+    if len(buffer):
+        yield buffer
+
+
+def _decode(file: AudioFile) -> Iterator[Array]:
+    """Yield mono samples at 16 kHz in small blocks; at least one sample."""
+    name = _get_name(file)
+    with _open_stream(file, name) as stream, _open_sound(stream, name) as sound:
+        resampler = None
+        if sound.samplerate != SAMPLE_RATE:
+            # HQ (20 bits) resamples at 5,000 to 7,500 times real time; decoders are slower, and samples have 16 bits.
+            resampler = _import_package("soxr").ResampleStream(sound.samplerate, SAMPLE_RATE, 1, quality="HQ")
+        block_frames = max(1, BLOCK_VALUES // sound.channels)
+        frames, count, is_last = 0, 0, False
+        while not is_last:
+            block = _read_block(sound, block_frames, name)
+            frames, is_last = frames + len(block), len(block) < block_frames
+            part = resampler.resample_chunk(block, last=is_last) if resampler else block
+            count += len(part)
+            yield part
+        if not count:
+            raise AudioError(f"{name}: must be a recording, but has no samples")
+        if frames < sound.frames < 2**62:  # FLAC's header may leave the length open
+            ends = f"ends after {frames / sound.samplerate:.1f} s of {sound.frames / sound.samplerate:.1f} s"
+            raise AudioError(f"{name}: must be a whole recording, but {ends}; get it again")
+
+
+def _get_name(file: AudioFile) -> str:
+    return str(file) if isinstance(file, str | Path) else str(getattr(file, "name", "the recording"))
+
+
+@contextmanager
+def _open_stream(file: AudioFile, name: str) -> Iterator[BinaryIO]:
+    """Open a file for reading at any position; a pipe is copied first."""
+    try:
+        if isinstance(file, str | Path) and Path(file).expanduser().is_dir():
+            raise AudioError(f"{name}: must be a recording, but is a folder; give a file in it")
+        opened = open(Path(file).expanduser(), "rb") if isinstance(file, str | Path) else nullcontext(file)  # noqa: SIM115
+    except (OSError, ValueError) as error:
+        if isinstance(error, AudioError):
+            raise
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
+        raise AudioError(f"{name}: must be a recording, but {reason}; check the path") from error
+    with opened as stream:
+        if stream.seekable():
+            yield stream
+            return
+        with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as copy:
+            shutil.copyfileobj(stream, copy)
+            yield copy  # type: ignore[misc]
+
+
+@contextmanager
+def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
+    """Open a stream as a `soundfile.SoundFile`."""
+    soundfile = _import_package("soundfile")
+    if not stream.seek(0, os.SEEK_END):
+        raise AudioError(f"{name}: must be a recording, but is empty")
+    stream.seek(0)
+    try:
+        sound = soundfile.SoundFile(stream)
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a name that ends in .raw
+        raise AudioError(
+            f"{name}: must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one; convert it, for "
+            f"example by `ffmpeg -i {Path(name).name} {Path(name).stem}.flac`"
+        ) from error
+    with sound:
+        if not MIN_RATE <= sound.samplerate <= MAX_RATE:
+            allowed = f"a sample rate from {MIN_RATE:,} to {MAX_RATE:,} Hz"
+            raise AudioError(f"{name}: must have {allowed}, but has {sound.samplerate:,}; is its header right?")
+        yield sound
+
+
+def _read_block(sound: Any, frames: int, name: str) -> Array:
+    """Read a block of samples and return the mean of its channels."""
+    try:
+        block = sound.read(frames, "float32", always_2d=True)
+    except _import_package("soundfile").SoundFileError as error:
+        reason = getattr(error, "error_string", error)
+        raise AudioError(f"{name}: must be a whole recording, but is damaged ({reason}); get it again") from error
+    samples: Array = block[:, 0] if block.shape[1] == 1 else block.mean(1)
+    peak = float(np.abs(samples).max(initial=0.0))
+    if not peak <= MAX_PEAK:  # NaN compares false
+        raise AudioError(f"{name}: must have samples from -1 to 1, but has {peak:g}; export it again")
+    return np.ascontiguousarray(samples)
+
+
+def _import_package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except (ImportError, OSError) as error:  # OSError: the package is there, but its library is not
+        raise AudioError(
+            f"reading recordings needs the package `{name}`, which is not installed: pip install 'attent[audio]'"
+        ) from error
+
+
+# ---- corpora ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DatasetRow:
+    """A recording in the audio column of a `datasets.Dataset`."""
+
+    dataset: Any = field(repr=False)
+    column: str
+    row: int
+
+    def open(self) -> AudioFile:
+        cell = self.dataset[self.row][self.column]
+        return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording and its text."""
+
+    file: Path | DatasetRow
+    text: str
+    location: str = ""  # of the text, if it is a line of a table: corpus.tsv:17
+
+    def compute_version(self) -> str:
+        """Return a string that changes with the audio."""
+        if isinstance(self.file, DatasetRow):
+            return f"{self.file.dataset._fingerprint} {self.file.column} {self.file.row}"
+        try:
+            status = self.file.stat()
+        except (OSError, ValueError):
+            return f"{self.file} missing"
+        return f"{self.file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def find_recordings(data: str | Path | Any, text_column: str | None = None) -> dict[str, list[Recording]]:
+    """Return the recordings of a corpus (a path, or a dataset of `datasets`) by train, valid and test.
+
+    Splits are recognized by the names of files and folders; a corpus without them is `train`. `text_column` is the
+    column of a table with a header; by default the first of `TEXT_COLUMNS`.
+    """
+    if not isinstance(data, str | Path):
+        return _read_dataset(data, text_column)
+    path = Path(data).expanduser()
+    if path.is_dir():
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            return _read_dataset(_import_package("datasets").load_from_disk(str(path)), text_column)
+        if not any(file.name.lower().endswith(TABLE_SUFFIXES) for file in path.iterdir()):
+            return _read_folder(path)
+    elif path.suffix.lower() in AUDIO_SUFFIXES:
+        raise AudioError(
+            f"{path}: must be a table of recordings and texts, or a folder of them, but is a recording; to recognize "
+            "it there is `attent transcribe`"
+        )
+    files = find_text_files([str(data)], TABLE_SUFFIXES)
+    splits = {"train": files.train, "valid": files.valid, "test": files.test}
+    return {
+        split: [recording for table in tables for recording in _read_table(table, text_column)]
+        for split, tables in splits.items()
+        if tables
+    }
+
+
+def _read_folder(root: Path) -> dict[str, list[Recording]]:
+    """Read LibriSpeech's layout, or transcripts next to recordings."""
+    files = sorted(file for file in root.rglob("*") if not file.name.startswith("."))
+    audio = {file.with_suffix(""): file for file in files if file.suffix.lower() in AUDIO_SUFFIXES}
+    tables = [file for file in files if file.name.endswith(".trans.txt")]
+    rows = [row for table in tables for row in _read_librispeech(table, audio)]
+    if not tables:
+        transcripts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
+        if not transcripts.keys() & audio.keys():
+            raise AudioError(
+                f"{root}: must have recordings with a transcript next to each (a.wav and a.txt), or a table of them "
+                f"(.tsv, .csv), but has {len(audio):,} recordings and none"
+            )
+        texts = {stem: read_text_file(file) for stem, file in transcripts.items() if stem in audio}
+        rows = [(file, texts.get(stem, ""), "") for stem, file in audio.items()]
+    return _group_by_split((row[0].relative_to(root).parent.parts, [Recording(*row)]) for row in rows)
+
+
+def _read_librispeech(table: Path, audio: Mapping[Path, Path]) -> Iterator[tuple[Path, str, str]]:
+    """Yield file, text and location of each line of a *.trans.txt file: an id, a space and the text."""
+    for number, line in enumerate(read_text_file(table).split("\n"), 1):
+        if line.strip():
+            name, _, text = line.strip().partition(" ")
+            file = audio.get(table.parent / name, table.parent / f"{name}.flac")
+            yield file, text, f"{table}:{number}"
+
+
+def _group_by_split(groups: Iterable[tuple[Sequence[str], list[Recording]]]) -> dict[str, list[Recording]]:
+    """Merge groups by the split that one of their names says. If none is `train`, those without a split are."""
+    splits: dict[str, list[Recording]] = {}
+    for names, recordings in groups:
+        splits.setdefault(next(filter(None, map(detect_split, names)), ""), []).extend(recordings)
+    others = splits.pop("", [])
+    if others and "train" not in splits:
+        splits["train"] = others
+    return splits if len(splits) > 1 else {"train": next(iter(splits.values()))}
+
+
+def _read_table(path: Path, text_column: str | None) -> list[Recording]:
+    content = read_text_file(path)
+    first_line = content.partition("\n")[0]
+    is_tsv = path.name.lower().partition(".tsv")[1] or "\t" in first_line
+    delimiter = "\t" if is_tsv else "|" if "|" in first_line else ","
+    rows = list(_read_rows(content, delimiter, path))
+    if not rows:
+        raise AudioError(f"{path}: is empty; a line needs the path of a recording and its text")
+    header = [cell.strip().lower() for cell in rows[0][1]]
+    audio = next((header.index(name) for name in AUDIO_COLUMNS if name in header), None)
+    if audio is not None:
+        text, rows = _find_text_column(header, text_column, str(path)), rows[1:]
+    elif text_column or len(header) < 2:
+        needed = f"the columns `path` and `{text_column or 'text'}`"
+        raise AudioError(f"{path}: must have {needed}, but has no header that names them; add it as line 1")
+    else:
+        audio, text = 0, 2 if delimiter == "|" and len(header) == 3 else 1
+    width = max(audio, text) + 1
+    padded = [(number, cells + [""] * (width - len(cells))) for number, cells in rows]
+    base, suffix = _find_base(path.parent, [cells[audio].strip() for _, cells in padded[:BASE_SAMPLE]])
+    return [
+        Recording(base / f"{cells[audio].strip()}{suffix}", cells[text], f"{path}:{number}") for number, cells in padded
+    ]
+
+
+def _read_rows(content: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and cells; only commas need quotes."""
+    if delimiter == ",":
+        reader = csv.reader(io.StringIO(content))
+        try:
+            yield from ((reader.line_num, row) for row in reader if row)
+        except csv.Error as error:
+            raise AudioError(
+                f"{path}:{reader.line_num}: must be comma-separated cells, but is not ({error})"
+            ) from error
+        return
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            yield number, [unquote_cell(cell) for cell in line.split(delimiter)]
+
+
+def _find_text_column(header: Sequence[str], requested: str | None, name: str) -> int:
+    candidates = TEXT_COLUMNS if requested is None else (requested.lower(),)
+    index = next((header.index(column) for column in candidates if column in header), None)
+    if index is None:
+        needed = " or ".join(f"`{column}`" for column in candidates)
+        raise AudioError(f"{name}: must have a column {needed}, but its columns are {', '.join(header)}; rename one")
+    return index
+
+
+def _find_base(folder: Path, names: Sequence[str]) -> tuple[Path, str]:
+    """Return the folder and the suffix with which one of the names is a file; relative paths begin at the table."""
+    for base in AUDIO_FOLDERS:
+        for suffix in ("", ".wav", ".mp3", ".flac"):
+            if any(name and (folder / base / f"{name}{suffix}").is_file() for name in names):
+                return folder / base, suffix
+    return folder, ""
+
+
+def _read_dataset(dataset: Any, text_column: str | None) -> dict[str, list[Recording]]:
+    """Read a `datasets.Dataset`, or a `DatasetDict` of splits."""
+    if isinstance(dataset, Mapping):
+        return _group_by_split(((name,), _read_dataset(rows, text_column)["train"]) for name, rows in dataset.items())
+    features = dataset.features
+    audio = next((name for name, feature in features.items() if type(feature).__name__ == "Audio"), None)
+    if audio is None:
+        raise AudioError(f"the dataset must have an Audio column, but its columns are {', '.join(features)}")
+    names = list(features)
+    column = names[_find_text_column([name.lower() for name in names], text_column, "the dataset")]
+    undecoded = dataset.cast_column(audio, _import_package("datasets").Audio(decode=False))
+    texts = (str(text or "") for text in dataset[column])
+    return {"train": [Recording(DatasetRow(undecoded, audio, i), text, f"row {i}") for i, text in enumerate(texts)]}
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecordingDataset:
+    """Memory-mapped recordings and their texts."""
+
+    name: str
+    samples: Array = field(repr=False)  # of all recordings, int16 at 16 kHz: 32,768 is 1.0
+    offsets: Array = field(repr=False)  # of the first sample of each recording
+    num_samples: Array = field(repr=False)
+    texts: tuple[str, ...] = field(repr=False)
+    skipped: tuple[str, ...] = ()  # a message for each recording that cannot be used
+    store_key: str = ""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def get_samples(self, index: int) -> Array:
+        return self.samples[self.offsets[index] : self.offsets[index] + self.num_samples[index]]
+
+    def select(self, indices: Array) -> RecordingDataset:
+        texts = tuple(self.texts[index] for index in indices)
+        return replace(self, offsets=self.offsets[indices], num_samples=self.num_samples[indices], texts=texts)
+
+
+def prepare_recordings(
+    recordings: Sequence[Recording],
+    name: str,
+    config: AudioDataConfig,
+    data_dir: str | Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> RecordingDataset:
+    """Return the usable recordings from a store in `data_dir`, which is built if missing; an interrupted build resumes.
+
+    `progress` is called with the number of recordings done.
+    """
+    root = Path(data_dir)
+    root.mkdir(parents=True, exist_ok=True)
+    with_text = [recording for recording in recordings if recording.text.strip()]
+
+    def build(staging: Path) -> None:
+        _write_store(with_text, config, staging, progress)
+
+    def is_complete(folder: Path) -> bool:
+        return folder.is_dir() and len(_read_entries(folder)) == len(with_text)
+
+    folder = build_folder(root / f"recordings-{compute_store_key(with_text, config)}", build, is_complete)
+    skipped = [
+        f"{recording.location or recording.file}: must have a text, but has none"
+        for recording in recordings
+        if not recording.text.strip()
+    ]
+    texts, num_samples = [], []
+    for recording, entry in zip(with_text, _read_entries(folder), strict=True):
+        if isinstance(entry, str):
+            skipped.append(": ".join(filter(None, (recording.location, entry))))
+        else:
+            texts.append(" ".join(recording.text.split()))
+            num_samples.append(entry)
+    if not texts:
+        reasons = "; ".join(skipped[:MAX_LISTED]) or "there are none"
+        raise AudioError(f"{name}: must have recordings, but of {len(recordings):,} none can be used: {reasons}")
+    lengths = np.array(num_samples, np.int64)
+    text_hash = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    return RecordingDataset(
+        name=name,
+        samples=np.memmap(folder / SAMPLES_FILE, "<i2", "r"),
+        offsets=lengths.cumsum() - lengths,
+        num_samples=lengths,
+        texts=tuple(texts),
+        skipped=tuple(skipped),
+        store_key=f"{folder.name}-{text_hash}",
+    )
+
+
+def compute_store_key(recordings: Sequence[Recording], config: AudioDataConfig) -> str:
+    digest = hashlib.sha256(json.dumps([STORE_VERSION, config.min_seconds, config.max_seconds]).encode())
+    for recording in recordings:
+        digest.update(f"{recording.compute_version()}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:24]
+
+
+def _write_store(
+    recordings: Sequence[Recording], config: AudioDataConfig, folder: Path, progress: Callable[[int], None] | None
+) -> None:
+    """Write samples and entries; those that an interrupted build has written stay."""
+    entries = _read_entries(folder)
+    (folder / ENTRIES_FILE).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+    with (
+        open(folder / SAMPLES_FILE, "ab") as samples_file,
+        open(folder / ENTRIES_FILE, "a", encoding="utf-8") as entries_file,
+        ThreadPoolExecutor(min(MAX_DECODERS, os.cpu_count() or 1)) as pool,
+    ):
+        samples_file.truncate(2 * sum(entry for entry in entries if isinstance(entry, int)))
+        for start in range(len(entries), len(recordings), DECODE_BATCH):
+            batch = recordings[start : start + DECODE_BATCH]
+            entries = []
+            for samples in pool.map(lambda recording: _load_samples(recording, config), batch):
+                if not isinstance(samples, str):
+                    samples_file.write(samples.tobytes())
+                entries.append(samples if isinstance(samples, str) else len(samples))
+            samples_file.flush()  # entries must not claim more samples than are there
+            entries_file.writelines(f"{json.dumps(entry)}\n" for entry in entries)
+            if progress is not None:
+                progress(start + len(batch))
+
+
+def _read_entries(folder: Path) -> list[int | str]:
+    """Return the number of samples of each recording, or why it is skipped; nothing if samples are missing."""
+    entries: list[int | str] = []
+    with suppress(OSError, ValueError):
+        lines = (folder / ENTRIES_FILE).read_text(encoding="utf-8").split("\n")[:-1]
+        entries = [json.loads(line) for line in lines]
+    size = 2 * sum(entry for entry in entries if isinstance(entry, int))
+    path = folder / SAMPLES_FILE
+    return entries if path.is_file() and path.stat().st_size >= size else []
+
+
+def _load_samples(recording: Recording, config: AudioDataConfig) -> Array | str:
+    """Return samples as int16, or why the recording is skipped."""
+    file = recording.file
+    try:
+        samples = read_audio(file.open() if isinstance(file, DatasetRow) else file, config.max_seconds)
+    except AudioError as error:
+        return str(error)
+    if len(samples) < config.min_seconds * SAMPLE_RATE:
+        return f"{file}: must be at least {config.min_seconds:g} s long, but has {len(samples) / SAMPLE_RATE:.2f} s"
+    if np.abs(samples).max() < SILENCE_PEAK:
+        return f"{file}: must be louder than {20 * math.log10(SILENCE_PEAK):.0f} dB, but is silent"
+    return np.rint(samples * 32_768).clip(-32_768, 32_767).astype("<i2")
