@@ -1,4 +1,4 @@
-"""Loading of tokenizers: SentencePiece (ours, LLaMA, T5), Marian, `tokenizer.json`, and those of GPT-2 and BERT.
+"""Loading of tokenizers: SentencePiece (ours, LLaMA, T5), Marian, `tokenizer.json`, those of GPT-2, BERT and Whisper.
 
 Imported tokenizers give the ids that their model was trained with; most normalize text and are not lossless. Special
 tokens in a text, such as `</s>` or `>>deu<<`, are encoded as letters. Each loader takes the contents of the files by
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from attent import settings
 from attent.text.vocabulary import (
@@ -285,7 +285,8 @@ def load_bert(files: Files, where: str) -> VocabularyPair:
 
 
 def wrap_fast(tokenizer: Any, special_tokens: dict[str, Any], where: str) -> VocabularyPair:
-    both = FastVocabulary(tokenizer, special_tokens, where)
+    is_whisper = all(tokenizer.token_to_id(name) is not None for name in (TRANSCRIPT_START, NO_TIMESTAMPS))
+    both = (WhisperVocabulary if is_whisper else FastVocabulary)(tokenizer, special_tokens, where)
     return both, both
 
 
@@ -375,3 +376,67 @@ class FastVocabulary(ImportedVocabulary):
 
     def get_tag_id(self, language: str) -> int:
         return find_tag({}, language)
+
+
+# --- Whisper ---------------------------------------------------------------------------------------------------------
+
+TRANSCRIPT_START, NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
+LANGUAGE_TOKEN = re.compile(r"<\|([a-z]{2,3})\|>")
+TIMESTAMP_TOKEN = re.compile(r"<\|\d+\.\d\d\|>")
+TIMESTAMP_SECONDS = 0.02  # between two timestamp tokens
+NUM_TIMESTAMPS = 1501  # from 0 to 30 seconds
+WhisperTask = Literal["transcribe", "translate"]  # translate: to English
+
+
+class WhisperVocabulary(FastVocabulary):
+    """Whisper's byte-level BPE, then prompt tokens (language, task), then a timestamp token for every 0.02 seconds.
+
+    A target starts with `<|startoftranscript|>`; the tags are the languages of the recording. The first published
+    tokenizers leave the names of timestamps out: these have the ids after `<|notimestamps|>` in any case.
+    """
+
+    def __init__(self, tokenizer: Any, special_tokens: dict[str, Any], where: str) -> None:
+        super().__init__(tokenizer, special_tokens, where)
+        names = tokenizer.get_vocab(with_added_tokens=True)
+        self.start = names[TRANSCRIPT_START]
+        self.no_timestamps: int = names[NO_TIMESTAMPS]
+        count = sum(TIMESTAMP_TOKEN.fullmatch(name) is not None for name in names) or NUM_TIMESTAMPS
+        self.timestamps = range(self.no_timestamps + 1, self.no_timestamps + 1 + count)  # ids
+        self.size = max(self.size, self.timestamps.stop)
+        self.task_ids = {task: names[f"<|{task}|>"] for task in get_args(WhisperTask) if f"<|{task}|>" in names}
+        languages = {match[1]: i for name, i in names.items() if (match := LANGUAGE_TOKEN.fullmatch(name))}
+        self._tags = dict(sorted(languages.items(), key=lambda item: item[1]))
+        self.tags = tuple(self._tags)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode([i for i in ids if i not in self.timestamps])
+
+    def to_pieces(self, ids: Sequence[int]) -> list[str]:
+        pieces = super().to_pieces(ids)
+        return [
+            f"<|{self.get_seconds(i):.2f}|>" if i in self.timestamps else piece
+            for i, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def get_tag_id(self, language: str) -> int:
+        return find_tag(self._tags, language)
+
+    def get_seconds(self, timestamp_id: int) -> float:
+        """Return the time of a timestamp token, since the start of the window."""
+        return (timestamp_id - self.timestamps.start) * TIMESTAMP_SECONDS
+
+
+def build_prompt(
+    vocabulary: WhisperVocabulary, language: str | None, task: WhisperTask = "transcribe", timestamps: bool = False
+) -> tuple[int, ...]:
+    """Return the target ids that follow `vocabulary.start` and tell Whisper what to do.
+
+    language    of the recording, such as "en"; None for a model of English only, which knows no languages and tasks
+    timestamps  whether each segment is enclosed in timestamps
+    """
+    suffix = () if timestamps else (vocabulary.no_timestamps,)
+    if language is None:
+        return suffix
+    if task not in vocabulary.task_ids:
+        raise TokenizerError(f"the task must be one of {', '.join(vocabulary.task_ids)}, but is {task!r}; give another")
+    return (vocabulary.get_tag_id(language), vocabulary.task_ids[task], *suffix)

@@ -8,11 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from tests.text.corpus import lines
 
 TAGS = (">>deu<<", ">>por_BR<<")
+WHISPER_TOKENS = (
+    "endoftext startoftranscript en zh de translate transcribe startoflm startofprev nospeech notimestamps"
+).split()
 
 
 @cache
@@ -68,3 +72,24 @@ def marian_folder(folder: Path, separate: bool = False, tags: tuple[str, ...] = 
 
 def number_pieces(pieces: list[str]) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
+
+
+def whisper_folder(folder: Path, timestamps: int = 1501, fast: bool = True) -> Path:
+    """Write a folder like those of Whisper: byte-level BPE, prompt tokens, then timestamps, in one file or in three."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator(lines()[0], vocab_size=300, show_progress=False)
+    special = [f"<|{name}|>" for name in WHISPER_TOKENS]
+    times = [f"<|{i * 0.02:.2f}|>" for i in range(timestamps)]
+    defaults = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), special[0])
+    config = {"tokenizer_class": "WhisperTokenizer", **defaults, "additional_special_tokens": special[1:]}
+    write_json(folder / "tokenizer_config.json", config)
+    if fast:
+        trained.add_special_tokens(special)
+        trained.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in times])
+        trained.save(str(folder / "tokenizer.json"))
+    else:
+        trained.save_model(str(folder))
+        write_json(folder / "added_tokens.json", {name: 300 + i for i, name in enumerate([*special, *times])})
+    return folder

@@ -13,8 +13,9 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from attent.text.tokenizer import SubwordSampling, Tokenizer, TokenizerError
+from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from tests.text.corpus import lines, tokenizer
-from tests.text.imported_tokenizers import TAGS, marian_folder, sentencepiece_model, write_json
+from tests.text.imported_tokenizers import TAGS, marian_folder, sentencepiece_model, whisper_folder, write_json
 
 T5_IDS = (0, -1, 1, 2)
 SENTENCES = [
@@ -459,3 +460,67 @@ def test_added_tokens_of_gpt2_have_the_ids_of_transformers(tmp_path: Path) -> No
     assert ours.decode([*row, ours.end]) == "a   b"
     write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 3})
     assert "must have consecutive ids from" in error_message(tmp_path)
+
+
+# --- Whisper ----------------------------------------------------------------------------------------------------------
+
+END, START, EN, TRANSCRIBE, NO_TIMESTAMPS = 300, 301, 302, 306, 310
+
+
+def load_whisper(folder: Path) -> WhisperVocabulary:
+    vocabulary = Tokenizer.load(folder).target
+    assert isinstance(vocabulary, WhisperVocabulary)
+    return vocabulary
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("timestamps", [1501, 0])  # the first published tokenizers have no names for them
+def test_whisper_encodes_and_decodes_as_transformers_does(tmp_path: Path, fast: bool, timestamps: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = load_whisper(whisper_folder(tmp_path, timestamps, fast))
+    theirs = transformers.WhisperTokenizer.from_pretrained(tmp_path)
+    plain = [text for text in MIXED if "<|" not in text]
+    rows = ours.encode(plain)
+    assert rows == theirs(plain, add_special_tokens=False)["input_ids"]
+    rows = [[NO_TIMESTAMPS + 1, *row, NO_TIMESTAMPS + 55, END] for row in rows]
+    assert ours.decode_batch(rows) == theirs.batch_decode(
+        rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    assert ours.decode(rows[0]) == plain[0]
+    assert (ours.end, ours.pad, ours.start, ours.size) == (END, END, START, NO_TIMESTAMPS + 1 + 1501)
+    assert ours.to_pieces([START, NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 55]) == [
+        "<|startoftranscript|>", "<|0.00|>", "<|1.08|>",
+    ]  # fmt: skip
+
+
+def test_timestamps_of_whisper_are_every_20_milliseconds(tmp_path: Path) -> None:
+    ours = load_whisper(whisper_folder(tmp_path / "all"))
+    assert ours.timestamps == range(NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 1502)
+    assert ours.get_seconds(ours.timestamps[0]) == 0
+    assert ours.get_seconds(ours.timestamps[-1]) == pytest.approx(30)
+    assert load_whisper(whisper_folder(tmp_path / "few", 10)).timestamps == range(NO_TIMESTAMPS + 1, NO_TIMESTAMPS + 11)
+
+
+def test_a_prompt_of_whisper_is_that_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = load_whisper(whisper_folder(tmp_path))
+    theirs = transformers.WhisperTokenizer.from_pretrained(tmp_path)
+    for language, task, timestamps in (
+        ("en", "transcribe", False),
+        ("de", "translate", True),
+        ("zh", "translate", False),
+    ):
+        theirs.set_prefix_tokens(language=language, task=task, predict_timestamps=timestamps)
+        assert [ours.start, *build_prompt(ours, language, task, timestamps)] == theirs.prefix_tokens
+    assert build_prompt(ours, "en") == (EN, TRANSCRIBE, NO_TIMESTAMPS)
+    assert build_prompt(ours, None) == (NO_TIMESTAMPS,)  # a model of English only
+    assert build_prompt(ours, None, timestamps=True) == ()
+    assert ours.tags == ("en", "zh", "de")
+
+
+def test_unknown_languages_and_tasks_of_whisper_are_refused(tmp_path: Path) -> None:
+    ours = load_whisper(whisper_folder(tmp_path, 10))
+    with pytest.raises(TokenizerError, match="no tag for 'fr'; its languages are en, zh, de"):
+        build_prompt(ours, "fr")
+    with pytest.raises(TokenizerError, match="must be one of transcribe, translate, but is 'sing'"):
+        build_prompt(ours, "en", "sing")  # type: ignore[arg-type]

@@ -14,10 +14,11 @@ from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.constraints.no_repeat import NoLoops, NoRepeatNgram, has_loop
 from attent.decoding.constraints.prefix import ForcedPrefix
 from attent.decoding.constraints.required_phrases import RequiredPhrases
+from attent.decoding.constraints.transcript import TranscriptConstraint
 from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
 from attent.decoding.options import SearchOptions, SearchRequest
 
-CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, ForcedPrefix)
+CONSTRAINTS = (MinLength, NoRepeatNgram, NoLoops, BannedPhrases, TranscriptConstraint, ForcedPrefix)
 
 __all__ = [
     "NEG_INF", "Constraint", "GeneratedTokens", "TargetVocabulary", "apply_constraints", "build_constraints",
