@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from statistics import mean
 
 from attent.scoring.metrics import (
     DEFAULT_METRIC,
@@ -15,9 +16,11 @@ from attent.scoring.metrics import (
     SCRIPT_SAMPLE,
     SENTENCE_METRICS,
     MetricScore,
+    Reference,
     ScoreError,
     check_same_length,
     compute_metrics,
+    list_references,
     score_sentences,
 )
 from attent.text import scripts
@@ -33,7 +36,7 @@ class SentenceScore:
 
     number: int  # from 1
     source: str
-    reference: str
+    reference: str  # several are joined by " | "
     output: str
     metrics: dict[str, float]
 
@@ -66,14 +69,19 @@ class Evaluation:
 
 def evaluate(
     sources: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Reference],
     outputs: Sequence[str],
     *,
     metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     resamples: int = NUM_RESAMPLES,
+    by_length: bool = True,
 ) -> Evaluation:
-    """Evaluate outputs. `language` is that of the references; None: judged by their script."""
+    """Evaluate outputs.
+
+    language   of the references; None: judged by their script
+    by_length  also by the length of the sources, which are texts
+    """
     check_same_length(outputs, references)
     if len(sources) != len(references):
         raise ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
@@ -81,14 +89,17 @@ def evaluate(
     in_words = not used_scripts & scripts.UNSPACED_SCRIPTS
     lengths = [len(source.split()) if in_words else len("".join(source.split())) for source in sources]
     limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
-    pairs = zip(outputs, references, strict=True)
+    texts = list(map(list_references, references))
+    groups = _group_by_length(lengths, limits, references, outputs, metrics, language) if by_length else ()
     return Evaluation(
         scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
         exact=compute_metrics(outputs, references, ("exact",), resamples=0)[0].value,
-        num_empty=sum(not output.strip() and bool(reference.strip()) for output, reference in pairs),
-        length_ratio=sum(map(len, outputs)) / max(1, sum(map(len, references))),
+        num_empty=sum(
+            not output.strip() and bool(text[0].strip()) for output, text in zip(outputs, texts, strict=True)
+        ),
+        length_ratio=sum(map(len, outputs)) / max(1, sum(mean(map(len, text)) for text in texts)),
         length_unit="words" if in_words else "characters",
-        groups=tuple(_group_by_length(lengths, limits, references, outputs, metrics, language)),
+        groups=tuple(groups),
         sentences=tuple(_score_sentences(sources, references, outputs, language)),
     )
 
@@ -96,7 +107,7 @@ def evaluate(
 def _group_by_length(
     lengths: Sequence[int],
     limits: tuple[int, ...],
-    references: Sequence[str],
+    references: Sequence[Reference],
     outputs: Sequence[str],
     metrics: Sequence[str],
     language: str | None,
@@ -115,10 +126,11 @@ def _group_by_length(
 
 
 def _score_sentences(
-    sources: Sequence[str], references: Sequence[str], outputs: Sequence[str], language: str | None
+    sources: Sequence[str], references: Sequence[Reference], outputs: Sequence[str], language: str | None
 ) -> Iterator[SentenceScore]:
     columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
-    rows = zip(sources, references, outputs, zip(*columns, strict=True), strict=True)
+    joined = (" | ".join(list_references(reference)) for reference in references)
+    rows = zip(sources, joined, outputs, zip(*columns, strict=True), strict=True)
     for number, (source, reference, output, values) in enumerate(rows, 1):
         metrics = dict(zip(SENTENCE_METRICS, values, strict=True))
         yield SentenceScore(number=number, source=source, reference=reference, output=output, metrics=metrics)

@@ -1,5 +1,6 @@
-"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, ROUGE, exact matches, and
-the error rates of speech recognition; 95% confidence intervals by bootstrap and paired tests of two systems.
+"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, ROUGE, CIDEr-D, exact
+matches, and the error rates of speech recognition; 95% confidence intervals by bootstrap and paired tests of two
+systems.
 
 BLEU counts words; for scripts without spaces it counts characters, as published figures do. To add a metric, add an
 entry: flags, logs, curves and model cards read the table.
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 SCRIPT_SAMPLE = 1_000  # references that tell the script where the language does not
 NUM_RESAMPLES = 1_000  # of a bootstrap; the seed is sacreBLEU's (12345, or SACREBLEU_SEED)
 SIGNIFICANCE = 0.05
+
+Reference = str | tuple[str, ...]  # of an output: one text, or several
 
 
 class ScoreError(ValueError):
@@ -127,10 +130,30 @@ def _build_rouge(tokenize: str, per_sentence: bool, language: str | None, kind: 
     )
 
 
+def _build_cider(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
+    """CIDEr-D of lowercased words without punctuation; the document frequencies are those of the references."""
+    from attent.scoring.cider import CiderScorer
+
+    split_words: Any = _build_bleu(tokenize, per_sentence, language)
+    scorer = CiderScorer(
+        lambda text: [word for word in split_words.tokenizer(text.lower()).split() if any(map(str.isalnum, word))]
+    )
+    items = {"case": "lc", "tok": f"{tokenize}-no-punctuation", "n": "4", "sigma": "6"}
+    # Equation 7 has a factor of 10: 100 / 10.
+    return _build_ratio(
+        lambda output, references: (scorer.score(output, references), 10), items, scorer.count_documents
+    )
+
+
 def _build_ratio(
-    count: Callable[[str, Sequence[str]], tuple[float, int]], signature_items: dict[str, str]
+    count: Callable[[str, Sequence[str]], tuple[float, int]],
+    signature_items: dict[str, str],
+    read_references: Callable[[list[Sequence[str]]], None] = lambda _: None,
 ) -> SacreMetric:
-    """A metric that is the ratio, in percent, of two sums over the outputs, such as errors and words."""
+    """A metric that is the ratio, in percent, of two sums over the outputs, such as errors and words.
+
+    `read_references` is called first, with the references of each output.
+    """
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score, Signature
 
@@ -145,6 +168,11 @@ def _build_ratio(
 
         def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
             return {"references": refs}
+
+        def _cache_references(self, references: Sequence[Sequence[str]]) -> list[Any]:
+            cache = super()._cache_references(references)
+            read_references([info["references"] for info in cache])
+            return cache
 
         def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
             return list(count(hypothesis, ref_kwargs["references"]))
@@ -183,6 +211,7 @@ METRICS: dict[str, Metric] = {
         Metric(name="rouge-1", title="ROUGE-1", build=partial(_build_rouge, kind="rouge1")),
         Metric(name="rouge-2", title="ROUGE-2", build=partial(_build_rouge, kind="rouge2")),
         Metric(name="rouge-l", title="ROUGE-L", build=partial(_build_rouge, kind="rougeL")),
+        Metric(name="cider", title="CIDEr-D", digits=3, build=_build_cider),
         Metric(
             name="wer", title="WER", unit="%", build=partial(_build_error_rate, in_words=True), lower_is_better=True
         ),
@@ -199,6 +228,7 @@ SELECTION_METRICS = tuple(name for name in SCORE_METRICS if not METRICS[name].lo
 VALIDATION_METRICS = tuple(name for name, metric in METRICS.items() if metric.in_validation)
 SENTENCE_METRICS = tuple(name for name, metric in METRICS.items() if metric.per_sentence)
 SPEECH_METRICS = ("wer", "cer")  # by default, of transcripts
+CAPTION_METRICS = ("cider", "bleu", "chrf")  # by default, of captions
 DEFAULT_METRIC = "chrf"  # selects the best checkpoint and the worst sentences
 
 
@@ -278,7 +308,7 @@ class CorpusScores:
 
 def score_corpus(
     outputs: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Reference],
     language: str | None = None,
     selected: str | None = None,
     *,
@@ -298,7 +328,7 @@ def score_corpus(
 
 def compute_metrics(
     outputs: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Reference],
     metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     *,
@@ -313,7 +343,7 @@ def compute_metrics(
             ((value, mean, half_width, _),), signature = _bootstrap([outputs], references, name, language, resamples)
         else:
             metric = make_metric(name, language, references)
-            value = metric.corpus_score(outputs, [references]).score
+            value = metric.corpus_score(outputs, list_reference_streams(references)).score
             signature = str(metric.get_signature())
         scores.append(MetricScore(metric=name, value=value, mean=mean, ci_half_width=half_width, signature=signature))
     return scores
@@ -322,7 +352,7 @@ def compute_metrics(
 def compare_outputs(
     outputs: Sequence[str],
     baseline_outputs: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Reference],
     metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
     language: str | None = None,
     *,
@@ -344,7 +374,7 @@ def compare_outputs(
 
 
 def _bootstrap(
-    systems: Sequence[Sequence[str]], references: Sequence[str], name: str, language: str | None, resamples: int
+    systems: Sequence[Sequence[str]], references: Sequence[Reference], name: str, language: str | None, resamples: int
 ) -> tuple[list[tuple[float, float, float, float]], str]:
     """Return (score, mean, half width, p against the first) of each system, and the signature.
 
@@ -355,7 +385,8 @@ def _bootstrap(
 
     named: list[tuple[str, Sequence[str]]] = [(str(i), list(outputs)) for i, outputs in enumerate(systems)]
     metric = make_metric(name, language, references)
-    signatures, results = PairedTest(named, {name: metric}, [list(references)], test_type="bs", n_samples=resamples)()
+    streams = list_reference_streams(references)
+    signatures, results = PairedTest(named, {name: metric}, streams, test_type="bs", n_samples=resamples)()
     ((title, signature),) = signatures.items()
     figures = [
         (r.score, float(r.mean or 0), float(r.ci or 0), 1.0 if r.p_value is None else float(r.p_value))
@@ -366,16 +397,25 @@ def _bootstrap(
 
 
 def score_sentences(
-    outputs: Sequence[str], references: Sequence[str], name: str, language: str | None = None
+    outputs: Sequence[str], references: Sequence[Reference], name: str, language: str | None = None
 ) -> list[float]:
     """Score each output alone; BLEU with effective order, as is usual for sentences."""
     check_same_length(outputs, references)
     metric = make_metric(name, language, references, per_sentence=True)
     pairs = zip(outputs, references, strict=True)
-    return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
+    return [metric.sentence_score(output, list_references(reference)).score for output, reference in pairs]
 
 
-def check_same_length(outputs: Sequence[str], references: Sequence[str]) -> None:
+def list_references(reference: Reference) -> tuple[str, ...]:
+    return (reference,) if isinstance(reference, str) else reference
+
+
+def list_reference_streams(references: Sequence[Reference]) -> list[list[str]]:
+    """Return the references as sacreBLEU takes them: the first of each output, the second, ...; None: it has fewer."""
+    return [list(stream) for stream in zip_longest(*map(list_references, references))]
+
+
+def check_same_length(outputs: Sequence[str], references: Sequence[Reference]) -> None:
     if len(outputs) != len(references):
         counts = f"{len(references)} references and {len(outputs)} outputs"
         raise ScoreError(f"there must be a reference for each output, but there are {counts}; give both in one order")
@@ -384,7 +424,7 @@ def check_same_length(outputs: Sequence[str], references: Sequence[str]) -> None
 
 
 def make_metric(
-    name: str, language: str | None, references: Sequence[str], *, per_sentence: bool = False
+    name: str, language: str | None, references: Sequence[Reference], *, per_sentence: bool = False
 ) -> SacreMetric:
     """Build sacreBLEU's metric for texts in this language."""
     build = METRICS[name].build
@@ -392,7 +432,7 @@ def make_metric(
     return build(choose_bleu_tokenizer(language, references), per_sentence, language)
 
 
-def choose_bleu_tokenizer(language: str | None, references: Sequence[str] = ()) -> str:
+def choose_bleu_tokenizer(language: str | None, references: Sequence[Reference] = ()) -> str:
     """Return sacreBLEU's tokenizer for a language; `13a` is that of the published figures of most.
 
     Japanese by characters, since words would need MeCab. Korean too: it has spaces, but a word between them includes
@@ -400,7 +440,8 @@ def choose_bleu_tokenizer(language: str | None, references: Sequence[str] = ()) 
     """
     from attent.text import scripts  # imported here: this module is part of `attent score --help`
 
-    used = scripts.get_language_scripts(language) or scripts.detect_scripts(islice(references, SCRIPT_SAMPLE))
+    texts = chain.from_iterable(map(list_references, references))
+    used = scripts.get_language_scripts(language) or scripts.detect_scripts(islice(texts, SCRIPT_SAMPLE))
     used = used or frozenset()
     if "Hani" in used and not used & {"Kana", "Hang"}:
         return "zh"

@@ -99,7 +99,8 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
     yield from render_header(report)
     if report.evaluation:
         yield from render_scores(report.evaluation)
-        yield from render_groups(report.evaluation)
+        if report.evaluation.groups:
+            yield from render_groups(report.evaluation)
         worst = report.evaluation.find_worst(num_worst)
         if worst:
             yield render_heading("Worst sentences", f"by {METRICS[DEFAULT_METRIC].title} of the sentence")
