@@ -119,7 +119,9 @@ def test_parameter_counts_add_up_and_count_tied_weights_once(folder: Path) -> No
 def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(folder)
     assert info(folder, json=True) == 0
-    facts = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    facts = json.loads(printed)
+    assert printed == json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
     assert facts["model"]["encoder"]["layers"] == 2
     assert facts["training"]["best_validation"] == {"step": 10, "loss": 2.0, "metrics": {"bleu": 31.25, "chrf": 50.0}}
     assert facts["bytes"] == sum(path.stat().st_size for path in folder.iterdir())

@@ -92,6 +92,8 @@ def test_pixels_default_to_minus_one_to_one(folder: Path) -> None:
         ({"image_std": [0.5, 0.5, 0]}, "`image_std` must be more than 0"),
         ({"rescale_factor": 0}, "`rescale_factor` must be more than 0"),
         ({"size": 224}, "`size` must be 8, as `image_size` of the model, but is 224"),
+        ({"size": 1}, "`size` must be 8, as `image_size` of the model, but is 1"),
+        ({"size": 0}, "`size` must be of a square, but is 0"),
         ({"size": {"height": 8, "width": 9}}, "`size` must be of a square"),
         ({"size": {"longest_edge": 8}}, "`size` must be of a square"),
         ({"size": 10, "crop_size": 9, "do_center_crop": True}, "`crop_size` must be 8, as `image_size`"),

@@ -178,7 +178,10 @@ def test_the_rates_are_those_of_align_texts() -> None:
     report = evaluate_alignment(model, tokenizer(), TEXTS, TEXTS, GOLD)
     for candidate in report.candidates:
         alignments = alignment.align_texts(model, tokenizer(), TEXTS, TEXTS, candidate.choice)
-        assert candidate.aer == pytest.approx(score_alignments([a.all_links for a in alignments], GOLD).aer)
+        links = [a.all_links for a in alignments]
+        assert candidate.aer == pytest.approx(score_alignments(links, GOLD).aer)
+        assert candidate.selection_aer == pytest.approx(score_alignments(links[::2], GOLD[::2]).aer)
+        assert candidate.test_aer == pytest.approx(score_alignments(links[1::2], GOLD[1::2]).aer)
     assert report.best.selection_aer == min(candidate.selection_aer for candidate in report.candidates)
 
 

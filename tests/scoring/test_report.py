@@ -161,6 +161,7 @@ def test_forced_decoding_has_sums_and_a_row_for_each_sentence() -> None:
         "1 too long for the model or --batch-tokens: scored in part",
     ]
     assert "too long" not in " ".join(render(replace(REPORT, forced=FORCED[:1])))
+    assert "log-probability per token -3.0000" in render(replace(REPORT, forced=FORCED[1:]))
     assert list(list_numbers(report)) == [f"{math.exp(2):.3f}"]
     assert list(list_sentence_rows(report)) == [
         "number\tlog_prob\ttokens\tperplexity\tpieces",

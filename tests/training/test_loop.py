@@ -664,6 +664,14 @@ def test_the_time_left_counts_validations_and_checkpoints(
     assert trainer.estimate_seconds_left() == pytest.approx(left)
 
 
+def test_the_time_of_a_step_is_measured_since_the_clock_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_timed_run(tmp_path, monkeypatch, RECIPE, Pauses())
+    trainer.eta_start = (900.0, 15)
+    assert trainer.get_step_seconds() == 100 / 25
+
+
 @pytest.mark.parametrize(("share", "step"), [(0.1, 40 + 250), (0.5, 40 + 10), (0.9, 40), (0.0, 0)])
 def test_validations_are_postponed_until_they_take_their_share_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, step: int

@@ -146,7 +146,6 @@ class _TreeBuilder:
         self.open_elements: list[XmlElement] = []
         self.namespace = ""  # of the root, with the separating space
         self.unit: XmlElement | None = None
-        self.unit_chars = 0
         self.complete: list[XmlElement] = []
         parser.buffer_text = True
         parser.StartElementHandler = self.on_start
