@@ -29,6 +29,7 @@ ARCHITECTURES = ("BertForMaskedLM", "BertForSequenceClassification", "BertModel"
 PREFIX = "bert."  # left out where there is no head
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
+POSITIONS = "bert.embeddings.position_embeddings.weight"
 POOLER = "bert.pooler.dense.weight"
 OUTPUT = "cls.predictions.decoder.weight"  # tied to the embedding
 OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"
@@ -37,7 +38,7 @@ CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = [
     TensorMapping("embedding.weight", EMBEDDING),
     TensorMapping("segment_embedding.weight", SEGMENTS),
-    TensorMapping("encoder.positions.weight", "bert.embeddings.position_embeddings.weight"),
+    TensorMapping("encoder.positions.weight", POSITIONS),
     TensorMapping("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
     *map_attention(
         "encoder.blocks.{i}.self_attn",
@@ -103,7 +104,9 @@ CONFIG_KEYS = ConfigKeys(
         "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
         "initialization": "initializer_range",
         "dropout before the classifier: here it is that of the stack": "classifier_dropout",
-        "token ids of the tokenizer": "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id",
+        "token ids of the tokenizer": """
+            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+        """,
         "of Google's first program, never read by transformers": """
             directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
             pooler_type

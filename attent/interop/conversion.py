@@ -97,7 +97,17 @@ REFUSAL_HINTS = {
 def read_config(root: Path, keys: ConfigKeys[F]) -> F:
     """Read the schema keys of a folder's config.json, after checking every key in it."""
     where = root / hf_folder.CONFIG_FILE
-    data = hf_folder.read_json(where)
+    known = select_schema_keys(hf_folder.read_json(where), keys, where)
+    merged = merge_generation_tokens(known, root, keys)
+    return build_schema(merged, keys, find_faulty_file(known, merged, root, keys))
+
+
+def parse_section(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F:
+    """Return the schema keys of a model's section in the config.json of a larger one, after checking every key."""
+    return build_schema(select_schema_keys(data, keys, where), keys, where)
+
+
+def select_schema_keys(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> dict[str, Any]:
     for key, value in data.items():
         check_key(key, value, data, keys, where)
     known = {key: value for key, value in data.items() if key in keys.schema_keys}
@@ -105,9 +115,12 @@ def read_config(root: Path, keys: ConfigKeys[F]) -> F:
     for key, value in known.items():
         if key in sizes and isinstance(value, int) and value > MAX_SIZE:
             raise FolderError(f"{where}: `{key}` must be at most {MAX_SIZE}, but is {value:.3g}; correct it")
-    merged = merge_generation_tokens(known, root, keys)
+    return known
+
+
+def build_schema(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F:
     try:
-        return settings.from_dict(keys.schema, merged, where=str(find_faulty_file(known, merged, root, keys)))
+        return settings.from_dict(keys.schema, data, where=str(where))
     except settings.SettingsError as error:
         raise FolderError(str(error)) from error
 
@@ -214,9 +227,9 @@ def write_fields(field_to_key: Mapping[str, str], *configs: object) -> dict[str,
     return written
 
 
-def get_start_id(start: int | None, pad: int | None, where: Path) -> int:
-    """Return the decoder's start token; published models use the padding token."""
-    start = pad if start is None else start
+def get_start_id(start: int | None, default: int | None, where: Path) -> int:
+    """Return the decoder's start token; translators start with the padding token by default."""
+    start = default if start is None else start
     if start is None:
         raise FolderError(f"{where}: missing key `decoder_start_token_id`, the decoder's first; add it")
     return start
@@ -365,14 +378,11 @@ class OpenFolder(Generic[F]):
         patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
         ignored = re.compile("|".join(patterns) or "(?!)")
         stored = {name: tensor for name, tensor in stored.items() if not ignored.fullmatch(name)}
-        for key in layer_keys:  # before building a model of that many
-            if (getattr(config, key) or 0) > len(stored):
-                raise FolderError(
-                    f"{hf_folder.get_weights_path(root)}: holds {len(stored)} tensors, too few for `{key}`="
-                    f"{getattr(config, key)}; get the model again"
-                )
         omitted = "" if any(name.startswith(prefix) for name in stored) else prefix
-        return cls(root, config, stored, omitted)
+        opened = cls(root, config, stored, omitted)
+        for key in layer_keys:
+            opened.check_layer_count(config, key)
+        return opened
 
     @property
     def config_path(self) -> Path:
@@ -381,6 +391,15 @@ class OpenFolder(Generic[F]):
     @property
     def weights_path(self) -> Path:
         return hf_folder.get_weights_path(self.root)
+
+    def check_layer_count(self, keys: DataclassInstance, name: str) -> None:
+        """Reject more layers than tensors, before a model of that many is built."""
+        count = getattr(keys, name) or 0
+        if count > len(self.stored):
+            raise FolderError(
+                f"{self.weights_path}: holds {len(self.stored)} tensors, too few for `{name}`={count}; get the model "
+                f"again"
+            )
 
     def resolve_ties(self, groups: Iterable[Sequence[str]], tie_keys: str) -> OpenFolder[F]:
         """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal.

@@ -30,6 +30,7 @@ HF_CLASS_NAMES = {
     "llama": "a LlamaForCausalLM",
     "marian": "a MarianMTModel",
     "t5": "a T5ForConditionalGeneration",
+    "vision-encoder-decoder": "a VisionEncoderDecoderModel",
     "vit": "a ViT model",
 }
 

@@ -19,7 +19,7 @@ from attent.interop import conversion, encoder_family, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
 from attent.interop.hf_folder import quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
-from attent.nn import LearnedConfig, StackConfig
+from attent.nn import ImageConfig, LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
 
 FAMILY = "ViT"
@@ -52,7 +52,7 @@ TENSOR_MAPPINGS = [
 ]
 
 
-def build_mappings(config: VisionConfig) -> list[TensorMapping]:
+def build_mappings(config: ImageConfig) -> list[TensorMapping]:
     """Add the patch embedding: (E, C * P * P) here, (E, C, P, P) there."""
     size = (config.channels, config.patch_size, config.patch_size)
     layout = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
@@ -96,7 +96,9 @@ CONFIG_KEYS = ConfigKeys(
         "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
         "initialization": "initializer_range",
         "masked image modeling": "encoder_stride",
-        "text models": "bos_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id",
+        "text models": """
+            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id
+        """,
     },
 )
 

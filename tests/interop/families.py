@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attent.interop import bert, gpt2, llama, marian, t5, vit
+from attent.interop import bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
 from tests.interop.parity import exact, randomise
 
@@ -403,9 +403,9 @@ def make_vit(seed: int) -> Any:
     return model
 
 
-def make_pixels(config: Any, seed: int) -> Tensor:
+def make_pixels(config: Any, seed: int, rows: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 1000)
-    size = (3, config.num_channels, config.image_size, config.image_size)
+    size = (rows, config.num_channels, config.image_size, config.image_size)
     return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
@@ -420,6 +420,76 @@ def run_vit(model: VisionTransformer, pixels: Tensor, names: Iterable[str]) -> d
     states = model.compute_states(pixels)
     heads = {"states": lambda: states, "pooled": lambda: model.pool(states), "classes": lambda: model(pixels)}
     return {name: heads[name]() for name in names}
+
+
+# --- images to text -------------------------------------------------------------------------------
+
+
+class CaptionBatch(NamedTuple):
+    """Images, and ragged texts padded on the right with real ids."""
+
+    pixels: Tensor
+    target: Tensor  # the decoder's input
+    target_lengths: Tensor
+
+    @property
+    def real(self) -> Tensor:
+        return torch.arange(self.target.shape[1]) < self.target_lengths[:, None]
+
+
+def make_vit_bert(seed: int, **changes: Any) -> Any:
+    """Every other one with stacks of one width, which need no projection."""
+    vision, text = make_vit_config(seed), make_bert_config(seed + 5)
+    if seed % 2:
+        text.update({"hidden_size": vision.hidden_size, "num_attention_heads": vision.num_attention_heads})
+    else:
+        text.update({"hidden_size": 4 * text.hidden_size})  # at a width of 3, norms amplify the rounding of float32
+    model = make_vision_encoder_decoder(seed, vision, text, **changes)
+    # Its gradient is the sum of those of the positions, into which attent adds it: see test_vision_encoder_decoder.
+    model.decoder.bert.embeddings.token_type_embeddings.weight.requires_grad_(False)
+    return model
+
+
+def make_vit_gpt2(seed: int, **changes: Any) -> Any:
+    vision, text = make_vit_config(seed), make_gpt2_config(seed + 5)
+    if seed % 2:
+        text.update({"n_embd": vision.hidden_size, "n_head": vision.num_attention_heads})
+    return make_vision_encoder_decoder(seed, vision, text, **changes)
+
+
+def make_vision_encoder_decoder(seed: int, vision: Any, text: Any, **changes: Any) -> Any:
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    tokens = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config.update(tokens | changes)
+    for side, part in ((config.encoder, vision), (config.decoder, text)):
+        side._attn_implementation = part._attn_implementation
+    model = transformers.VisionEncoderDecoderModel(config).double().eval()
+    randomise(model, seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if re.search(r"ln_\w+\.weight", name):
+                weight.add_(1)
+    return model
+
+
+def make_captions(config: Any, seed: int, rows: int = 3) -> CaptionBatch:
+    """Without the padding token, whose embedding gets no gradient in `transformers`."""
+    generator = torch.Generator().manual_seed(seed + 2000)
+    target = torch.randint(1, config.decoder.vocab_size, (rows, 9), generator=generator)
+    return CaptionBatch(
+        make_pixels(config.encoder, seed, rows), target, torch.randint(1, 10, (rows,), generator=generator)
+    )
+
+
+def run_hf_captioner(model: Any, batch: CaptionBatch) -> dict[str, Tensor]:
+    pixels, mask = batch.pixels.to(model.dtype), batch.real.long()
+    logits = model(pixel_values=pixels, decoder_input_ids=batch.target, decoder_attention_mask=mask).logits
+    return {"logits": logits[batch.real]}
+
+
+def run_captioner(model: Seq2Seq, batch: CaptionBatch, names: Iterable[str]) -> dict[str, Tensor]:
+    pixels = batch.pixels.to(model.output.weight.dtype)
+    return {"logits": model(pixels, batch.target, target_lengths=batch.target_lengths)[batch.real]}
 
 
 # --- all ------------------------------------------------------------------------------------------
@@ -465,4 +535,16 @@ FAMILIES = [
     make_causal_family("llama", llama, make_llama_config),
     Family("bert", bert, make_bert, make_bert_batch, run_hf_bert, run_bert, ("pooler", "cls.seq", "bert.pooler")),
     Family("vit", vit, make_vit, make_pixels, run_hf_vit, run_vit, ("pooler",)),
+    *(
+        Family(
+            name,
+            vision_encoder_decoder,
+            make_model,
+            make_captions,
+            run_hf_captioner,
+            run_captioner,
+            ("encoder.pooler",),
+        )
+        for name, make_model in (("vit-bert", make_vit_bert), ("vit-gpt2", make_vit_gpt2))
+    ),
 ]
