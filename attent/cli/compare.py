@@ -19,7 +19,9 @@ def _list_flag(help_text: str) -> Parameter:
     return Parameter(group=COMPARISON, consume_multiple=True, negative_iterable="", help=help_text)
 
 
-@add_config_flags({path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items() if path != "data.images"})
+@add_config_flags(
+    {path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items() if path not in ("data.images", "data.audio")}
+)
 def compare(
     *,
     data: DataFlag = None,

@@ -13,10 +13,9 @@ from attent.cli.config_flags import add_config_flags
 from attent.training.run_options import SETTING_TABLES, Arch, Size
 from attent.training.tasks import DATA_HELP, TASK_HELP, TaskName
 
-COMMON, TEXT, IMAGES, RECIPE, SCORES = (
-    Group(name, sort_key=number) for number, name in enumerate(("What to train", "Text", "Images", "Recipe", "Scores"))
-)
-GROUPS = {"data": TEXT, "data.images": IMAGES, "train": RECIPE, "decode": SCORES}
+GROUP_NAMES = ("What to train", "Text", "Images", "Speech", "Recipe", "Scores")
+COMMON, TEXT, IMAGES, SPEECH, RECIPE, SCORES = (Group(name, sort_key=number) for number, name in enumerate(GROUP_NAMES))
+GROUPS = {"data": TEXT, "data.images": IMAGES, "data.audio": SPEECH, "train": RECIPE, "decode": SCORES}
 
 DataFlag = Annotated[
     list[str] | None,

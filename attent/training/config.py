@@ -58,7 +58,7 @@ TASK_SETTINGS = frozenset(
     {
         "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
         "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout", "data.images",
-        "train.rdrop", "train.valid_sentences", "decode",
+        "data.audio", "train.ctc", "train.rdrop", "train.valid_sentences", "decode",
     }
 )  # fmt: skip
 # Settings that may differ when a run is resumed, since they have no effect on the steps so far.
@@ -140,7 +140,7 @@ def build_run_config(requested: UserSettings, where: str) -> RunConfig:
     settings.from_dict(kind, tables, where=where)  # without the defaults, so that errors name the user's settings
     task = get_task_class(requested.get("task", "translate"))
     run = settings.from_dict(kind, _merge_tables(task.default_settings, tables), where=where)
-    metric = run.train.metric or task.metrics[0]
+    metric = run.train.metric or task.choose_metric(run)
     if metric not in task.metrics:
         known = " or ".join(task.metrics)
         raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {metric}")

@@ -91,7 +91,7 @@ class Trainer:
         self.pending_report: PendingReport | None = None
         self.step_graphs: StepGraphCache | None = None
         self.loss_factor = torch.zeros((), device=distributed.device)  # 1 / targets, read by captured steps
-        if distributed.device.type == "cuda":
+        if distributed.device.type == "cuda" and getattr(self.objective, "supports_cuda_graphs", True):
             self.enable_cuda_graphs(make_cuda_capture(distributed.device))
         self.start_clocks()
         self.compile_start: float | None = None

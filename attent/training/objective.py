@@ -39,6 +39,7 @@ class Objective(nn.Module):
     """Base class; `compile` compiles `compute_states` for static shapes (packed batches have one), but not the loss."""
 
     supports_rdrop = False
+    supports_cuda_graphs = True
 
     def __init__(self, model: Any, *, smoothing: float = 0.0, rdrop: float = 0.0, compile: bool = False) -> None:  # noqa: A002
         super().__init__()

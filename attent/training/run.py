@@ -389,7 +389,7 @@ class TrainSession:
             self.emit,
             self.should_stop,
             task.fingerprints,
-            make_objective=task.objective_class,
+            make_objective=task.get_objective_factory(run),
             extra_files=task.extra_files,
         )
 

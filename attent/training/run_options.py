@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from attent.data.audio import AudioDataConfig
 from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
@@ -60,6 +61,7 @@ class DataConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     read_options: ReadOptions = field(default_factory=ReadOptions)
     images: ImageDataConfig | None = None  # for --task images
+    audio: AudioDataConfig | None = None  # for --task speech
 
     def __post_init__(self) -> None:
         check_below_one("subword_sampling", self.subword_sampling)
@@ -98,6 +100,10 @@ class TrainConfig:
     ] = None
     label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
+    ctc: Annotated[
+        float | None,
+        "weight of the CTC loss on the encoder of speech; 0: off [default: 0.3 if the model has its layer]",
+    ] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
@@ -134,7 +140,7 @@ class TrainConfig:
             for name in names.split():
                 if getattr(self, name) is not None:
                     check_at_least(name, getattr(self, name), minimum)
-        for name in ("label_smoothing", "ema", "valid_share", "save_share"):
+        for name in ("label_smoothing", "ctc", "ema", "valid_share", "save_share"):
             if getattr(self, name) is not None:
                 check_below_one(name, getattr(self, name))
         for beta in self.betas:
@@ -158,7 +164,8 @@ class DecodeConfig:
 
 # The tables of a run file whose fields are flags, and flags for fields that are nested deeper.
 SETTING_TABLES: dict[str, type] = {
-    "data": DataConfig, "data.images": ImageDataConfig, "train": TrainConfig, "decode": DecodeConfig,
+    "data": DataConfig, "data.images": ImageDataConfig, "data.audio": AudioDataConfig, "train": TrainConfig,
+    "decode": DecodeConfig,
 }  # fmt: skip
 SHORT_FLAGS = {"tokenizer": "data.tokenizer.kind", "vocab": "data.tokenizer.vocab", "dropout": "model.dropout"}
 

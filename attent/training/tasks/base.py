@@ -239,6 +239,11 @@ class Task(ABC):
         """Any config of the requested class, to validate the `model` table before the data are read."""
 
     @classmethod
+    def choose_metric(cls, run: RunConfig) -> str:
+        """Return the metric that selects the best model if the user names none."""
+        return cls.metrics[0]
+
+    @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
         """Adapt a run to the model that it starts from, before the data are read."""
         return run
@@ -270,6 +275,10 @@ class Task(ABC):
 
     @abstractmethod
     def build_valid_batches(self, run: RunConfig) -> BatchLoader | None: ...
+
+    def get_objective_factory(self, run: RunConfig) -> ObjectiveFactory:
+        """Return `objective_class` with the settings of the run that only this task has."""
+        return self.objective_class
 
     def build_evaluator(self, run: RunConfig) -> Evaluator | None:
         return None
