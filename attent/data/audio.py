@@ -32,7 +32,7 @@ import numpy as np
 
 from attent.data.arrays import Array
 from attent.data.formats.tsv import unquote_cell
-from attent.data.pairs import CorpusError
+from attent.data.pairs import MAX_EXAMPLES, CorpusError
 from attent.data.split_names import detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
 from attent.storage.cache import build_folder
@@ -47,7 +47,6 @@ SILENCE_PEAK = 1e-3  # -60 dB, 33 steps of 16 bits
 MAX_BYTES_IN_MEMORY = 2**26  # of standard input; more goes to a temporary file
 DECODE_BATCH = 64  # recordings in memory while a store is built
 MAX_DECODERS = 8
-MAX_LISTED = 3
 BASE_SAMPLE = 20  # rows of a table whose files are looked for
 AUDIO_SUFFIXES = frozenset(".wav .flac .ogg .oga .opus .mp3 .aif .aiff .au .caf .w64 .m4a".split())
 TABLE_SUFFIXES = (".tsv", ".csv")
@@ -66,11 +65,7 @@ class AudioDataConfig:
 
     max_seconds: Annotated[float, "longer recordings are skipped"] = 30.0
     min_seconds: Annotated[float, "shorter recordings are skipped"] = 0.1
-    speed_perturbation: Annotated[tuple[float, ...], "speeds, one of which is drawn for each recording; 1: none"] = (
-        0.9,
-        1.0,
-        1.1,
-    )
+    speed_perturbation: Annotated[tuple[float, ...], "speeds, one drawn per recording; 1: none"] = (0.9, 1.0, 1.1)
     time_masks: Annotated[int, "SpecAugment: masked spans of time; 0: none"] = 2
     time_mask_seconds: Annotated[float, "maximum length of a masked span"] = 0.4
     frequency_masks: Annotated[int, "SpecAugment: masked bands of mel bins; 0: none"] = 2
@@ -127,7 +122,7 @@ def iter_audio(file: AudioFile, seconds: float) -> Iterator[Array]:
 def _decode(file: AudioFile) -> Iterator[Array]:
     """Yield mono samples at 16 kHz in small blocks; at least one sample."""
     name = _get_name(file)
-    with _open_stream(file, name) as stream, _open_sound(stream, name) as sound:
+    with _open_stream(file) as stream, _open_sound(stream, name) as sound:
         resampler = None
         if sound.samplerate != SAMPLE_RATE:
             # HQ (20 bits) resamples at 5,000 to 7,500 times real time; decoders are slower, and samples have 16 bits.
@@ -142,9 +137,18 @@ def _decode(file: AudioFile) -> Iterator[Array]:
             yield part
         if not count:
             raise AudioError(f"{name}: must be a recording, but has no samples")
-        if frames < sound.frames < 2**62:  # FLAC's header may leave the length open
-            ends = f"ends after {frames / sound.samplerate:.1f} s of {sound.frames / sound.samplerate:.1f} s"
-            raise AudioError(f"{name}: must be a whole recording, but {ends}; get it again")
+        _check_end(sound, frames, stream, name)
+
+
+def _check_end(sound: Any, frames: int, stream: BinaryIO, name: str) -> None:
+    """Check that the whole recording was decoded. The length of an MP3 without a header is an estimate."""
+    end, rate = stream.tell(), sound.samplerate
+    if frames + rate / 2 < 0.98 * sound.frames < 2**62:  # FLAC may leave the length open
+        ends = f"ends after {frames / rate:.1f} s of {sound.frames / rate:.1f} s"
+        raise AudioError(f"{name}: must be a whole recording, but {ends}; get it again")
+    if sound.format == "MP3" and end < 0.9 * stream.seek(0, os.SEEK_END):
+        problem = f"must have its length in its header, but continues after {frames / rate:.1f} s"
+        raise AudioError(f"{name}: {problem}; convert it, for example with ffmpeg")
 
 
 def _get_name(file: AudioFile) -> str:
@@ -152,24 +156,25 @@ def _get_name(file: AudioFile) -> str:
 
 
 @contextmanager
-def _open_stream(file: AudioFile, name: str) -> Iterator[BinaryIO]:
+def _open_stream(file: AudioFile) -> Iterator[BinaryIO]:
     """Open a file for reading at any position; a pipe is copied first."""
-    try:
-        if isinstance(file, str | Path) and Path(file).expanduser().is_dir():
-            raise AudioError(f"{name}: must be a recording, but is a folder; give a file in it")
-        opened = open(Path(file).expanduser(), "rb") if isinstance(file, str | Path) else nullcontext(file)  # noqa: SIM115
-    except (OSError, ValueError) as error:
-        if isinstance(error, AudioError):
-            raise
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
-        raise AudioError(f"{name}: must be a recording, but {reason}; check the path") from error
-    with opened as stream:
+    with _open_file(Path(file).expanduser()) if isinstance(file, str | Path) else nullcontext(file) as stream:
         if stream.seekable():
             yield stream
             return
         with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as copy:
             shutil.copyfileobj(stream, copy)
             yield copy  # type: ignore[misc]
+
+
+def _open_file(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except (OSError, ValueError) as error:
+        reason = f"cannot be opened ({getattr(error, 'strerror', error)})"
+        if path.is_dir() or not path.exists():
+            reason = "is a folder" if path.is_dir() else "does not exist"
+        raise AudioError(f"{path}: must be a recording, but {reason}; check the path") from error
 
 
 @contextmanager
@@ -182,11 +187,10 @@ def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
     try:
         sound = soundfile.SoundFile(stream)
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: a name that ends in .raw
-        raise AudioError(
-            f"{name}: must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one; convert it, for "
-            f"example by `ffmpeg -i {Path(name).name} {Path(name).stem}.flac`"
-        ) from error
+        problem = "must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one"
+        raise AudioError(f"{name}: {problem}; convert it, for example with ffmpeg") from error
     with sound:
+        sound.seekable = lambda: False  # soundfile seeks after each block otherwise: FLAC of open length cannot
         if not MIN_RATE <= sound.samplerate <= MAX_RATE:
             allowed = f"a sample rate from {MIN_RATE:,} to {MAX_RATE:,} Hz"
             raise AudioError(f"{name}: must have {allowed}, but has {sound.samplerate:,}; is its header right?")
@@ -200,20 +204,20 @@ def _read_block(sound: Any, frames: int, name: str) -> Array:
     except _import_package("soundfile").SoundFileError as error:
         reason = getattr(error, "error_string", error)
         raise AudioError(f"{name}: must be a whole recording, but is damaged ({reason}); get it again") from error
-    samples: Array = block[:, 0] if block.shape[1] == 1 else block.mean(1)
+    with np.errstate(all="ignore"):
+        samples: Array = block[:, 0] if block.shape[1] == 1 else block.mean(1)
     peak = float(np.abs(samples).max(initial=0.0))
     if not peak <= MAX_PEAK:  # NaN compares false
         raise AudioError(f"{name}: must have samples from -1 to 1, but has {peak:g}; export it again")
     return np.ascontiguousarray(samples)
 
 
-def _import_package(name: str) -> Any:
+def _import_package(name: str, install: str = "'attent[audio]'") -> Any:
     try:
         return import_module(name)
     except (ImportError, OSError) as error:  # OSError: the package is there, but its library is not
-        raise AudioError(
-            f"reading recordings needs the package `{name}`, which is not installed: pip install 'attent[audio]'"
-        ) from error
+        problem = f"reading recordings needs the package `{name}`, which is not installed"
+        raise AudioError(f"{problem}: pip install {install}") from error
 
 
 # ---- corpora ---------------------------------------------------------------------------------------------------------
@@ -228,8 +232,9 @@ class DatasetRow:
     row: int
 
     def open(self) -> AudioFile:
-        cell = self.dataset[self.row][self.column]
-        return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+        cell = self.dataset[self.row][self.column] or {}
+        content = cell.get("bytes")
+        return cell["path"] if content is None and cell.get("path") else io.BytesIO(content or b"")
 
 
 @dataclass(frozen=True)
@@ -262,9 +267,9 @@ def find_recordings(data: str | Path | Any, text_column: str | None = None) -> d
     path = Path(data).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return _read_dataset(_import_package("datasets").load_from_disk(str(path)), text_column)
+            return _read_dataset(_import_package("datasets", "datasets").load_from_disk(str(path)), text_column)
         if not any(file.name.lower().endswith(TABLE_SUFFIXES) for file in path.iterdir()):
-            return _read_folder(path)
+            return _read_folder(path, text_column)
     elif path.suffix.lower() in AUDIO_SUFFIXES:
         raise AudioError(
             f"{path}: must be a table of recordings and texts, or a folder of them, but is a recording; to recognize "
@@ -279,8 +284,10 @@ def find_recordings(data: str | Path | Any, text_column: str | None = None) -> d
     }
 
 
-def _read_folder(root: Path) -> dict[str, list[Recording]]:
+def _read_folder(root: Path, text_column: str | None) -> dict[str, list[Recording]]:
     """Read LibriSpeech's layout, or transcripts next to recordings."""
+    if text_column:
+        raise AudioError(f"{root}: must have a table with a column `{text_column}` (.tsv, .csv), but has none")
     files = sorted(file for file in root.rglob("*") if not file.name.startswith("."))
     audio = {file.with_suffix(""): file for file in files if file.suffix.lower() in AUDIO_SUFFIXES}
     tables = [file for file in files if file.name.endswith(".trans.txt")]
@@ -314,7 +321,7 @@ def _group_by_split(groups: Iterable[tuple[Sequence[str], list[Recording]]]) -> 
     others = splits.pop("", [])
     if others and "train" not in splits:
         splits["train"] = others
-    return splits if len(splits) > 1 else {"train": next(iter(splits.values()))}
+    return splits if len(splits) > 1 else {"train": next(iter(splits.values()), [])}
 
 
 def _read_table(path: Path, text_column: str | None) -> list[Recording]:
@@ -386,7 +393,7 @@ def _read_dataset(dataset: Any, text_column: str | None) -> dict[str, list[Recor
         raise AudioError(f"the dataset must have an Audio column, but its columns are {', '.join(features)}")
     names = list(features)
     column = names[_find_text_column([name.lower() for name in names], text_column, "the dataset")]
-    undecoded = dataset.cast_column(audio, _import_package("datasets").Audio(decode=False))
+    undecoded = dataset.cast_column(audio, _import_package("datasets", "datasets").Audio(decode=False))
     texts = (str(text or "") for text in dataset[column])
     return {"train": [Recording(DatasetRow(undecoded, audio, i), text, f"row {i}") for i, text in enumerate(texts)]}
 
@@ -453,7 +460,7 @@ def prepare_recordings(
             texts.append(" ".join(recording.text.split()))
             num_samples.append(entry)
     if not texts:
-        reasons = "; ".join(skipped[:MAX_LISTED]) or "there are none"
+        reasons = "; ".join(skipped[:MAX_EXAMPLES]) or "there are none"
         raise AudioError(f"{name}: must have recordings, but of {len(recordings):,} none can be used: {reasons}")
     lengths = np.array(num_samples, np.int64)
     text_hash = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
@@ -513,13 +520,14 @@ def _read_entries(folder: Path) -> list[int | str]:
 
 def _load_samples(recording: Recording, config: AudioDataConfig) -> Array | str:
     """Return samples as int16, or why the recording is skipped."""
-    file = recording.file
+    file = recording.file.open() if isinstance(recording.file, DatasetRow) else recording.file
     try:
-        samples = read_audio(file.open() if isinstance(file, DatasetRow) else file, config.max_seconds)
+        samples = read_audio(file, config.max_seconds)
     except AudioError as error:
         return str(error)
     if len(samples) < config.min_seconds * SAMPLE_RATE:
-        return f"{file}: must be at least {config.min_seconds:g} s long, but has {len(samples) / SAMPLE_RATE:.2f} s"
+        seconds = len(samples) / SAMPLE_RATE
+        return f"{_get_name(file)}: must be at least {config.min_seconds:g} s long, but has {seconds:.2f} s"
     if np.abs(samples).max() < SILENCE_PEAK:
-        return f"{file}: must be louder than {20 * math.log10(SILENCE_PEAK):.0f} dB, but is silent"
+        return f"{_get_name(file)}: must be louder than -60 dB, but is silent"
     return np.rint(samples * 32_768).clip(-32_768, 32_767).astype("<i2")

@@ -152,19 +152,19 @@ def test_streams_are_read(tmp_path: Path) -> None:
 
 def write_bad_files(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield files that are not recordings, each with the expected message."""
-    tone = make_tone(0.5)
+    tone, unknown = make_tone(0.5), "must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one"
     path = folder / "folder.wav"
     path.mkdir()
-    yield path, "must be a recording, but is a folder; give a file in it"
+    yield path, "must be a recording, but is a folder; check the path"
     yield folder / "missing.wav", "must be a recording, but does not exist; check the path"
     (path := folder / "empty.wav").write_bytes(b"")
     yield path, "must be a recording, but is empty"
     soundfile.write(path := folder / "none.wav", tone[:0], 16_000)
     yield path, "must be a recording, but has no samples"
     (path := folder / "text.wav").write_text("this is text\n" * 100, encoding="utf-8")
-    yield path, "must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one; convert it, for example"
+    yield path, unknown
     (path := folder / "a.raw").write_bytes(bytes(1_000))
-    yield path, "must be a recording (wav, flac, ogg, opus, mp3), but is not recognized as one; convert it, for example"
+    yield path, unknown
     for name, value in (("nan", np.nan), ("inf", np.inf), ("15000", 15_000)):
         tone[100] = value
         soundfile.write(path := folder / f"{name}.wav", tone, 16_000, subtype="FLOAT")
@@ -191,6 +191,20 @@ def test_shortened_recording_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.mp3").write_bytes(content[: len(content) // 2])
     with pytest.raises(AudioError, match=r"a\.mp3: must be a whole recording, but ends after 2\.\d s of 5\.0 s"):
         read_audio(tmp_path / "a.mp3")
+
+
+def test_mp3_that_is_longer_than_its_header_says_is_an_error(tmp_path: Path) -> None:
+    content = write_tone(tmp_path / "a.mp3").read_bytes()
+    (tmp_path / "a.mp3").write_bytes(content * 2)
+    with pytest.raises(AudioError, match=r"a\.mp3: must have its length in its header, but continues after 0\.5 s"):
+        read_audio(tmp_path / "a.mp3")
+
+
+def test_flac_of_open_length_is_read(tmp_path: Path) -> None:
+    content = bytearray(write_tone(tmp_path / "a.flac", 20).read_bytes())
+    content[21] &= 0xF0  # the number of samples has 36 bits; 0 is an open length, as of a FLAC written to a pipe
+    content[22:26] = bytes(4)
+    assert np.array_equal(read_audio(io.BytesIO(bytes(content))), read_audio(tmp_path / "a.flac"))
 
 
 @pytest.mark.parametrize(("package", "rate"), [("soundfile", 16_000), ("soxr", 8_000)])
@@ -329,6 +343,8 @@ def test_corpus_that_is_none_is_one_sentence(tmp_path: Path) -> None:
         find_recordings(tmp_path)
     with pytest.raises(AudioError, match="but is a recording; to recognize it there is `attent transcribe`"):
         find_recordings(write_tone(tmp_path / "a.wav"))
+    with pytest.raises(AudioError, match="must have a table with a column `de`"):
+        find_recordings(tmp_path, "de")
     with pytest.raises(
         AudioError, match=r"must have recordings with a transcript next to each .* but has 1 recordings"
     ):
@@ -347,7 +363,7 @@ def test_dataset_with_an_audio_column_is_read(tmp_path: Path) -> None:
         prepared = prepare_recordings(recordings, "dataset", CONFIG, tmp_path / "store")
         assert prepared.texts == ("one", "two")
         assert prepared.num_samples.tolist() == [8_000, 24_000]
-        assert prepared.skipped == ("row 2: must be a recording, but is empty",)
+        assert prepared.skipped == ("row 2: the recording: must be a recording, but is empty",)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
