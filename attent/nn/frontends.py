@@ -243,7 +243,8 @@ class ImageFrontEnd(FrontEnd):
             init_normal(self.class_token, std=0.02)
 
     def embed_source(self, source: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return add_class_token(self.patch_embedding(source), self.class_token), None
+        pixels = source.to(self.patch_embedding.weight.dtype)
+        return add_class_token(self.patch_embedding(pixels), self.class_token), None
 
     def check_source(self, source: Tensor) -> None:
         check_pixels(source, self.config)

@@ -1,4 +1,4 @@
-"""Toy encoder-decoders of different configurations, with ragged random text or audio frames."""
+"""Toy encoder-decoders of different configurations, with ragged random text, audio frames or images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from attent.nn import (
     AudioConfig,
     ConvDecoderConfig,
     ConvEncoderConfig,
+    ImageConfig,
+    LearnedConfig,
     LSTMDecoderConfig,
     LSTMEncoderConfig,
     StackConfig,
@@ -91,8 +93,34 @@ AUDIO = {  # as trained from scratch; as Whisper is; stacks of different width
     ),
     "audio-projected": make_audio(TOY, replace(mirror_encoder(TOY), width=24), tie_output=False),
 }
+PICTURE = StackConfig(
+    layers=2,
+    width=24,
+    heads=3,
+    ffn_width=40,
+    activation="gelu",
+    positions=LearnedConfig(max_length=5),
+    norm_order="pre",
+    norm_eps=1e-12,
+    dropout=0.0,
+)
+VIT_GPT2 = Seq2SeqConfig(
+    vocab=VOCAB,
+    frontend=ImageConfig(image_size=6, patch_size=3),
+    encoder=PICTURE,
+    decoder=mirror_encoder(replace(PRE, positions=POSITIONS["learned"], activation="gelu_tanh", scale_by_layer=True)),
+    share_embeddings=False,
+    scale_embeddings=False,
+)
+VIT_BERT = replace(
+    VIT_GPT2,
+    decoder=mirror_encoder(replace(TOY, positions=POSITIONS["learned"], activation="gelu", embedding_norm=True)),
+    output_bias=True,
+    output_transform=True,
+)
+IMAGES = {"vit-gpt2": VIT_GPT2, "vit-bert": VIT_BERT}
 TRANSFORMERS = build_configs() | T5_TOY  # the state of an LSTM would cross the sentences of a packed row
-SEQ2SEQS = TRANSFORMERS | LSTMS | CONVS | AUDIO
+SEQ2SEQS = TRANSFORMERS | LSTMS | CONVS | AUDIO | IMAGES
 every_seq2seq = parametrize_all("config", SEQ2SEQS)
 
 
@@ -102,14 +130,15 @@ def make_seq2seq(config: Seq2SeqConfig, device: torch.device) -> Seq2Seq:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sources (token ids or audio frames) and target sentences of token ids, separate or padded with noise."""
+    """Sources (token ids, audio frames or images) and target sentences of token ids, separate or padded with noise."""
 
     sources: list[Tensor]
     targets: list[Tensor]
 
-    def batch(self, extra: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Arguments of `Seq2Seq`: source, target, source lengths, target lengths."""
-        source, source_lengths = pad_with_noise(self.sources, extra)
+    def batch(self, extra: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Arguments of `Seq2Seq`: source, target, source lengths (None for images), target lengths."""
+        is_image = self.sources[0].dim() == 3
+        source, source_lengths = (torch.stack(self.sources), None) if is_image else pad_with_noise(self.sources, extra)
         target, target_lengths = pad_with_noise(self.targets, extra)
         return source, target, source_lengths, target_lengths
 
@@ -127,5 +156,9 @@ def pairs(
     def frames(n: int) -> Tensor:
         return torch.randn(n, config.frontend.mel_bins).to(device, precise(device))
 
-    make_source = frames if config is not None and config.frontend is not None else ids
+    def pixels(n: int) -> Tensor:
+        return torch.randn(config.frontend.channels, 6, 6).to(device, precise(device))
+
+    kinds = {AudioConfig: frames, ImageConfig: pixels}
+    make_source = ids if config is None else kinds.get(type(config.frontend), ids)
     return Pairs([make_source(n) for n in source], [ids(n) for n in target])

@@ -19,7 +19,7 @@ START, LONGEST = 1, 7
 Kinds = dict[str, Any]
 
 
-def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor) -> Kinds:
+def kinds(model: Seq2Seq, source: torch.Tensor, lengths: torch.Tensor | None) -> Kinds:
     """With an end token that the model does generate."""
     end = int(greedy_search(model, source, lengths, start_id=START, end_id=0, max_length=3)[0, -1])
     return {"start_id": START, "end_id": end, "max_length": LONGEST}
