@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from attent.decoding import Translator
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
+    from attent.decoding.transcriber import Transcriber
     from attent.inspection import record
     from attent.inspection.session import look
     from attent.interop import load
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Generator", "Predictor", "Translator", "__version__", "build", "load", "look", "presets", "record", "score",
-    "train",
+    "Generator", "Predictor", "Transcriber", "Translator", "__version__", "build", "load", "look", "presets", "record",
+    "score", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
     "Generator": "attent.decoding.generation.generator",
     "Predictor": "attent.decoding.predictor",
+    "Transcriber": "attent.decoding.transcriber",
     "Translator": "attent.decoding",
     "build": "attent.models",
     "load": "attent.interop",

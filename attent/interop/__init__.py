@@ -104,9 +104,9 @@ def load_as(
     model = load(folder, dtype=dtype, device=device)
     expected, actual = frontend or model_class, get_model_kind(model)
     if actual is not expected or not isinstance(model, model_class):
-        (actual_name, command), where = MODEL_DESCRIPTIONS[actual], os.fspath(folder)
-        wanted = MODEL_DESCRIPTIONS[expected][0]
-        raise FolderError(f"{where}: must be {wanted}, but is {actual_name}; for that there is `{command}`")
+        expected_name, (actual_name, command) = MODEL_DESCRIPTIONS[expected][0], MODEL_DESCRIPTIONS[actual]
+        problem = f"must be {expected_name}, but is {actual_name}; for that there is `{command}`"
+        raise FolderError(f"{os.fspath(folder)}: {problem}")
     return model
 
 

@@ -28,11 +28,13 @@ class AudioConfig:
     kind: ClassVar[str] = "audio"
     mel_bins: int = 80
     fixed_frames: int | None = None  # every recording is padded to this many frames (Whisper: 3,000); None: its own
+    max_frames: int | None = None  # of most training recordings; longer ones are transcribed in segments
 
     def __post_init__(self) -> None:
         check_size("mel_bins", self.mel_bins)
-        if self.fixed_frames is not None:
-            check_size("fixed_frames", self.fixed_frames)
+        for name in ("fixed_frames", "max_frames"):
+            if getattr(self, name) is not None:
+                check_size(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,7 @@ FINETUNE_LR, FINETUNE_DIVISOR = 1e-4, 10  # fine-tuning takes a tenth of the epo
 MIN_STEPS = 4_000
 GPU_BATCH_STATES = 20_000  # 400 seconds of audio
 EVAL_BATCH_STATES = {"cpu": 2_048, "cuda": 32_768}
+MAX_FRAMES_QUANTILE = 0.95  # of the lengths of training recordings: `AudioConfig.max_frames`
 DEFAULT_CTC = 0.3  # as in ESPnet's recipes
 MAX_HELD_OUT = 1_000
 MIN_SUBWORD_CHARS = 1_000_000  # with less text, some 20 hours of speech, the tokens are characters
@@ -179,7 +180,9 @@ class SpeechTask(base.Task):
         hours = format_hours(self.train_recordings)
         reason = "as requested" if run.size else f"for {hours}" + " on a CPU" * on_cpu
         preset = fit_to_tokenizer(build_speech_config(size, self.tokenizer.target.size), self.tokenizer)
-        preset = replace(preset, ctc=run.train.ctc is None or run.train.ctc > 0)
+        samples = np.quantile(self.train_recordings.num_samples, MAX_FRAMES_QUANTILE)
+        frontend = replace(get_frontend(preset), max_frames=math.ceil(samples / HOP_SAMPLES))
+        preset = replace(preset, ctc=run.train.ctc is None or run.train.ctc > 0, frontend=frontend)
         return size, build_model_config(requested, preset), reason
 
     def choose_size_and_epochs(self) -> tuple[Size, int]:

@@ -1,0 +1,402 @@
+"""Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts.
+
+    transcriber = Transcriber.load("runs/asr")
+    transcriber.transcribe("talk.wav").text
+
+The search is in `source_search`, the cutting in `speech_segments`, the timing in `word_times`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from os.path import commonprefix
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attent.data.arrays import Array
+from attent.data.audio import AudioError, iter_audio
+from attent.decoding.alignment import WORD_START_MARKERS
+from attent.decoding.batching import batch_by_length
+from attent.decoding.loading import compute_max_rows, load_tokenizer, resolve_device_and_dtype
+from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
+from attent.decoding.source_search import compute_audio_frames, search_sources
+from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
+from attent.decoding.word_times import Head, SpokenWord, compute_word_times, snap_to_silence
+from attent.interop import load_as
+from attent.models import Seq2Seq
+from attent.nn import AudioConfig
+from attent.nn.devices import get_device
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.text.tokenizer import Tokenizer
+
+RecordingSource = str | Path | BinaryIO | Array | Tensor  # a file, or samples at 16 kHz
+
+DEFAULT_MAX_SECONDS = 30.0  # of a segment, if the model has no limit
+READ_SECONDS = 10.0  # of a file at a time
+CPU_MAX_STATES, MAX_STATES = 6_000, 60_000  # encoder states of a batch: 2 and 20 minutes, see `compute_max_rows`
+BLOCK_BATCHES = 4  # batches of segments that are collected and sorted by length
+PARTIAL_SECONDS = 1.0  # of new audio between two searches of a growing recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptSegment:
+    """The text of a part of a recording. Times are in seconds since the start of the recording."""
+
+    start: float
+    end: float
+    text: str
+    words: tuple[SpokenWord, ...] = ()  # with their times, if these were requested
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """The text of a recording."""
+
+    segments: tuple[TranscriptSegment, ...]
+    duration: float  # of the recording, in seconds
+
+    @property
+    def text(self) -> str:
+        return " ".join(segment.text for segment in self.segments)
+
+    @property
+    def words(self) -> tuple[SpokenWord, ...]:
+        return tuple(word for segment in self.segments for word in segment.words)
+
+
+class Transcriber:
+    """A speech model with its tokenizer, ready to transcribe.
+
+    transcriber = attent.Transcriber.load("runs/asr")
+    transcript = transcriber.transcribe("talk.wav")
+    for word in transcript.words:
+        print(word.start, word.end, word.text)
+    """
+
+    def __init__(
+        self,
+        model: Seq2Seq,
+        tokenizer: Tokenizer,
+        *,
+        max_seconds: float | None = None,
+        prefix_ids: Sequence[int] = (),
+        suppressed_tokens: Sequence[int] = (),
+        alignment_heads: Sequence[Head] | None = None,
+        options: SearchOptions | None = None,
+    ) -> None:
+        """
+        max_seconds        of a segment of a long recording; None: the length of the model's training recordings
+        prefix_ids         tokens that the decoder reads before each text
+        suppressed_tokens  never generated
+        alignment_heads    (layer, head) whose cross-attention times the words; None: those that align best
+        options            search options, unless others are given
+        """
+        config = model.config.frontend
+        if not isinstance(config, AudioConfig):
+            raise InputError("the model must be a speech model, but its source is not audio")
+        if max_seconds is not None and max_seconds < 1:
+            raise InputError(f"`max_seconds` must be 1 or more, but is {max_seconds:g}")
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.max_seconds = max_seconds or find_max_seconds(model)
+        self.prefix_ids, self.suppressed_tokens = tuple(prefix_ids), tuple(suppressed_tokens)
+        self.alignment_heads, self.options = alignment_heads, options or SearchOptions()
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | None = None,
+        max_seconds: float | None = None,
+    ) -> Transcriber:
+        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32."""
+        path = Path(folder).expanduser()
+        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+        model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
+        return cls(model, load_tokenizer(path), max_seconds=max_seconds)
+
+    def transcribe(
+        self,
+        recording: RecordingSource,
+        options: SearchOptions | None = None,
+        *,
+        beam_size: int | None = None,
+        word_times: bool = True,
+        should_stop: StopCheck | None = None,
+    ) -> Transcript:
+        """Return the text of a recording: the name of a file, an open file, or samples at 16 kHz.
+
+        options      search options; `beam_size` overrides theirs
+        word_times   also find the start and the end of each word
+        should_stop  polled during the search; True raises `SearchCancelled`
+        """
+        options = options or self.options
+        options = options if beam_size is None else replace(options, beam_size=beam_size)
+        (result,) = self.transcribe_all([recording], options, word_times=word_times, should_stop=should_stop)
+        if isinstance(result, AudioError):
+            raise result
+        return result
+
+    def transcribe_all(
+        self,
+        recordings: Iterable[RecordingSource],
+        options: SearchOptions | None = None,
+        *,
+        word_times: bool = True,
+        should_stop: StopCheck | None = None,
+    ) -> Iterator[Transcript | AudioError]:
+        """Yield the transcript of each recording in their order, or the error for one that cannot be read.
+
+        A batch may hold segments of several recordings; memory is bounded whatever their length.
+        """
+        options = options or self.options
+        finished: list[tuple[TranscriptSegment, float]] = []  # of the current recording, with their overlap
+        for block in self._read_blocks(recordings):
+            segments = [item for item in block if isinstance(item, AudioSegment)]
+            texts = iter(self._transcribe_segments(segments, options, word_times, should_stop))
+            for item in block:
+                if isinstance(item, AudioSegment):
+                    finished.append((next(texts), item.overlap))
+                else:
+                    duration = item.num_samples / SAMPLE_RATE
+                    yield item.error or Transcript(segments=join_segments(finished), duration=duration)
+                    finished = []
+
+    def _read_blocks(self, recordings: Iterable[RecordingSource]) -> Iterator[list[AudioSegment | RecordingEnd]]:
+        """Yield the segments of all recordings, each followed by its end, in blocks of several batches."""
+        block: list[AudioSegment | RecordingEnd] = []
+        states = 0
+        for recording in recordings:
+            end = RecordingEnd()
+            try:
+                for segment in iter_segments(end.count_samples(read_samples(recording)), self.max_seconds):
+                    block.append(segment)
+                    states += self._count_states(segment)
+                    if states >= BLOCK_BATCHES * self._batch_states:
+                        yield block
+                        block, states = [], 0
+            except AudioError as error:
+                end.error = error
+            block.append(end)
+        yield block
+
+    def _transcribe_segments(
+        self,
+        segments: Sequence[AudioSegment],
+        options: SearchOptions,
+        word_times: bool,
+        should_stop: StopCheck | None = None,
+    ) -> list[TranscriptSegment]:
+        results: dict[int, TranscriptSegment] = {}
+        for indices in batch_by_length([self._count_states(x) for x in segments], self._batch_states):
+            batch = [segments[i] for i in indices]
+            source, lengths = self._compute_frames(batch)
+            hypotheses = self._search(source, lengths, options, should_stop=should_stop)
+            words: list[list[SpokenWord]] = [[] for _ in batch]
+            if word_times:
+                num_frames = [-(-len(x.samples) // HOP_SAMPLES) for x in batch]
+                words = compute_word_times(
+                    self.model,
+                    self.tokenizer.target,
+                    source,
+                    lengths,
+                    num_frames,
+                    hypotheses,
+                    prefix_ids=self.prefix_ids,
+                    heads=self.alignment_heads,
+                )
+            for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
+                results[i] = make_segment(segment, hypothesis.text, timed)
+        return [results[i] for i in range(len(segments))]
+
+    def _search(
+        self,
+        source: Tensor,
+        lengths: Tensor | None,
+        options: SearchOptions,
+        known_ids: Sequence[int] = (),
+        should_stop: StopCheck | None = None,
+    ) -> list[Hypothesis]:
+        return search_sources(
+            self.model,
+            self.tokenizer,
+            source,
+            lengths,
+            options,
+            prefix_ids=(*self.prefix_ids, *known_ids),
+            suppressed_tokens=self.suppressed_tokens,
+            should_stop=should_stop,
+        )
+
+    def _compute_frames(self, segments: Sequence[AudioSegment]) -> tuple[Tensor, Tensor | None]:
+        return compute_audio_frames([torch.from_numpy(x.samples) for x in segments], self.config, self.device)
+
+    def _count_states(self, segment: AudioSegment) -> int:
+        frames = self.config.fixed_frames or len(segment.samples) // HOP_SAMPLES
+        return frames // 2 + 1
+
+    @property
+    def device(self) -> torch.device:
+        return get_device(self.model)
+
+    @property
+    def _batch_states(self) -> int:
+        """Encoder states of a batch: a state has keys and values in each decoder layer, and as much in the encoder."""
+        decoder = self.model.config.decoder
+        state_bytes = 8 * decoder.width * decoder.layers * next(self.model.parameters()).element_size()
+        return max(1, compute_max_rows(state_bytes, self.device, CPU_MAX_STATES, MAX_STATES))
+
+    # --- while a recording grows -------------------------------------------------------------------------------------
+
+    def stream(self, blocks: Iterable[Array], options: SearchOptions | None = None) -> Iterator[str]:
+        """Yield the text of a recording while its samples come in: pieces of text that will not change, and a line
+        break after each segment.
+
+        The growing segment is searched again after each second. The words on which two searches agree are final (local
+        agreement, Liu et al. 2020), and later searches start with them.
+        """
+        options = options or self.options
+        window, searched = np.zeros(0, np.float32), 0
+        known: tuple[int, ...] = ()  # final tokens of the segment
+        previous: tuple[int, ...] = ()  # tokens of the search before
+        for block in blocks:
+            window = np.concatenate([window, block])
+            if len(window) - searched < PARTIAL_SECONDS * SAMPLE_RATE:
+                continue
+            finished, window = cut_finished(window, self.max_seconds)
+            for samples in finished:
+                yield self._finish_text(samples, known, options) + "\n"
+                known, previous = (), ()
+            if not find_speech(window).any():
+                window = window[-SAMPLE_RATE:]
+                searched = len(window)
+                continue
+            searched = len(window)
+            token_ids = self._continue_text(window, known, options)
+            agreed = self._drop_partial_word(commonprefix([token_ids, previous]), token_ids)  # noqa: RUF071 - of tuples
+            if len(agreed) > len(known):
+                yield self._decode_after(known, agreed)
+                known = agreed
+            previous = token_ids
+        if known or find_speech(window).any():
+            yield self._finish_text(window, known, options) + "\n"
+
+    def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
+        """Return the tokens of a segment that start with known ones."""
+        source, lengths = self._compute_frames([AudioSegment(samples=samples, start=0.0)])
+        (hypothesis,) = self._search(source, lengths, options, known)
+        return (*known, *hypothesis.token_ids)
+
+    def _finish_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> str:
+        return self._decode_after(known, self._continue_text(samples, known, options))
+
+    def _decode_after(self, known: tuple[int, ...], token_ids: tuple[int, ...]) -> str:
+        """Return the text of the tokens after the known ones."""
+        decode = self.tokenizer.target.decode
+        return decode(token_ids).removeprefix(decode(known))
+
+    def _drop_partial_word(self, agreed: Sequence[int], token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Drop the last word, unless another one follows it."""
+        pieces = self.tokenizer.target.to_pieces(token_ids)
+        end = len(agreed)
+        while 0 < end < len(token_ids) and not pieces[end].startswith(WORD_START_MARKERS):
+            end -= 1
+        return token_ids[:end]
+
+
+@dataclass
+class RecordingEnd:
+    """The end of a recording, with its length and the error that ended it early."""
+
+    num_samples: int = 0
+    error: AudioError | None = None
+
+    def count_samples(self, blocks: Iterable[Array]) -> Iterator[Array]:
+        for block in blocks:
+            self.num_samples += len(block)
+            yield block
+
+
+def read_samples(recording: RecordingSource) -> Iterator[Array]:
+    """Yield the samples of a file, or those given, in blocks."""
+    if isinstance(recording, str | Path):
+        yield from iter_audio(recording, READ_SECONDS)
+    elif isinstance(recording, np.ndarray | Tensor):
+        samples = np.asarray(recording, dtype=np.float32)
+        if samples.ndim != 1 or not np.isfinite(samples).all():
+            raise AudioError(f"samples must be finite numbers of (S,), but are of {samples.shape}; mix the channels")
+        size = int(READ_SECONDS * SAMPLE_RATE)
+        yield from (samples[at : at + size] for at in range(0, len(samples), size))
+    else:
+        yield from iter_audio(recording, READ_SECONDS)
+
+
+def find_max_seconds(model: Seq2Seq) -> float:
+    """Return the length of the longest segment that the model can transcribe: of its window, its positions, and most
+    of its training recordings."""
+    frontend, positions = model.config.frontend, model.encoder.positions.max_length
+    assert isinstance(frontend, AudioConfig)
+    frames = [frontend.fixed_frames, frontend.max_frames, None if positions is None else 2 * positions]
+    return min((x * HOP_SAMPLES / SAMPLE_RATE for x in frames if x is not None), default=DEFAULT_MAX_SECONDS)
+
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+def make_segment(audio: AudioSegment, text: str, words: Sequence[SpokenWord]) -> TranscriptSegment:
+    """Return the text of a segment with times since the start of the recording."""
+    moved = [
+        replace(word, start=audio.start + word.start, end=audio.start + word.end)
+        for word in snap_to_silence(words, find_speech(audio.samples))
+    ]
+    start, end = (moved[0].start, moved[-1].end) if moved else (audio.start, audio.start + audio.seconds)
+    return TranscriptSegment(start=start, end=end, text=text, words=tuple(moved))
+
+
+def join_segments(parts: Sequence[tuple[TranscriptSegment, float]]) -> tuple[TranscriptSegment, ...]:
+    """Return the segments that have text, each word of an overlap once."""
+    segments = [segment for segment, _ in parts]
+    for i, (_, overlap) in enumerate(parts[1:], 1):
+        if overlap:
+            segments[i - 1], segments[i] = remove_overlap(segments[i - 1], segments[i], overlap)
+    return tuple(segment for segment in segments if segment.text)
+
+
+def remove_overlap(
+    before: TranscriptSegment, after: TranscriptSegment, overlap: float
+) -> tuple[TranscriptSegment, TranscriptSegment]:
+    """Cut two segments at the longest sequence of words that both have in their overlap (in seconds)."""
+    tail, head = (normalize_words(segment.text) for segment in (before, after))
+    tail_start = len(tail) - count_overlap_words(before, overlap)
+    head_stop = count_overlap_words(after, overlap)
+    match = SequenceMatcher(None, tail, head, autojunk=False).find_longest_match(tail_start, len(tail), 0, head_stop)
+    if not match.size:
+        return before, after
+    return slice_words(before, slice(match.a)), slice_words(after, slice(match.b, None))
+
+
+def normalize_words(text: str) -> list[str]:
+    return [word.casefold().strip(".,;:!?\"'") for word in text.split()]
+
+
+def count_overlap_words(segment: TranscriptSegment, overlap: float) -> int:
+    """Return how many words the overlap may have: half more than its share."""
+    count = len(segment.text.split())
+    return min(count, 2 + int(1.5 * count * overlap / max(segment.end - segment.start, overlap)))
+
+
+def slice_words(segment: TranscriptSegment, part: slice) -> TranscriptSegment:
+    words = segment.words[part]
+    return TranscriptSegment(
+        start=words[0].start if words else segment.start,
+        end=words[-1].end if words else segment.end,
+        text=" ".join(segment.text.split()[part]),
+        words=words,
+    )

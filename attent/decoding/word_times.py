@@ -1,0 +1,192 @@
+"""Times of the words of a transcription, by dynamic time warping over its cross-attention, as Whisper does it.
+
+Some heads attend to the sound of the token that they output. Their weights, one row for each token, are normalized over
+tokens and smoothed; the monotonic path with the greatest sum through them gives the first encoder state of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attent.decoding.alignment import WORD_START_MARKERS, find_cross_layers, map_tokens_to_words, record_weights
+from attent.decoding.batching import pad_token_ids
+from attent.decoding.options import Hypothesis
+from attent.decoding.speech_segments import find_runs
+from attent.models import Seq2Seq
+from attent.nn.eval_mode import eval_mode
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.text.vocabulary import Vocabulary
+
+Array = NDArray[np.float64]
+
+FRAME_SECONDS = HOP_SAMPLES / SAMPLE_RATE
+STATE_FRAMES = 2  # frames of an encoder state
+STATE_SECONDS = STATE_FRAMES * FRAME_SECONDS
+MEDIAN_WIDTH = 7  # states over which weights are smoothed
+MAX_HEADS = 6  # that align best and are averaged,
+MIN_HEAD_QUALITY = 0.7  # if they are this good, compared with the best
+MIN_SILENCE_FRAMES = 5  # between words
+MAX_SHIFT = 0.15  # seconds from a boundary to the silence that it is moved to
+MAX_WEIGHTS = 2**26  # attention weights at once: 256 MiB
+
+Head = tuple[int, int]  # (layer, head), each from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpokenWord:
+    """A word with its start and end in seconds."""
+
+    text: str
+    start: float
+    end: float
+
+
+def compute_word_times(
+    model: Seq2Seq,
+    vocabulary: Vocabulary,
+    source: Tensor,
+    lengths: Tensor | None,
+    num_frames: Sequence[int],
+    hypotheses: Sequence[Hypothesis],
+    *,
+    prefix_ids: Sequence[int] = (),
+    heads: Sequence[Head] | None = None,
+) -> list[list[SpokenWord]]:
+    """Return the words of each hypothesis of a batch; those of empty texts are empty.
+
+    source      the batch that was searched, with its lengths
+    num_frames  frames of each recording without padding
+    prefix_ids  tokens that the decoder reads before the text
+    heads       whose attention aligns; None: chosen for each recording by how well they do
+    """
+    words: list[list[SpokenWord]] = [[] for _ in hypotheses]
+    layers = find_cross_layers(model)
+    states = -(-source.shape[1] // STATE_FRAMES)
+    row_weights = sum(layer.heads for layer in layers) * states * max(len(x.token_ids) + 2 for x in hypotheses)
+    size = max(1, MAX_WEIGHTS // row_weights)
+    indices = [i for i, hypothesis in enumerate(hypotheses) if hypothesis.text]
+    for batch in (indices[at : at + size] for at in range(0, len(indices), size)):
+        targets = [[model.config.start_id, *prefix_ids, *hypotheses[i].token_ids] for i in batch]
+        target, target_lengths = pad_token_ids(targets, source.device)
+        rows = torch.tensor(batch, device=source.device)
+        row_lengths = None if lengths is None else lengths[rows]
+        with eval_mode(model), torch.no_grad(), record_weights(layers) as records:
+            model.decode(target, model.encode(source[rows], row_lengths), target_lengths)
+        for row, index in enumerate(batch):
+            stop, count = len(targets[row]), max(1, -(-num_frames[index] // STATE_FRAMES))
+            layer_weights = [x[row, :, len(prefix_ids) : stop, :count].double().cpu().numpy() for (x,) in records]
+            starts = find_token_starts(layer_weights, heads)
+            words[index] = group_words(vocabulary, hypotheses[index], starts)
+    return words
+
+
+def find_token_starts(layer_weights: Sequence[Array], heads: Sequence[Head] | None = None) -> Array:
+    """Return the start of each token in seconds, (U + 1,), from the weights (H, U, T) of each layer, and the end."""
+    weights = np.concatenate(layer_weights)
+    if heads is not None:
+        offsets = np.cumsum([0, *(len(x) for x in layer_weights)])
+        weights = weights[[offsets[layer] + head for layer, head in heads]]
+    weights = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-9)  # Whisper's are of 30 seconds
+    prepared = smooth(normalize_over_tokens(weights))
+    if heads is None:
+        prepared = prepared[select_heads(weights, prepared)]
+    return align_monotonic(-prepared.mean(0)).astype(np.float64) * STATE_SECONDS
+
+
+def normalize_over_tokens(weights: Array) -> Array:
+    """(H, U, T) with mean 0 and standard deviation 1 over tokens: a state that all tokens attend to says nothing."""
+    mean, std = weights.mean(1, keepdims=True), weights.std(1, keepdims=True)
+    return (weights - mean) / np.maximum(std, 1e-9)
+
+
+def smooth(weights: Array) -> Array:
+    """Return the median over neighboring states; the ends are mirrored."""
+    reach = MEDIAN_WIDTH // 2
+    if weights.shape[-1] <= reach:
+        return weights
+    padded = np.pad(weights, ((0, 0), (0, 0), (reach, reach)), mode="reflect")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_WIDTH, axis=-1), axis=-1)
+
+
+def select_heads(weights: Array, prepared: Array) -> Array:
+    """Return the heads that align best: by the share of their attention that lies on their own monotonic path.
+
+    An even head, or one that attends to the same state for every token, has a share of about 1 / U.
+    """
+    starts = align_monotonic(-prepared)
+    states = np.arange(weights.shape[-1])
+    is_on_path = (states >= starts[:, :-1, None]) & (states <= starts[:, 1:, None])
+    quality = (weights * is_on_path).sum(-1).mean(-1)
+    best = np.argsort(-quality, kind="stable")[:MAX_HEADS]
+    return best[quality[best] >= MIN_HEAD_QUALITY * quality[best[0]]]
+
+
+def align_monotonic(costs: Array) -> NDArray[np.int64]:
+    """Return the first state of each token, and the number of states, (..., U + 1), on the path of least cost through
+    (..., U, T) from the first state of the first token to the last state of the last one.
+
+    Each step of the path goes to the next state, to the next token, or to both. The costs of staying with a token are
+    differences of a cumulative sum, so that one pass over the tokens is enough: O(T * U) without a loop over states.
+    """
+    *batch, U, T = costs.shape
+    costs = costs.reshape(-1, U, T)
+    N, states = len(costs), np.arange(T)
+    before = np.full((N, T), np.inf)  # the least cost of a path to each state of the previous token
+    run_starts = np.zeros((N, U, T), dtype=np.int64)  # the first state of the token on the best path to each state
+    is_diagonal = np.zeros((N, U, T), dtype=bool)  # that state comes after the last one of the previous token
+    for token in range(U):
+        sums = np.cumsum(costs[:, token], axis=1)
+        diagonal = np.concatenate([np.full((N, 1), np.inf), before[:, :-1]], 1)
+        entry = np.minimum(diagonal, before) if token else np.where(states == 0, 0.0, np.full((N, T), np.inf))
+        entry = entry - (sums - costs[:, token])
+        least = np.minimum.accumulate(entry, axis=1)
+        run_starts[:, token] = np.maximum.accumulate(np.where(entry == least, states, 0), axis=1)
+        is_diagonal[:, token] = diagonal <= before
+        before = sums + least
+    starts, rows, state = np.full((N, U + 1), T), np.arange(N), np.full(N, T - 1)
+    for token in range(U - 1, -1, -1):
+        state = starts[:, token] = run_starts[rows, token, state]
+        state = np.maximum(state - is_diagonal[rows, token, state], 0)
+    return starts.reshape(*batch, U + 1)
+
+
+def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, starts: Array) -> list[SpokenWord]:
+    """Return the words of a hypothesis; a word ends where the token after it starts."""
+    texts, pieces = hypothesis.text.split(), vocabulary.to_pieces(hypothesis.token_ids)
+    word_ids = map_tokens_to_words(vocabulary, hypothesis.token_ids, texts)
+    spans: dict[int, tuple[float, float]] = {}
+    for token, (word, piece) in enumerate(zip(word_ids, pieces, strict=True)):
+        if word is not None and piece not in WORD_START_MARKERS:  # a space alone is no part of the word
+            start, _ = spans.get(word, (starts[token], 0.0))
+            spans[word] = (start, starts[token + 1])
+    return [SpokenWord(text=texts[i], start=float(start), end=float(end)) for i, (start, end) in sorted(spans.items())]
+
+
+def snap_to_silence(words: Sequence[SpokenWord], is_speech: NDArray[np.bool_]) -> list[SpokenWord]:
+    """Move each boundary between words to a silence around or near it: the word before it ends where the silence
+    starts, and the word after it starts where the silence ends. `is_speech` is of frames of 10 ms."""
+    starts, ends = [word.start for word in words], [word.end for word in words]
+    frames = [span for span in find_runs(~is_speech) if span[1] - span[0] >= MIN_SILENCE_FRAMES]
+    silences = [(start * FRAME_SECONDS, stop * FRAME_SECONDS) for start, stop in frames]
+    for i in range(len(words) + 1 if words else 0):
+        is_first, is_last = i == 0, i == len(words)
+        boundary = starts[0] if is_first else ends[-1] if is_last else (ends[i - 1] + starts[i]) / 2
+        lowest, highest = -1.0 if is_first else starts[i - 1], np.inf if is_last else ends[i]
+        shifts = [
+            (max(start - boundary, boundary - stop, 0.0), start, stop)
+            for start, stop in silences
+            if lowest < start and stop < highest
+        ]
+        shift, start, stop = min(shifts, default=(np.inf, 0.0, 0.0))
+        if shift <= (0 if is_first else MAX_SHIFT):
+            if not is_first:
+                ends[i - 1] = start
+            if not is_last:
+                starts[i] = stop
+    return [replace(word, start=start, end=end) for word, start, end in zip(words, starts, ends, strict=True)]

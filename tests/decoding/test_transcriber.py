@@ -1,0 +1,153 @@
+"""Transcriber: files, samples and streams, errors of single recordings, overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import attent
+from attent.data.arrays import Array
+from attent.data.audio import AudioError
+from attent.decoding import SearchCancelled, transcriber
+from attent.decoding.options import InputError, SearchOptions
+from attent.decoding.transcriber import (
+    Transcriber,
+    Transcript,
+    TranscriptSegment,
+    find_max_seconds,
+    join_segments,
+)
+from attent.decoding.word_times import SpokenWord
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import mirror_encoder
+from attent.models.weights import save_model
+from attent.nn import AudioConfig, LearnedConfig, StackConfig
+from attent.nn.frontends import SAMPLE_RATE
+from attent.storage.errors import FolderError
+from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
+from tests.decoding.test_source_search import make_model
+
+GREEDY = SearchOptions(beam_size=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_monolingual_tokenizer(["ba di ku lo zero one two"] * 3, TokenizerConfig(kind="char"))
+
+
+@pytest.fixture(scope="module")
+def random_transcriber(tokenizer: Tokenizer) -> Transcriber:
+    return Transcriber(make_model(tokenizer, AudioConfig(mel_bins=8, max_frames=200), end_bias=-2), tokenizer)
+
+
+def make_speech(*seconds: float, pause: float = 1.5) -> Array:
+    """Noise of a changing level for each of `seconds`, with pauses."""
+    rng = np.random.default_rng(len(seconds))
+    silence = rng.normal(0, 0.001, int(pause * SAMPLE_RATE))
+    parts = [rng.normal(0, 0.2, int(s * SAMPLE_RATE)) * np.sin(np.arange(int(s * SAMPLE_RATE)) / 900) for s in seconds]
+    return np.concatenate([x for part in parts for x in (part, silence)]).astype(np.float32)
+
+
+def test_segments_of_several_recordings_share_batches_and_change_nothing(
+    random_transcriber: Transcriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordings = [make_speech(0.7), make_speech(1.2, 0.4, 1.9, 0.3), make_speech(0.2), make_speech(2.5, 1.0)]
+    alone = [random_transcriber.transcribe(x, GREEDY) for x in recordings]
+    assert [len(x.segments) for x in alone] == [1, 4, 1, 3]
+    assert alone[1].duration == len(recordings[1]) / SAMPLE_RATE
+    assert alone[1].text == " ".join(segment.text for segment in alone[1].segments)
+    assert list(random_transcriber.transcribe_all(recordings, GREEDY)) == alone
+    monkeypatch.setattr(transcriber, "CPU_MAX_STATES", 70)
+    monkeypatch.setattr(transcriber, "BLOCK_BATCHES", 2)  # a recording may end in a later block
+    assert list(random_transcriber.transcribe_all(map(torch.from_numpy, recordings), GREEDY)) == alone
+    soundfile.write(tmp_path / "a.wav", recordings[1], SAMPLE_RATE, subtype="FLOAT")
+    assert random_transcriber.transcribe(tmp_path / "a.wav", GREEDY) == alone[1]
+    with open(tmp_path / "a.wav", "rb") as file:
+        assert random_transcriber.transcribe(file, beam_size=1) == alone[1]
+
+
+def test_a_recording_that_cannot_be_read_does_not_stop_the_others(
+    random_transcriber: Transcriber, tmp_path: Path
+) -> None:
+    (tmp_path / "text.wav").write_text("no audio")
+    silence, speech = np.zeros(8_000, np.float32), make_speech(0.5)
+    results = list(random_transcriber.transcribe_all([tmp_path / "text.wav", speech, "missing.wav", silence], GREEDY))
+    assert [type(x) for x in results] == [AudioError, Transcript, AudioError, Transcript]
+    assert results[3] == Transcript(segments=(), duration=0.5)
+    assert "missing.wav" in str(results[2])
+    with pytest.raises(AudioError, match=r"text\.wav"):
+        random_transcriber.transcribe(tmp_path / "text.wav")
+    for samples in (np.zeros((2, 9), np.float32), np.full(9, np.nan, np.float32)):
+        with pytest.raises(AudioError, match="samples must be finite numbers"):
+            random_transcriber.transcribe(samples)
+
+
+def test_words_have_times_only_on_request(random_transcriber: Transcriber) -> None:
+    speech = make_speech(1.0, 0.6)
+    timed, plain = (random_transcriber.transcribe(speech, GREEDY, word_times=value) for value in (True, False))
+    assert timed.text == plain.text
+    assert plain.words == ()
+    assert " ".join(word.text for word in timed.words) == timed.text
+    times = [time for word in timed.words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= timed.duration
+    with pytest.raises(SearchCancelled):
+        random_transcriber.transcribe(speech, should_stop=lambda: True)
+
+
+def test_the_longest_segment_is_what_the_model_can_read(tokenizer: Tokenizer) -> None:
+    stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8)
+    config = Seq2SeqConfig(
+        vocab=9, frontend=AudioConfig(mel_bins=8), encoder=stack, decoder=mirror_encoder(stack), share_embeddings=False
+    )
+    assert find_max_seconds(Seq2Seq(config)) == 30
+    assert find_max_seconds(Seq2Seq(replace(config, frontend=AudioConfig(mel_bins=8, fixed_frames=500)))) == 5
+    both = AudioConfig(mel_bins=8, fixed_frames=500, max_frames=200)
+    assert find_max_seconds(Seq2Seq(replace(config, frontend=both))) == 2
+    encoder = replace(stack, positions=LearnedConfig(max_length=40))
+    assert find_max_seconds(Seq2Seq(replace(config, encoder=encoder))) == pytest.approx(0.8)
+    model = Seq2Seq(config)
+    assert Transcriber(model, tokenizer, max_seconds=7).max_seconds == 7
+    with pytest.raises(InputError, match=r"`max_seconds` must be 1 or more, but is 0\.5"):
+        Transcriber(model, tokenizer, max_seconds=0.5)
+
+
+def test_folders_are_loaded(tokenizer: Tokenizer, random_transcriber: Transcriber, tmp_path: Path) -> None:
+    save_model(random_transcriber.model, tmp_path / "asr", tokenizer.files)
+    loaded = attent.Transcriber.load(tmp_path / "asr", device="cpu")
+    assert loaded.max_seconds == 2
+    speech = make_speech(0.7)
+    assert loaded.transcribe(speech, GREEDY) == random_transcriber.transcribe(speech, GREEDY)
+    stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8)
+    config = Seq2SeqConfig(vocab=9, encoder=stack, decoder=mirror_encoder(stack))
+    save_model(Seq2Seq(config), tmp_path / "text", tokenizer.files)
+    with pytest.raises(FolderError, match=r"must be a speech model, but is a translator .* `attent translate`"):
+        Transcriber.load(tmp_path / "text")
+
+
+def make_part(text: str, start: float, end: float, timed: bool) -> TranscriptSegment:
+    """Words of equal length, if they are timed."""
+    words = text.split()
+    length = (end - start) / max(1, len(words))
+    spoken = [SpokenWord(text=x, start=start + i * length, end=start + (i + 1) * length) for i, x in enumerate(words)]
+    return TranscriptSegment(start=start, end=end, text=text, words=tuple(spoken) if timed else ())
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_an_overlap_is_merged_at_its_longest_common_words(timed: bool) -> None:
+    first = make_part("One two three one two four fiv", 0, 10, timed)
+    second = make_part("hree, one two, four five six one two", 6, 16, timed)
+    third = make_part("nothing in common", 12, 15, timed)
+    joined = join_segments([(first, 0), (second, 4.0), (make_part("", 16, 17, timed), 1.0), (third, 0)])
+    assert [x.text for x in joined] == ["One two three", "one two, four five six one two", "nothing in common"]
+    if timed:
+        assert all([word.text for word in x.words] == x.text.split() for x in joined)
+        assert joined[0].end == pytest.approx(30 / 7)
+    same = join_segments([(first, 0), (third, 2.0)])
+    assert [x.text for x in same] == [first.text, third.text]
