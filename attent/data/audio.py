@@ -436,8 +436,6 @@ def prepare_recordings(
 
     `progress` is called with the number of recordings done.
     """
-    root = Path(data_dir)
-    root.mkdir(parents=True, exist_ok=True)
     with_text = [recording for recording in recordings if recording.text.strip()]
 
     def build(staging: Path) -> None:
@@ -446,7 +444,7 @@ def prepare_recordings(
     def is_complete(folder: Path) -> bool:
         return folder.is_dir() and len(_read_entries(folder)) == len(with_text)
 
-    folder = build_folder(root / f"recordings-{compute_store_key(with_text, config)}", build, is_complete)
+    folder = build_folder(Path(data_dir) / f"recordings-{compute_store_key(with_text, config)}", build, is_complete)
     skipped = [
         f"{recording.location or recording.file}: must have a text, but has none"
         for recording in recordings

@@ -129,6 +129,7 @@ def test_a_10_hour_recording_is_read_as_it_is_needed(tmp_path: Path) -> None:
         assert len(next(blocks)) == 16_000
         assert len(next(blocks)) == 16_000
         assert file.count < 2**21
+    assert len(read_audio(write_zeros(tmp_path / "exact.wav", 30), 30)) == 480_000
     with pytest.raises(AudioError, match=r"long\.wav: must be at most 30 s long, but is longer; split it"):
         read_audio(tmp_path / "long.wav", 30)
 
@@ -332,6 +333,23 @@ def test_transcripts_next_to_recordings_are_read(tmp_path: Path) -> None:
     dataset = prepare_recordings(splits["train"], "train", CONFIG, tmp_path / "store")
     assert dataset.texts == ("This is train/a.txt.", "This is train/deep/b.txt.")
     assert dataset.skipped == (f"{tmp_path / 'train' / 'c.wav'}: must have a text, but has none",)
+
+
+def test_recordings_without_a_split_are_for_training_unless_others_are(tmp_path: Path) -> None:
+    for name in ("mary/a", "dev/b", "b"):
+        write_tone(tmp_path / f"{name}.wav")
+        (tmp_path / f"{name}.txt").write_text(name, encoding="utf-8")
+    splits = find_recordings(tmp_path)
+    assert {split: [recording.text for recording in recordings] for split, recordings in splits.items()} == {
+        "train": ["b", "mary/a"],
+        "valid": ["dev/b"],
+    }
+    (tmp_path / "mary").rename(tmp_path / "train")
+    splits = find_recordings(tmp_path)
+    assert {split: [recording.text for recording in recordings] for split, recordings in splits.items()} == {
+        "train": ["mary/a"],
+        "valid": ["dev/b"],
+    }
 
 
 def test_corpus_that_is_none_is_one_sentence(tmp_path: Path) -> None:
