@@ -38,6 +38,7 @@ from attent.scoring.metrics import (
 )
 from attent.text.language_tags import is_same_language
 from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_formats import WhisperTask, WhisperVocabulary, build_prompt
 from attent.text.tokenizer_training import MAX_VOCAB, MIN_VOCAB, TokenizerConfig, train_monolingual_tokenizer
 from attent.training import autoconfig
 from attent.training.autoconfig import fill_defaults, fit_to_tokenizer, look_up
@@ -113,6 +114,7 @@ class SpeechTask(base.Task):
         self.corpora = data.train
         context.note(f"recordings: {len(train):,} for training, {format_hours(train)}")
         self.tokenizer: Tokenizer = tokenizer or self.train_tokenizer(run)
+        self.prefix_ids = self.build_prefix()
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             make_metric(run.train.metric, self.text_language, train.texts)
 
@@ -138,6 +140,22 @@ class SpeechTask(base.Task):
         pieces = "characters and bytes" if config.kind == "char" else "subwords"
         self.context.note(f"tokenizer: {config.kind}, {tokenizer.target.size:,} {pieces}")
         return tokenizer
+
+    def build_prefix(self) -> tuple[int, ...]:
+        """Return the tokens before each text that tell Whisper the language and the task."""
+        vocabulary, language = self.tokenizer.target, self.languages[0]
+        if not isinstance(vocabulary, WhisperVocabulary):
+            return ()
+        if vocabulary.tags and language is None:
+            raise TrainError("the language of the recordings must be given to fine-tune this model: --src en")
+        task: WhisperTask = "translate" if self.is_translation else "transcribe"
+        return build_prompt(vocabulary, language if vocabulary.tags else None, task)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids with the end token; of Whisper with its prompt, after which texts start with a space."""
+        if not self.prefix_ids:
+            return self.tokenizer.encode_target(texts)
+        return [[*self.prefix_ids, *ids] for ids in self.tokenizer.encode_target([f" {text}" for text in texts])]
 
     @property
     def title(self) -> str:
@@ -238,30 +256,41 @@ class SpeechTask(base.Task):
     # ---- batches and scores
 
     def build_batches(
-        self, recordings: RecordingDataset, run: RunConfig, batch_tokens: int, options: AudioDataConfig | None = None
+        self,
+        recordings: RecordingDataset,
+        run: RunConfig,
+        batch_tokens: int,
+        options: AudioDataConfig | None = None,
+        max_target_length: int | None = None,
     ) -> SpeechLoader:
         """Batches of some recordings, with the augmentation of `options`."""
         assert isinstance(run.model, Seq2SeqConfig)
         frontend = get_frontend(run.model)
         return SpeechLoader(
             recordings,
-            self.tokenizer.encode_target(recordings.texts),
+            self.encode_texts(recordings.texts),
             self.tokenizer.target.pad,
             options,
             batch_tokens=batch_tokens,
             mel_bins=frontend.mel_bins,
             fixed_frames=frontend.fixed_frames,
+            prefix_length=len(self.prefix_ids),
+            max_target_length=max_target_length,
             seed=run.train.seed,
         )
 
     def build_train_batches(self, run: RunConfig) -> SpeechLoader:
         assert run.train.batch_tokens
-        return self.build_batches(self.train_recordings, run, run.train.batch_tokens, self.audio_options)
+        positions = get_max_positions(run.model)
+        return self.build_batches(
+            self.train_recordings, run, run.train.batch_tokens, self.audio_options, max_target_length=positions
+        )
 
     def build_valid_batches(self, run: RunConfig) -> SpeechLoader | None:
         if self.validation is None:
             return None
-        return self.build_batches(self.validation, run, base.VALID_BATCH_TOKENS)
+        positions = get_max_positions(run.model)
+        return self.build_batches(self.validation, run, base.VALID_BATCH_TOKENS, max_target_length=positions)
 
     def get_objective_factory(self, run: RunConfig) -> base.ObjectiveFactory:
         return partial(SpeechObjective, ctc=run.train.ctc or 0.0)
@@ -311,6 +340,7 @@ class SpeechTask(base.Task):
                     lengths,
                     beam_size=beam_size,
                     length_penalty=length_penalty,
+                    prefix_ids=self.prefix_ids,
                     should_stop=self.context.should_stop,
                 )
             except SearchCancelled as cancelled:
@@ -489,6 +519,12 @@ def build_speech_config(size: Size, vocab: int) -> Seq2SeqConfig:
     return Seq2SeqConfig(
         vocab=vocab, frontend=AudioConfig(), encoder=encoder, decoder=decoder, share_embeddings=False, ctc=True
     )
+
+
+def get_max_positions(config: Any) -> int | None:
+    """The number of learned positions of the decoder; None where any length will do."""
+    positions: int | None = getattr(config.decoder.positions, "max_length", None)
+    return positions
 
 
 def format_intervals(scores: Sequence[MetricScore]) -> str:

@@ -139,11 +139,14 @@ class SpeechLoader(PrefetchLoader[SpeechBatch]):
         mel_bins: int,
         fixed_frames: int | None = None,
         prefix_length: int = 0,
+        max_target_length: int | None = None,
         seed: int = 0,
     ) -> None:
+        """Recordings with more than `max_target_length` tokens, the positions of a decoder, are dropped."""
         self.recordings, self.targets, self.pad_id = recordings, TokenSequences.from_rows(targets), pad_id
         self.config, self.batch_tokens, self.seed = config, batch_tokens, seed
         self.mel_bins, self.fixed_frames, self.prefix_length = mel_bins, fixed_frames, prefix_length
+        self.max_target_length = max_target_length or NO_LIMIT
         self._get_epoch = EpochCache(self._build_epoch)
 
     def _build_epoch(self, epoch: int) -> SpeechEpoch:
@@ -164,13 +167,24 @@ class SpeechLoader(PrefetchLoader[SpeechBatch]):
             source=max(capacity.source, int(states.max())),
             target=max(capacity.target, int(target_lengths.max())),
         )
-        shape = replace(shape, row_capacity=capacity, max_source_length=NO_LIMIT, max_target_length=NO_LIMIT)
+        limits = {"max_source_length": NO_LIMIT, "max_target_length": self.max_target_length}
+        shape = replace(shape, row_capacity=capacity, **limits)
         order = batch_plan.draw_epoch_order([count], [1.0], *epoch_seed)
         plan = batch_plan.build_batch_plan(states, target_lengths, order, config, epoch_seed, shape)
         return SpeechEpoch(plan, speeds, num_samples)
 
     def num_batches(self, epoch: int) -> int:
         return len(self._get_epoch(epoch).plan)
+
+    def describe_too_long(self, epoch: int = 0) -> str | None:
+        ids = self._get_epoch(epoch).plan.too_long_pairs
+        if not len(ids):
+            return None
+        example = self.recordings.texts[ids[0]]
+        return (
+            f"{len(ids):,} of {len(self.recordings):,} recordings have texts of more than {self.max_target_length:,} "
+            f"tokens, the positions of the decoder, and are dropped (such as {example[:40]!r})"
+        )
 
     def get_batch(self, epoch: int, batch_index: int) -> SpeechBatch:
         if not 0 <= batch_index < self.num_batches(epoch):
