@@ -256,20 +256,20 @@ class Recording:
         return f"{self.file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def find_recordings(data: str | Path | Any, text_column: str | None = None) -> dict[str, list[Recording]]:
+def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
     """Return the recordings of a corpus (a path, or a dataset of `datasets`) by train, valid and test.
 
-    Splits are recognized by the names of files and folders; a corpus without them is `train`. `text_column` is the
-    column of a table with a header; by default the first of `TEXT_COLUMNS`.
+    Splits are recognized by the names of files and folders; a corpus without them is `train`. In a table with a header
+    or a dataset, the text is the first of `text_columns` that is there.
     """
     if not isinstance(data, str | Path):
-        return _read_dataset(data, text_column)
+        return _read_dataset(data, text_columns)
     path = Path(data).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return _read_dataset(_import_package("datasets", "datasets").load_from_disk(str(path)), text_column)
+            return _read_dataset(_import_package("datasets", "datasets").load_from_disk(str(path)), text_columns)
         if not any(file.name.lower().endswith(TABLE_SUFFIXES) for file in path.iterdir()):
-            return _read_folder(path, text_column)
+            return _read_folder(path)
     elif path.suffix.lower() in AUDIO_SUFFIXES:
         raise AudioError(
             f"{path}: must be a table of recordings and texts, or a folder of them, but is a recording; to recognize "
@@ -278,16 +278,14 @@ def find_recordings(data: str | Path | Any, text_column: str | None = None) -> d
     files = find_text_files([str(data)], TABLE_SUFFIXES)
     splits = {"train": files.train, "valid": files.valid, "test": files.test}
     return {
-        split: [recording for table in tables for recording in _read_table(table, text_column)]
+        split: [recording for table in tables for recording in _read_table(table, text_columns)]
         for split, tables in splits.items()
         if tables
     }
 
 
-def _read_folder(root: Path, text_column: str | None) -> dict[str, list[Recording]]:
+def _read_folder(root: Path) -> dict[str, list[Recording]]:
     """Read LibriSpeech's layout, or transcripts next to recordings."""
-    if text_column:
-        raise AudioError(f"{root}: must have a table with a column `{text_column}` (.tsv, .csv), but has none")
     files = sorted(file for file in root.rglob("*") if not file.name.startswith("."))
     audio = {file.with_suffix(""): file for file in files if file.suffix.lower() in AUDIO_SUFFIXES}
     tables = [file for file in files if file.name.endswith(".trans.txt")]
@@ -324,7 +322,7 @@ def _group_by_split(groups: Iterable[tuple[Sequence[str], list[Recording]]]) -> 
     return splits if len(splits) > 1 else {"train": next(iter(splits.values()), [])}
 
 
-def _read_table(path: Path, text_column: str | None) -> list[Recording]:
+def _read_table(path: Path, text_columns: Sequence[str]) -> list[Recording]:
     content = read_text_file(path)
     first_line = content.partition("\n")[0]
     is_tsv = path.name.lower().partition(".tsv")[1] or "\t" in first_line
@@ -335,10 +333,9 @@ def _read_table(path: Path, text_column: str | None) -> list[Recording]:
     header = [cell.strip().lower() for cell in rows[0][1]]
     audio = next((header.index(name) for name in AUDIO_COLUMNS if name in header), None)
     if audio is not None:
-        text, rows = _find_text_column(header, text_column, str(path)), rows[1:]
-    elif text_column or len(header) < 2:
-        needed = f"the columns `path` and `{text_column or 'text'}`"
-        raise AudioError(f"{path}: must have {needed}, but has no header that names them; add it as line 1")
+        text, rows = _find_text_column(header, text_columns, str(path)), rows[1:]
+    elif len(header) < 2:
+        raise AudioError(f"{path}: must have two columns, the path of a recording and its text, but has one")
     else:
         audio, text = 0, 2 if delimiter == "|" and len(header) == 3 else 1
     width = max(audio, text) + 1
@@ -365,11 +362,10 @@ def _read_rows(content: str, delimiter: str, path: Path) -> Iterator[tuple[int, 
             yield number, [unquote_cell(cell) for cell in line.split(delimiter)]
 
 
-def _find_text_column(header: Sequence[str], requested: str | None, name: str) -> int:
-    candidates = TEXT_COLUMNS if requested is None else (requested.lower(),)
-    index = next((header.index(column) for column in candidates if column in header), None)
+def _find_text_column(header: Sequence[str], text_columns: Sequence[str], name: str) -> int:
+    index = next((header.index(column.lower()) for column in text_columns if column.lower() in header), None)
     if index is None:
-        needed = " or ".join(f"`{column}`" for column in candidates)
+        needed = " or ".join(f"`{column}`" for column in text_columns)
         raise AudioError(f"{name}: must have a column {needed}, but its columns are {', '.join(header)}; rename one")
     return index
 
@@ -383,16 +379,16 @@ def _find_base(folder: Path, names: Sequence[str]) -> tuple[Path, str]:
     return folder, ""
 
 
-def _read_dataset(dataset: Any, text_column: str | None) -> dict[str, list[Recording]]:
+def _read_dataset(dataset: Any, text_columns: Sequence[str]) -> dict[str, list[Recording]]:
     """Read a `datasets.Dataset`, or a `DatasetDict` of splits."""
     if isinstance(dataset, Mapping):
-        return _group_by_split(((name,), _read_dataset(rows, text_column)["train"]) for name, rows in dataset.items())
+        return _group_by_split(((name,), _read_dataset(rows, text_columns)["train"]) for name, rows in dataset.items())
     features = dataset.features
     audio = next((name for name, feature in features.items() if type(feature).__name__ == "Audio"), None)
     if audio is None:
         raise AudioError(f"the dataset must have an Audio column, but its columns are {', '.join(features)}")
     names = list(features)
-    column = names[_find_text_column([name.lower() for name in names], text_column, "the dataset")]
+    column = names[_find_text_column([name.lower() for name in names], text_columns, "the dataset")]
     undecoded = dataset.cast_column(audio, _import_package("datasets", "datasets").Audio(decode=False))
     texts = (str(text or "") for text in dataset[column])
     return {"train": [Recording(DatasetRow(undecoded, audio, i), text, f"row {i}") for i, text in enumerate(texts)]}

@@ -38,7 +38,6 @@ from attent.storage.cache import build_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attent.data.audio import RecordingDataset
     from attent.models import VisionConfig
 
 STORE_VERSION = 2  # part of a store's key: raised when the same files give other bytes
@@ -586,8 +585,8 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def describe_skipped(dataset: ImageDataset | RecordingDataset) -> str | None:
-    """Return a sentence about the files that cannot be used, or None."""
+def describe_skipped(dataset: ImageDataset) -> str | None:
+    """Return a sentence about the files that are not images, or None."""
     if not dataset.skipped:
         return None
     examples = "; ".join(dataset.skipped[:MAX_LISTED_FILES])

@@ -26,7 +26,6 @@ from attent.data.audio import (
     prepare_recordings,
     read_audio,
 )
-from attent.data.images import describe_skipped
 from attent.data.pairs import CorpusError
 
 soundfile = pytest.importorskip("soundfile")
@@ -250,22 +249,19 @@ def test_tsv_is_read(tmp_path: Path, content: str) -> None:
 def test_text_column_can_be_chosen(tmp_path: Path) -> None:
     table = tmp_path / "corpus.tsv"
     table.write_text("path\tsentence\ttranslation\tde\na.wav\tone\tun\teins\n", encoding="utf-8")
-    assert [find_recordings(table, column)["train"][0].text for column in (None, "translation", "de")] == [
-        "one",
-        "un",
-        "eins",
-    ]
+    assert find_recordings(table)["train"][0].text == "one"
+    assert find_recordings(table, ("fr", "DE", "text"))["train"][0].text == "eins"
     with pytest.raises(
         AudioError, match="must have a column `fr`, but its columns are path, sentence, translation, de"
     ):
-        find_recordings(table, "fr")
+        find_recordings(table, ("fr",))
     table.write_text("path\tspeaker\na.wav\tMary\n", encoding="utf-8")
     with pytest.raises(
         AudioError, match=r"must have a column `text` or `sentence` .* but its columns are path, speaker"
     ):
         find_recordings(table)
     table.write_text("a.wav\n", encoding="utf-8")
-    with pytest.raises(AudioError, match="must have the columns `path` and `text`, but has no header"):
+    with pytest.raises(AudioError, match="must have two columns, the path of a recording and its text, but has one"):
         find_recordings(table)
     table.write_text("\n", encoding="utf-8")
     with pytest.raises(AudioError, match=r"corpus\.tsv: is empty"):
@@ -361,8 +357,6 @@ def test_corpus_that_is_none_is_one_sentence(tmp_path: Path) -> None:
         find_recordings(tmp_path)
     with pytest.raises(AudioError, match="but is a recording; to recognize it there is `attent transcribe`"):
         find_recordings(write_tone(tmp_path / "a.wav"))
-    with pytest.raises(AudioError, match="must have a table with a column `de`"):
-        find_recordings(tmp_path, "de")
     with pytest.raises(
         AudioError, match=r"must have recordings with a transcript next to each .* but has 1 recordings"
     ):
@@ -453,9 +447,6 @@ def test_bad_recordings_are_skipped_and_named(tmp_path: Path) -> None:
     assert dataset.skipped[:2] == tuple(f"{table}:{i}: must have a text, but has none" for i in (last, last + 1))
     for number, ((path, problem), message) in enumerate(zip(bad, dataset.skipped[2:], strict=True), 2):
         assert message.startswith(f"{table}:{number}: {path}: {problem}")
-    sentence = describe_skipped(dataset)
-    assert sentence is not None
-    assert sentence.startswith(f"{len(bad) + 2} of {len(bad) + 3} files of corpus are skipped: {dataset.skipped[0]}; ")
 
 
 def test_missing_file_is_named_with_its_line(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attent.data.audio import AudioDataConfig, Recording, RecordingDataset, find_recordings, prepare_recordings
+from attent.data.audio import (
+    TEXT_COLUMNS,
+    AudioDataConfig,
+    Recording,
+    RecordingDataset,
+    find_recordings,
+    prepare_recordings,
+)
 from attent.data.batch_plan import WIDTH_MULTIPLE
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH, search_sources
@@ -452,12 +459,14 @@ def is_speech_translation(data: DataConfig) -> bool:
 
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
     """Return (name, recordings) of the training set, the validation set and each test set."""
-    available = [(path, find_recordings(path)) for path in data.train]
+    language = data.tgt or data.src
+    columns = ((language,) if language else ()) + ("translation",) * is_speech_translation(data) + TEXT_COLUMNS
+    available = [(path, find_recordings(path, columns)) for path in data.train]
     if not available:
         raise TrainError("recordings must be named: --data corpus.tsv")
     splits: dict[str, list[tuple[str, list[Recording]]]] = {}
     for split, named in (("train", ()), ("valid", data.valid), ("test", data.test)):
-        parts = [(path, select_part(find_recordings(path), split)) for path in named]
+        parts = [(path, select_part(find_recordings(path, columns), split)) for path in named]
         if not named:
             parts = [(path, parts[split]) for path, parts in available if split in parts]
         if split != "test" and parts:

@@ -19,7 +19,7 @@ from attent.nn import StackConfig
 from attent.nn.frontends import SAMPLE_RATE
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.config import DataConfig
-from attent.training.tasks.speech import build_speech_config, choose_tokenizer, is_speech_translation
+from attent.training.tasks.speech import build_speech_config, choose_tokenizer, find_splits, is_speech_translation
 from attent.training.tasks.speech_batches import (
     SpeechBatch,
     SpeechLoader,
@@ -285,6 +285,18 @@ def test_texts_in_another_language_are_translations(src: str | None, tgt: str | 
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "expected"), [(None, None, "one"), ("en", None, "one"), ("en", "de", "eins"), ("en", "fr", "uno")]
+)
+def test_the_text_is_the_column_of_the_language(
+    tmp_path: Path, src: str | None, tgt: str | None, expected: str
+) -> None:
+    table = tmp_path / "corpus.tsv"
+    table.write_text("path\tsentence\ttranslation\tde\na.wav\tone\tuno\teins\n", encoding="utf-8")
+    ((_, recordings),) = find_splits(DataConfig(train=(str(table),), src=src, tgt=tgt))["train"]
+    assert [recording.text for recording in recordings] == [expected]
 
 
 def write_corpus(folder: Path, counts: tuple[int, ...] = (30, 6, 4)) -> Path:
