@@ -17,7 +17,7 @@ from attent.interop import load
 from attent.models import CausalConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build, presets, weights
 from attent.models.config import mirror_encoder
 from attent.models.folder import read_extra_files
-from attent.nn import LearnedConfig, StackConfig
+from attent.nn import ImageConfig, LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
@@ -183,6 +183,36 @@ def test_a_vision_model_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> N
     ]
     pixels = torch.rand(2, 3, 8, 8)
     assert torch.equal(load(tmp_path / "back")(pixels), load(tmp_path / "ours")(pixels))
+
+
+def test_a_captioner_survives_a_round_trip(tmp_path: Path, capsys: Capture) -> None:
+    """With GPT-2's tokenizer, in which one token starts, ends and pads."""
+    transformers = pytest.importorskip("transformers")
+    files = read_extra_files(write_causal_lm_folder(tmp_path))
+    stack = replace(presets.VIT, layers=1, width=8, heads=2, ffn_width=12, positions=LearnedConfig(max_length=5))
+    config = Seq2SeqConfig(
+        vocab=4,
+        frontend=ImageConfig(image_size=8, patch_size=4, mean=(0.2, 0.3, 0.4)),
+        encoder=stack,
+        decoder=mirror_encoder(replace(stack, width=12)),
+        share_embeddings=False,
+        scale_embeddings=False,
+        start_id=0,
+        end_id=0,
+    )
+    weights.save_model(randomize(build(config)), tmp_path / "ours", files)
+    convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
+    assert "a VisionEncoderDecoderModel of transformers, with its tokenizer" in capsys.readouterr().out
+    pixels, target = torch.rand(2, 3, 8, 8), torch.tensor([[0, 1, 2], [0, 3, 3]])
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        logits = theirs(pixel_values=pixels, decoder_input_ids=target).logits
+        assert torch.allclose(load(tmp_path / "ours")(pixels, target), logits, atol=1e-5)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs").decode([3, 2]) == "ab b"
+    convert(tmp_path / "theirs", tmp_path / "back", to="attent")
+    assert read_extra_files(tmp_path / "back") == files
+    assert load(tmp_path / "back").config == config
+    assert torch.equal(load(tmp_path / "back")(pixels, target), load(tmp_path / "ours")(pixels, target))
 
 
 def test_a_missing_tokenizer_is_reported(tmp_path: Path, capsys: Capture) -> None:
