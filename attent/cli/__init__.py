@@ -31,9 +31,17 @@ COMMANDS: dict[str, str] = {
     "look": "Show the attention of every head on a sentence; measure which heads matter.",
     "score": "Score translations: BLEU, chrF, TER, with confidence intervals.",
     "train": "Train a model; run the same command again to resume.",
+    "transcribe": "Transcribe recordings: text, SRT or WebVTT subtitles, JSON.",
     "translate": "Translate text line by line, or pre-translate PO, XLIFF and TMX files.",
 }
-STDIN_COMMANDS = ("translate", "generate", "fill", "classify", "embed")  # `-` as an argument is standard input
+STDIN_COMMANDS = (
+    "translate",
+    "transcribe",
+    "generate",
+    "fill",
+    "classify",
+    "embed",
+)  # `-` as an argument is standard input
 OUTPUT_OPTIONS = ("--output", "-o")  # `-` as the value is standard output
 ROOT_OPTIONS = ("--help", "--version")
 

@@ -8,6 +8,7 @@ The search is in `source_search`, the cutting in `speech_segments`, the timing i
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -336,6 +337,40 @@ def read_samples(recording: RecordingSource) -> Iterator[Array]:
         yield from (samples[at : at + size] for at in range(0, len(samples), size))
     else:
         yield from iter_audio(recording, READ_SECONDS)
+
+
+def read_live_audio(stream: BinaryIO) -> Iterator[Array]:
+    """Yield the samples of a stream as they come: WAV, or without a header 16-bit samples at 16 kHz, little-endian."""
+    start = stream.read(12)
+    is_wav = start[:4] == b"RIFF" and start[8:] == b"WAVE"
+    channels = read_wav_header(stream) if is_wav else 1
+    buffer = b"" if is_wav else start
+    size = 2 * channels
+    while data := stream.read1(2**16):  # type: ignore[attr-defined]  # what there is, at least one byte
+        buffer += data
+        whole = len(buffer) // size * size
+        yield np.frombuffer(buffer[:whole], "<i2").reshape(-1, channels).mean(1, dtype=np.float32) / 2**15
+        buffer = buffer[whole:]
+
+
+def read_wav_header(stream: BinaryIO) -> int:
+    """Read a WAV header up to the samples, and return the number of channels. Its lengths may be unknown."""
+    channels = 0
+    while len(chunk := stream.read(8)) == 8:
+        name, size = struct.unpack("<4sI", chunk)
+        if name == b"data":
+            break
+        content = stream.read(size + size % 2)
+        if name == b"fmt " and len(content) >= 16:
+            kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
+            if kind not in (1, 0xFFFE) or bits != 16 or rate != SAMPLE_RATE:
+                raise AudioError(
+                    f"a growing recording must be 16-bit PCM at {SAMPLE_RATE:,} Hz, but has {bits} bits at {rate:,} "
+                    f"Hz; convert it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -f s16le -`"
+                )
+    if not channels:
+        raise AudioError("a growing recording must have a complete WAV header or none, but its header is damaged")
+    return channels
 
 
 def find_max_seconds(model: Seq2Seq) -> float:

@@ -1,0 +1,220 @@
+"""`attent transcribe`: recordings to text, subtitles or JSON, also while a recording grows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+from cyclopts import CycloptsError, Parameter
+
+from attent.cli.line_progress import ProgressDisplay, use_utf8
+from attent.cli.search_flags import (
+    COMMON_GROUP,
+    OUTPUT_GROUP,
+    SEARCH_GROUP,
+    check_positive,
+    derive_flags,
+    use_flag_names,
+)
+from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.transcript_format import TranscriptFormat
+
+if TYPE_CHECKING:
+    from attent.decoding.transcriber import Transcriber
+
+STDIN = Path("-")
+# Of the search options, those that make sense for one transcript of a recording:
+SEARCH_OPTIONS = ("beam_size", "length_penalty", "length_penalty_type", "no_repeat_ngram_size", "patience")
+_UNUSED_OPTIONS = {"n_best", "max_length", "min_length", "beam_groups", "diversity_penalty"}
+SpeechSearchFlags: Any = make_dataclass(
+    "SpeechSearchFlags",
+    [
+        *derive_flags(SearchOptions, exclude=_UNUSED_OPTIONS),
+        *derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")),
+    ],
+    frozen=True,
+    kw_only=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
+    """The flags of `attent transcribe`."""
+
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"],
+            group=COMMON_GROUP,
+            help="output file, or a folder for one file per recording; by default stdout",
+        ),
+    ] = None
+    format: Annotated[
+        TranscriptFormat,
+        Parameter(
+            name=["--format", "-f"],
+            group=OUTPUT_GROUP,
+            help="text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words",
+        ),
+    ] = "text"
+    partial: Annotated[
+        bool,
+        Parameter(
+            group=COMMON_GROUP,
+            negative="",
+            help="print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz",
+        ),
+    ] = False
+    max_seconds: Annotated[
+        float | None,
+        Parameter(
+            group=SEARCH_GROUP,
+            help="longest segment of a long recording; by default what the model was trained with",
+        ),
+    ] = None
+
+
+def transcribe(
+    model: Annotated[Path, Parameter(help="a folder of `attent train --task speech`, or Whisper's")],
+    recordings: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input",
+            negative_iterable="",
+        ),
+    ] = None,
+    /,
+    *,
+    flags: Annotated[TranscribeFlags, Parameter(name="*", show_default=False)] = TranscribeFlags(),  # noqa: B008 - frozen
+) -> int:
+    """Transcribe recordings.
+
+    attent transcribe runs/asr talk.wav --format srt -o talk.srt
+    """
+    names = recordings or [STDIN]
+    check_usage(names, flags)
+    try:
+        options = SearchOptions(**{name: getattr(flags, name) for name in SEARCH_OPTIONS})
+    except ValueError as error:
+        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("transcribe",)) from error
+    files = list_files(names)
+    is_single = len(names) == 1 and not names[0].expanduser().is_dir()
+    folder = flags.output if flags.output is not None and flags.output.expanduser().is_dir() else None
+    if not is_single and folder is None and flags.format in ("srt", "vtt"):
+        problem = f"--format {flags.format} of several recordings needs --output with an existing folder"
+        raise CycloptsError(msg=problem, command_chain=("transcribe",))
+
+    from attent.storage.manifest import check_outputs
+
+    outputs = [flags.output] if folder is None else list_outputs(files, folder, flags.format)
+    check_outputs(outputs, [model, *(file for file in files if file != STDIN)])
+    use_utf8(sys.stdout)
+    with ProgressDisplay(sys.stderr) as progress:
+        transcriber = load_transcriber(model, flags)
+        if flags.partial:
+            print_partial_text(transcriber, options, flags.output, progress)
+            return 0
+        return write_transcripts(
+            transcriber, options, files, flags, None if folder is None else outputs, is_single, progress
+        )
+
+
+def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
+    """Check flags against each other, before anything is read."""
+    problem = None
+    if flags.partial and list(names) != [STDIN]:
+        problem = "--partial reads standard input: leave the recordings out"
+    elif flags.partial and flags.format != "text":
+        problem = f"--partial prints text: leave --format {flags.format} out"
+    elif flags.max_seconds is not None and flags.max_seconds < 1:
+        problem = f"--max-seconds must be 1 or more, but is {flags.max_seconds:g}"
+    if problem:
+        raise CycloptsError(msg=problem, command_chain=("transcribe",))
+    check_positive("transcribe", threads=flags.threads)
+
+
+def list_files(names: Sequence[Path]) -> list[Path]:
+    """Return the named files, with folders replaced by the audio files in them."""
+    from attent.data.audio import AUDIO_SUFFIXES, AudioError
+
+    files: list[Path] = []
+    for name in names:
+        path = name.expanduser()
+        if not path.is_dir():
+            files.append(name if name == STDIN else path)
+            continue
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES and file.is_file())
+        if not inside:
+            raise AudioError(f"{name}: must be a folder with recordings, but has none; give another, or files")
+        files += inside
+    return files
+
+
+def list_outputs(files: Sequence[Path], folder: Path, kind: TranscriptFormat) -> list[Path]:
+    suffix = "txt" if kind == "text" else kind
+    return [folder / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
+
+
+def load_transcriber(model: Path, flags: TranscribeFlags) -> Transcriber:
+    import torch
+
+    from attent.decoding.loading import check_model_exists
+    from attent.decoding.transcriber import Transcriber
+
+    check_model_exists(model)
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
+    return Transcriber.load(model, device=flags.device, dtype=flags.dtype, max_seconds=flags.max_seconds)
+
+
+def write_transcripts(
+    transcriber: Transcriber,
+    options: SearchOptions,
+    files: Sequence[Path],
+    flags: TranscribeFlags,
+    outputs: Sequence[Path | None] | None,
+    is_single: bool,
+    progress: ProgressDisplay,
+) -> int:
+    """Write the transcripts to their `outputs`, or all to one file or stdout. Returns 1 if a recording is bad."""
+    from attent.data.audio import AudioError
+    from attent.decoding.transcript_format import format_transcript
+    from attent.storage.atomic import open_output, write_output
+
+    sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
+    results = transcriber.transcribe_all(sources, options, word_times=flags.format != "text")
+    to_stdout = flags.output is None or flags.output == STDIN or outputs is not None
+    num_bad = 0
+    progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
+    with nullcontext(sys.stdout) if to_stdout else open_output(flags.output, progress.print_message) as out:  # type: ignore[arg-type]
+        for i, (file, result) in enumerate(zip(files, results, strict=True)):
+            if isinstance(result, AudioError):
+                progress.print_message(str(result))
+                num_bad += 1
+            elif outputs is not None:
+                write_output(outputs[i], format_transcript(result, flags.format).encode())  # type: ignore[arg-type]
+            else:
+                out.write(format_transcript(result, flags.format, None if is_single else str(file)))
+                out.flush()
+            progress.update(i + 1, 0, len(files))
+    if num_bad and len(files) > 1:
+        progress.print_message(f"{num_bad:,} of {len(files):,} recordings could not be transcribed")
+    return 1 if num_bad else 0
+
+
+def print_partial_text(
+    transcriber: Transcriber, options: SearchOptions, output: Path | None, progress: ProgressDisplay
+) -> None:
+    """Print text as soon as two searches of the growing recording agree on it."""
+    from attent.decoding.transcriber import read_live_audio
+    from attent.storage.atomic import open_output
+
+    to_stdout = output is None or output == STDIN
+    with nullcontext(sys.stdout) if to_stdout else open_output(output, progress.print_message) as out:  # type: ignore[arg-type]
+        for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
+            out.write(piece)
+            out.flush()

@@ -1,0 +1,201 @@
+"""`attent transcribe`: formats, several recordings, outputs, growing input, and errors in one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from attent.cli import main
+from attent.decoding.transcriber import Transcriber, Transcript, TranscriptSegment, read_live_audio
+from attent.decoding.transcript_format import format_transcript
+from attent.decoding.word_times import SpokenWord
+from attent.models import Seq2Seq, Seq2SeqConfig
+from attent.models.config import mirror_encoder
+from attent.models.weights import save_model
+from attent.nn import AudioConfig, StackConfig
+from attent.nn.frontends import SAMPLE_RATE
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
+from tests.decoding.test_source_search import make_model
+from tests.decoding.test_transcriber import make_speech
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights, a translator, and recordings."""
+    root = tmp_path_factory.mktemp("transcribe")
+    tokenizer = train_monolingual_tokenizer(["zero one two three"] * 3, TokenizerConfig(kind="char"))
+    model = make_model(tokenizer, AudioConfig(mel_bins=8, max_frames=200), end_bias=-1)
+    save_model(model, root / "asr", tokenizer.files)
+    stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8)
+    config = Seq2SeqConfig(vocab=tokenizer.target.size, encoder=stack, decoder=mirror_encoder(stack))
+    save_model(Seq2Seq(config), root / "text", tokenizer.files)
+    (root / "audio" / "more").mkdir(parents=True)
+    soundfile.write(root / "audio" / "a.wav", make_speech(0.8, 0.5), SAMPLE_RATE)
+    soundfile.write(root / "audio" / "more" / "b.flac", make_speech(0.6), SAMPLE_RATE)
+    return root
+
+
+def run(*arguments: object) -> int:
+    return main(["transcribe", *map(str, arguments), "--device", "cpu", "--beam-size", "1"])
+
+
+class Stdin:
+    """Standard input with these bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_one_recording_gives_its_text_in_every_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "audio" / "a.wav"
+    expected = Transcriber.load(folder / "asr", device="cpu").transcribe(file, beam_size=1)
+    assert len(expected.segments) == 2
+    for kind in ("text", "json", "srt", "vtt"):
+        assert run(folder / "asr", file, "--format", kind) == 0
+        captured = capsys.readouterr()
+        assert captured.out == format_transcript(expected, kind)  # type: ignore[arg-type]
+        assert captured.err == ""
+
+
+def test_several_recordings_give_lines_with_their_names(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    audio = folder / "audio"
+    assert run(folder / "asr", audio) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == [str(audio / "a.wav"), str(audio / "more" / "b.flac")]
+    assert run(folder / "asr", audio, "--format", "json", "-o", tmp_path / "out.jsonl") == 0
+    assert capsys.readouterr().out == ""
+    objects = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [[x["file"], x["text"]] for x in objects] == lines
+    assert objects[0]["segments"][0]["words"]
+
+
+def test_a_folder_gets_one_file_per_recording(folder: Path, tmp_path: Path) -> None:
+    assert run(folder / "asr", folder / "audio", "--format", "srt", "-o", tmp_path) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.srt", "b.srt"]
+    assert (tmp_path / "a.srt").read_text(encoding="utf-8").startswith("1\n00:00:0")
+
+
+def test_bad_recordings_get_a_sentence_and_the_others_go_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.wav").write_text("no audio")
+    (tmp_path / "empty.wav").touch()
+    names = [tmp_path / "text.wav", folder / "audio" / "a.wav", tmp_path / "missing.wav", tmp_path / "empty.wav"]
+    assert run(folder / "asr", *names) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{names[1]}\t")
+    errors = captured.err.splitlines()
+    assert [any(str(name) in line for line in errors) for name in names] == [True, False, True, True]
+    assert errors[-1] == "attent: 3 of 4 recordings could not be transcribed"
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("is_wav", [True, False])
+def test_standard_input_whole_or_growing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_wav: bool
+) -> None:
+    content, speech = io.BytesIO(), make_speech(1.4, 0.9, 0.5)
+    soundfile.write(content, np.stack([speech, speech], 1), SAMPLE_RATE, format="WAV")
+    expected = Transcriber.load(folder / "asr", device="cpu").transcribe(speech, beam_size=1)
+    if is_wav:
+        monkeypatch.setattr("sys.stdin", Stdin(content.getvalue()))
+        assert run(folder / "asr", "-") == 0
+        whole = capsys.readouterr().out
+        assert abs(len(whole) - len(expected.text)) <= 0.2 * len(whole)  # 16 bits
+    raw = (speech * 2**15).astype("<i2").tobytes()
+    monkeypatch.setattr("sys.stdin", Stdin(content.getvalue() if is_wav else raw))
+    assert run(folder / "asr", "--partial") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_growing_recording_is_read_as_it_comes() -> None:
+    samples = np.arange(-200, 200, dtype="<i2")
+    expected = samples.astype(np.float32) / 2**15
+    raw = np.concatenate(list(read_live_audio(io.BufferedReader(io.BytesIO(samples.tobytes() + b"\0")))))  # type: ignore[arg-type]
+    assert np.array_equal(raw, expected)  # without half a sample
+    content = io.BytesIO()
+    soundfile.write(content, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
+    content.seek(0)
+    assert np.array_equal(np.concatenate(list(read_live_audio(io.BufferedReader(content)))), expected)  # type: ignore[arg-type]
+    content = io.BytesIO()
+    soundfile.write(content, samples, 8_000, format="WAV")
+    content.seek(0)
+    with pytest.raises(ValueError, match=r"must be 16-bit PCM at 16,000 Hz, but has 16 bits at 8,000 Hz; convert it"):
+        list(read_live_audio(io.BufferedReader(content)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("text", "audio/a.wav"), 1, "must be a speech model, but is a translator"),
+        (("asr", "asr"), 1, "must be a folder with recordings, but has none"),
+        (("asr", "audio", "--format", "srt"), 2, "of several recordings needs --output with an existing folder"),
+        (("asr", "audio", "--partial"), 2, "--partial reads standard input: leave the recordings out"),
+        (("asr", "--partial", "--format", "vtt"), 2, "--partial prints text: leave --format vtt out"),
+        (("asr", "audio", "--max-seconds", "0"), 2, "--max-seconds must be 1 or more, but is 0"),
+        (("asr", "audio", "--patience", "0"), 2, "`--patience` must be 1 or more, but is 0"),
+        (("asr", "audio/a.wav", "-o", "audio/a.wav"), 1, "must not be an input"),
+    ],
+)
+def test_errors_are_one_sentence(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert run(*arguments) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_translate_names_the_command_for_a_speech_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", str(folder / "asr"), str(folder / "audio" / "a.wav"), "--input-type", "lines"]) == 1
+    assert "but is a speech model; for that there is `attent transcribe`" in capsys.readouterr().err
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+
+def make_words(*words: tuple[str, float, float]) -> dict[str, Any]:
+    spoken = tuple(SpokenWord(text=text, start=start, end=end) for text, start, end in words)
+    return {"text": " ".join(x.text for x in spoken), "start": words[0][1], "end": words[-1][2], "words": spoken}
+
+
+def test_subtitles_start_at_pauses_and_sentences_and_are_short() -> None:
+    words = [("Hi", 0.1, 0.3), ("there.", 0.3, 0.5), ("You", 0.55, 0.7), ("<&>", 1.5, 3599.9996)]
+    long = [("abcdefghi", 3600.0 + i, 3600.5 + i) for i in range(9)]
+    segments = (
+        TranscriptSegment(**make_words(*words)),
+        TranscriptSegment(start=3599.9996, end=3600.0, text="no times"),
+        TranscriptSegment(**make_words(*long)),
+    )
+    transcript = Transcript(segments=segments, duration=3610.0)
+    srt = format_transcript(transcript, "srt")
+    assert srt.split("\n\n")[0] == "1\n00:00:00,100 --> 00:00:00,500\nHi there."
+    assert "4\n01:00:00,000 --> 01:00:00,000\nno times\n" in srt
+    assert srt.count("abcdefghi") == 9
+    cues = [cue.split("\n")[2] for cue in srt.strip().split("\n\n")]
+    assert cues == ["Hi there.", "You", "<&>", "no times", " ".join(["abcdefghi"] * 7), "abcdefghi abcdefghi"]
+    vtt = format_transcript(transcript, "vtt")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.100 --> 00:00:00.500\nHi there.\n\n")
+    assert "\n&lt;&amp;&gt;\n" in vtt
+    fields = json.loads(format_transcript(transcript, "json", "x.wav"))
+    assert (fields["file"], fields["duration"], fields["text"]) == ("x.wav", 3610.0, transcript.text)
+    assert fields["segments"][0]["words"][1] == {"start": 0.3, "end": 0.5, "text": "there."}
+    assert format_transcript(transcript, "text") == transcript.text + "\n"
