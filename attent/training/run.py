@@ -237,8 +237,10 @@ class TrainSession:
         if pretrained is not None:
             run = get_task_class(run.task).adapt_run(run, self.requested, pretrained.config, self.emit)
         preloading = hardware.preload_libraries(self.distributed.device)
-        task = self.prepare_task(run, is_new)
-        preloading.join()  # before speed is measured
+        try:
+            task = self.prepare_task(run, is_new)
+        finally:
+            preloading.join()  # before speed is measured; a process that exits during the import is aborted
         if is_new:
             run, model = self.resolve_settings(run, task, pretrained)
             self.record_new_heads(model, pretrained, run)

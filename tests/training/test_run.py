@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,6 +142,22 @@ def test_the_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(EventLog, "close", lambda log: closed.append(log))
     train_small(tmp_path, steps=1)
     assert len(closed) == 1
+
+
+def test_libraries_are_loaded_before_an_error_in_the_data_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def preload(device: torch.device) -> threading.Thread:
+        threads.append(threading.Thread(target=time.sleep, args=(0.3,)))
+        threads[0].start()
+        return threads[0]
+
+    monkeypatch.setattr(hardware, "preload_libraries", preload)
+    with pytest.raises(ValueError, match="nowhere"):
+        train(data=str(tmp_path / "nowhere"), src="en", tgt="de", out=tmp_path / "run")
+    assert not threads[0].is_alive()
 
 
 def test_a_negative_length_penalty_is_refused_before_training(tmp_path: Path) -> None:
