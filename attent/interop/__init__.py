@@ -37,7 +37,7 @@ MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of
 
 FAMILIES = {  # `model_type` in config.json -> the module here that reads it
     "bert": "bert", "gpt2": "gpt2", "llama": "llama", "marian": "marian", "mt5": "t5", "t5": "t5", "vit": "vit",
-    "vision-encoder-decoder": "vision_encoder_decoder",
+    "vision-encoder-decoder": "vision_encoder_decoder", "whisper": "whisper",
 }  # fmt: skip
 
 
@@ -141,5 +141,7 @@ def detect_family(model: Model) -> str:
             return "vit"
         case Seq2Seq() if isinstance(model.config.frontend, ImageConfig):
             return "vision-encoder-decoder"
+        case Seq2Seq() if isinstance(model.config.frontend, AudioConfig):
+            return "whisper"
         case Seq2Seq():
             return "t5" if isinstance(model.config.stacks[0].positions, RelativeConfig) else "marian"

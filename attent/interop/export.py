@@ -9,11 +9,12 @@ from typing import Literal
 
 import torch
 
-from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf
+from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf, whisper
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
-from attent.models.folder import read_extra_files, read_tokenizer
+from attent.models.folder import has_manifest, read_extra_files, read_tokenizer
+from attent.nn import AudioConfig
 from attent.storage.atomic import atomic_folder, make_folder
-from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
+from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer, Vocabulary
 
 TargetFormat = Literal["attent", "hf", "ctranslate2"]
@@ -32,6 +33,7 @@ HF_CLASS_NAMES = {
     "t5": "a T5ForConditionalGeneration",
     "vision-encoder-decoder": "a VisionEncoderDecoderModel",
     "vit": "a ViT model",
+    "whisper": "a WhisperForConditionalGeneration",
 }
 
 
@@ -42,7 +44,7 @@ def convert_model(
     folder, target = model_folder.expanduser(), out.expanduser().absolute()
     check_paths(folder, target)
     model = load(model_folder, dtype=None if dtype is None else getattr(torch, dtype))
-    extra_files = read_tokenizer_files(folder)
+    extra_files = read_extra_files(folder) if has_manifest(folder) else read_hf_files(folder, model)
     tokenizer = load_tokenizer(folder, model)
     writers: dict[TargetFormat, Callable[[Path], str]] = {
         "attent": lambda path: write_attent(model, tokenizer, extra_files, path),
@@ -63,11 +65,13 @@ def check_paths(folder: Path, out: Path) -> None:
         raise ValueError(f"{out}: exists, and nothing is overwritten; give a new or an empty folder")
 
 
-def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Read the tokenizer's files, verified by the manifest if the folder has one."""
-    if (folder / MANIFEST_FILE).exists():
-        return read_extra_files(folder)
-    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
+def read_hf_files(folder: Path, model: Model) -> dict[str, bytes]:
+    """Read the files of a Hugging Face folder that a conversion keeps."""
+    return {name: (folder / name).read_bytes() for name in list_kept_files(model) if (folder / name).is_file()}
+
+
+def list_kept_files(model: Model) -> list[str]:
+    return [*TOKENIZER_FILES, *(whisper.KEPT_FILES if get_model_kind(model) is AudioConfig else ())]
 
 
 def load_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
@@ -112,7 +116,7 @@ def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str
         assert tokenizer is not None
         write_files(folder, build_marian_tokenizer(tokenizer, folder))
         return f"{name}, with its tokenizer{describe_marian_differences(tokenizer)}"
-    write_files(folder, {name: content for name, content in extra_files.items() if name in TOKENIZER_FILES})
+    write_files(folder, {name: content for name, content in extra_files.items() if name in list_kept_files(model)})
     # A tokenizer trained by attent is a SentencePiece model without a class in transformers.
     is_ours = tokenizer is not None and tokenizer.is_own and tokenizer.joint
     note = " file, unchanged; load it with the package sentencepiece" if is_ours else ""

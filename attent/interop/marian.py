@@ -6,7 +6,7 @@ The paper's model: post-norm, sinusoidal positions (sines first, then cosines), 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,18 @@ def map_side(side: str) -> list[TensorMapping]:
     ]
 
 
+LAYER_MAPPINGS = [
+    *map_side("encoder"),
+    *map_side("decoder"),
+    *map_attention("decoder.blocks.{i}.cross_attn", "model.decoder.layers.{i}.encoder_attn", PROJECTIONS),
+    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+]
 TENSOR_MAPPINGS = [
     TensorMapping("source_embedding.weight", SOURCE),
     TensorMapping("target_embedding.weight", TARGET),
     TensorMapping("output.weight", OUTPUT),
     TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
-    *map_side("encoder"),
-    *map_side("decoder"),
-    *map_attention("decoder.blocks.{i}.cross_attn", "model.decoder.layers.{i}.encoder_attn", PROJECTIONS),
-    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
+    *LAYER_MAPPINGS,
 ]
 
 
@@ -262,13 +265,18 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             expressed={"causal", "cross_attention", "activation_dropout"},
             required={"positions": orders, "norm_eps": (NORM_EPS,)},
         )
-    for name in ("activation", "dropout", "attention_dropout", "activation_dropout", "positions"):
-        ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
-        if other != ours:
-            conversion.reject_field("Marian", f"decoder.{name}", other, f"that of the encoder, {ours!r},")
+    check_equal_sides(config, "Marian", (*SHARED_STACK_FIELDS, "positions"))
     for name, expected in (("frontend", None), ("scale_output", False), ("output_transform", False)):
         if getattr(config, name) != expected:
             conversion.reject_field("Marian", name, getattr(config, name), repr(expected))
+
+
+def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
+    """Reject sides that differ in a field for which the family has one key."""
+    for name in names:
+        ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
+        if other != ours:
+            conversion.reject_field(family, f"decoder.{name}", other, f"that of the encoder, {ours!r},")
 
 
 def resolve_pad(config: Seq2SeqConfig, pad: int | None) -> int:

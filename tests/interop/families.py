@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attent.interop import bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit
+from attent.interop import bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit, whisper
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
 from tests.interop.parity import exact, randomise
 
@@ -190,6 +190,80 @@ def make_t5_batch(config: Any, seed: int, rows: int = 4) -> PairBatch:
         source_lengths=torch.randint(1, 25, (rows,), generator=generator),
         target_lengths=torch.randint(1, 13, (rows,), generator=generator),
     )
+
+
+class SpeechBatch(NamedTuple):
+    """Log-mel frames of full windows, and ragged targets."""
+
+    source: Tensor
+    target: Tensor
+    target_lengths: Tensor
+
+    @property
+    def real(self) -> Tensor:
+        return torch.arange(self.target.shape[1]) < self.target_lengths[:, None]
+
+    def float(self) -> SpeechBatch:
+        return self._replace(source=self.source.float())
+
+
+def make_whisper_config(seed: int, **changes: Any) -> Any:
+    """Unequal sides, windows of a few frames, tied or not; text ends at token 20, and the start is 21."""
+    rng = random.Random(seed)
+    heads = rng.choice([(1, 3), (2, 4), (3, 1), (4, 2)])
+    values = {
+        "vocab_size": rng.choice([31, 53]),
+        "num_mel_bins": rng.choice([3, 8]),
+        "d_model": rng.choice([12, 24]),
+        "encoder_layers": rng.choice([1, 2, 3]),
+        "decoder_layers": rng.choice([1, 2, 3]),
+        "encoder_attention_heads": heads[0],
+        "decoder_attention_heads": heads[1],
+        "encoder_ffn_dim": rng.choice([5, 24, 40]),
+        "decoder_ffn_dim": rng.choice([7, 20, 36]),
+        "activation_function": rng.choice(["gelu", "gelu", "relu", "gelu_new", "silu"]),
+        "dropout": rng.choice([0.0, 0.1]),
+        "attention_dropout": rng.choice([0.0, 0.2]),
+        "activation_dropout": rng.choice([0.0, 0.4]),
+        "max_source_positions": rng.choice([1, 6, 11]),
+        "max_target_positions": rng.choice([9, 14]),
+        "scale_embedding": rng.random() < 0.5,
+        "tie_word_embeddings": rng.random() < 0.7,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 20),
+        "decoder_start_token_id": 21,
+        "begin_suppress_tokens": None,
+        "attn_implementation": rng.choice(["eager", "sdpa"]),
+    }
+    return transformers.WhisperConfig(**values | changes)
+
+
+def make_whisper(seed: int, **changes: Any) -> Any:
+    model = transformers.WhisperForConditionalGeneration(make_whisper_config(seed, **changes)).double().eval()
+    model.model.encoder.embed_positions.requires_grad_()  # frozen in transformers, learned in attent
+    randomise(model, seed)
+    return model
+
+
+def make_speech_batch(config: Any, seed: int) -> SpeechBatch:
+    """Without the padding token, whose embedding gets no gradient in `transformers`."""
+    generator = torch.Generator().manual_seed(seed + 1000)
+    shape = (4, 2 * config.max_source_positions, config.num_mel_bins)
+    target = torch.randint(0, config.pad_token_id, (4, 8), generator=generator)
+    target[:, 0] = config.decoder_start_token_id
+    return SpeechBatch(
+        source=torch.randn(shape, generator=generator, dtype=torch.float64),
+        target=target,
+        target_lengths=torch.randint(1, 9, (4,), generator=generator),
+    )
+
+
+def run_hf_whisper(model: Any, batch: SpeechBatch) -> dict[str, Tensor]:
+    logits = model(input_features=batch.source.transpose(1, 2), decoder_input_ids=batch.target).logits
+    return {"logits": logits[batch.real]}
+
+
+def run_whisper(model: Seq2Seq, batch: SpeechBatch, names: Iterable[str] = ()) -> dict[str, Tensor]:
+    return {"logits": model(batch.source, batch.target, None, batch.target_lengths)[batch.real]}
 
 
 # --- decoder-only ---------------------------------------------------------------------------------
@@ -547,4 +621,5 @@ FAMILIES = [
         )
         for name, make_model in (("vit-bert", make_vit_bert), ("vit-gpt2", make_vit_gpt2))
     ),
+    Family("whisper", whisper, make_whisper, make_speech_batch, run_hf_whisper, run_whisper),
 ]

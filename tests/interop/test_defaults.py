@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from attent.interop import bert, gpt2, llama, t5, vit
+from attent.interop import bert, gpt2, llama, t5, vit, whisper
 
 ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers derives one from another
 
@@ -21,8 +21,9 @@ ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers de
         (bert.BertKeys, transformers.BertConfig),
         (vit.ViTKeys, transformers.ViTConfig),
         (t5.T5Keys, transformers.T5Config),
+        (whisper.WhisperKeys, transformers.WhisperConfig),
     ],
-    ids=["gpt2", "llama", "bert", "vit", "t5"],
+    ids=["gpt2", "llama", "bert", "vit", "t5", "whisper"],
 )
 def test_defaults_match_transformers(keys: type[Any], hf_config: Any) -> None:
     reference = hf_config()

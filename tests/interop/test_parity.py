@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attent.interop import load
-from tests.interop.families import FAMILIES, Family
+from tests.interop.families import FAMILIES, Family, SpeechBatch
 from tests.interop.folders import assert_rejected, change_tensors, split_shards
 from tests.interop.parity import exact, gradient_errors, max_error, projection, same_bits, save_gradients
 
@@ -47,7 +47,7 @@ def test_outputs_and_gradients_match_transformers(family: Family, case: int, tmp
 def test_round_trip_in_float32(family: Family, case: int, tmp_path: Path) -> None:
     theirs = family.make_model(case)
     inputs = family.make_inputs(theirs.config, case)
-    inputs = inputs.float() if isinstance(inputs, Tensor) else inputs
+    inputs = inputs.float() if isinstance(inputs, Tensor | SpeechBatch) else inputs
     theirs.save_pretrained(tmp_path / "theirs")
     ours, theirs = load(tmp_path / "theirs", dtype=torch.float32), theirs.float()
     expected = family.run_theirs(theirs, inputs)

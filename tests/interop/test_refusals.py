@@ -88,7 +88,7 @@ def test_a_config_without_model_type(folder: Path) -> None:
 @pytest.mark.parametrize("model_type", ["mistral", "bart", "files", "../t5"])
 def test_another_family(model_type: str, folder: Path) -> None:
     change_json(folder / "config.json", model_type=model_type)
-    words = "is not supported; supported: bert, gpt2, llama, marian, mt5, t5, vit"
+    words = "is not supported; supported: bert, gpt2, llama, marian, mt5, t5, vit, vision-encoder-decoder, whisper"
     assert_rejected(folder, f"config.json: model_type `{model_type}` {words}")
 
 
