@@ -244,8 +244,8 @@ class WhisperSettings:
 
 
 def read_settings(folder: str | os.PathLike[str], vocabulary: WhisperVocabulary) -> WhisperSettings:
-    """Read generation_config.json of a Whisper folder, or of an attent folder that was made from one. The oldest folders
-    have its keys in config.json."""
+    """Read generation_config.json of a Whisper folder, or of an attent folder that was made from one; the oldest
+    folders have its keys in config.json."""
     root, content = Path(folder).expanduser(), read_kept_files(folder).get(GENERATION_FILE)
     where = root / (hf_folder.CONFIG_FILE if content is None else GENERATION_FILE)
     try:
@@ -362,7 +362,7 @@ def to_preprocessor_config(frontend: AudioConfig) -> dict[str, Any]:
         "sampling_rate": SAMPLE_RATE,
         "hop_length": HOP_SAMPLES,
         "n_fft": FRAME_SAMPLES,
-        "chunk_length": samples // SAMPLE_RATE,
+        "chunk_length": samples // SAMPLE_RATE,  # transformers has whole seconds only
         "n_samples": samples,
         "nb_max_frames": frontend.fixed_frames,
         "padding_value": 0.0,
