@@ -15,7 +15,7 @@ MESSAGES = """
 $ attent docter
 2 unknown command `docter`: did you mean `doctor`?
 $ attent qqqq
-2 unknown command `qqqq`: known are: average, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, train, translate
+2 unknown command `qqqq`: known are: average, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
 $ attent doctor --jsno
@@ -137,9 +137,9 @@ $ attent score M --data t.tsv --alignment gold --sentences s.tsv
 $ attent score --data t.tsv --hypotheses out.txt --worst -1
 2 --worst must be 0 or more, but is -1
 $ attent score --data t.tsv --hypotheses out.txt -m blue
-2 Invalid value "blue" for -m. Choose from: "bleu", "bleu-lc-tok", "chrf", "chrf++", "ter", "rouge-1", "rouge-2", "rouge-l", "exact". Did you mean "bleu"?
+2 Invalid value "blue" for -m. Choose from: "bleu", "bleu-lc-tok", "chrf", "chrf++", "ter", "rouge-1", "rouge-2", "rouge-l", "cider", "wer", "cer", "exact". Did you mean "bleu"?
 $ attent score --data t.tsv --hypotheses out.txt -m
-2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, rouge-1, rouge-2, rouge-l, exact
+2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, rouge-1, rouge-2, rouge-l, cider, wer, cer, exact
 $ attent score --data t.tsv --hypotheses out.txt --ensemble x
 2 --ensemble is for translating, and --hypotheses translates nothing: leave it out
 $ attent score --data t.tsv --hypotheses out.txt --json --score-only
