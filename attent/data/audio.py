@@ -36,6 +36,7 @@ from attent.data.pairs import MAX_EXAMPLES, CorpusError
 from attent.data.split_names import detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
 from attent.storage.cache import build_folder
+from attent.text.language_tags import is_same_language
 
 STORE_VERSION = 1  # part of a store's key: raised when the same files give other samples
 SAMPLES_FILE, ENTRIES_FILE = "samples", "recordings.jsonl"
@@ -254,6 +255,19 @@ class Recording:
         except (OSError, ValueError):
             return f"{self.file} missing"
         return f"{self.file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def has_translations(source: str | None, target: str | None) -> bool:
+    """True if the texts of a corpus are in another language (`target`) than its recordings (`source`)."""
+    return target is not None and (source is None or not is_same_language(source, target))
+
+
+def choose_text_columns(source: str | None, target: str | None) -> tuple[str, ...]:
+    """Return the columns that may have the texts of recordings in the language `source`, best first."""
+    language = target or source
+    return (
+        *([language] if language else []), *(["translation"] if has_translations(source, target) else []), *TEXT_COLUMNS
+    )  # fmt: skip
 
 
 def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:

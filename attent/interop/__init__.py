@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from attent.nn.frontends import FrontEndConfig
 
-__all__ = ["FAMILIES", "detect_family", "get_model_kind", "load", "load_as", "save_hf"]
+__all__ = ["FAMILIES", "detect_family", "get_model_kind", "is_speech_folder", "load", "load_as", "save_hf"]
 
 M = TypeVar("M", Seq2Seq, CausalLM, TextEncoder, VisionTransformer)
 MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of model, and its commands
@@ -114,6 +114,17 @@ def get_model_kind(model: Model) -> type:
     """Return the key of a model in MODEL_DESCRIPTIONS: its class, or the config of its front-end."""
     frontend = model.config.frontend if isinstance(model, Seq2Seq) else None
     return type(model) if frontend is None else type(frontend)
+
+
+def is_speech_folder(folder: str | os.PathLike[str]) -> bool:
+    """True for the folder of a speech model, by its config.json alone; False where there is none."""
+    path = Path(folder).expanduser() / hf_folder.CONFIG_FILE
+    config = hf_folder.read_json(path) if path.is_file() else {}
+    if config.get("format") != "attent":
+        return config.get("model_type") == "whisper"
+    model = config.get("model")
+    frontend = model.get("frontend") if isinstance(model, dict) else None
+    return isinstance(frontend, dict) and frontend.get("kind") == AudioConfig.kind
 
 
 def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -10,13 +10,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, InputError, SamplingOptions, SearchOptions
+from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator, load_translator
+from attent.interop import is_speech_folder
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,
@@ -25,7 +30,14 @@ from attent.scoring.alignment import (
     read_gold_alignments,
 )
 from attent.scoring.evaluate import Evaluation, evaluate
-from attent.scoring.metrics import DEFAULT_SCORE_METRICS, PairedComparison, ScoreError, compare_outputs, make_metric
+from attent.scoring.metrics import (
+    DEFAULT_SCORE_METRICS,
+    SPEECH_METRICS,
+    PairedComparison,
+    ScoreError,
+    compare_outputs,
+    make_metric,
+)
 from attent.storage.atomic import write_output
 from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
@@ -62,6 +74,7 @@ class TestSet:
     languages: list[str | None]  # of each reference
     skipped: ReasonTally[str]  # lines that are no pairs
     files: list[Path]
+    recordings: tuple[Recording, ...] = ()  # whose texts are the references; `sources` has their names
 
     @property
     def language(self) -> str | None:
@@ -98,13 +111,18 @@ def score(
     notify: Notify = lambda _: None,
     warn: Notify = warnings.warn,
 ) -> ScoreReport:
-    """Translate a test set with a model and score it, as `options` say; files are read before models are loaded.
+    """Translate (or transcribe) a test set with a model and score it, as `options` say; files are read before models
+    are loaded.
 
     `notify` receives progress, `warn` doubts about the test set.
     """
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
-    test_set = read_test_set(names, LanguagePair(src, tgt), warn)
+    languages = LanguagePair(src, tgt)
+    if model is not None and is_speech_folder(model):
+        test_set, options = read_speech_test_set(names, languages), adapt_to_speech(options, languages)
+    else:
+        test_set = read_test_set(names, languages, warn)
     if test_set.skipped.counts:
         warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skipped.describe()}")
     baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
@@ -120,7 +138,7 @@ def score(
         gold=read_gold_alignments(gold_file.expanduser()) if gold_file else None,
         notify=notify,
         warn=warn,
-        languages=LanguagePair(src, tgt),
+        languages=languages,
     )
     return scorer.analyze_model() if options.force_decode or options.alignment else scorer.evaluate_translations()
 
@@ -148,6 +166,37 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
         skipped=skipped,
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
+
+
+def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
+    """Read recordings and their texts; of a folder the test part."""
+    recordings: list[Recording] = []
+    for name in names:
+        splits = find_recordings(name, choose_text_columns(languages.source, languages.target))
+        recordings += splits.get("test") or [recording for part in splits.values() for recording in part]
+    recordings = [recording for recording in recordings if recording.text]
+    if not recordings:
+        raise CorpusError(f"{', '.join(names)}: contains no recordings with texts")
+    return TestSet(
+        name=", ".join(names),
+        sources=[str(recording.file) for recording in recordings],
+        references=[recording.text for recording in recordings],
+        languages=[languages.target or languages.source] * len(recordings),
+        skipped=ReasonTally[str](),
+        files=[path for name in names if (path := Path(name).expanduser()).is_file()],
+        recordings=tuple(recordings),
+    )
+
+
+def adapt_to_speech(options: ScoreOptions, languages: LanguagePair) -> ScoreOptions:
+    """Refuse what speech models cannot do, and score transcripts by their error rates unless metrics are named."""
+    for name in ("force_decode", "alignment", "ensemble"):
+        if getattr(options, name):
+            raise ScoreError(f"`{name}` is for translators, but this is a speech model; leave it out")
+    is_default = tuple(options.metrics) == DEFAULT_SCORE_METRICS
+    if is_default and not has_translations(languages.source, languages.target):
+        return replace(options, metrics=SPEECH_METRICS)
+    return options
 
 
 def select_test_part(corpus: Corpus) -> Corpus:
@@ -199,25 +248,31 @@ class _Scorer:
     languages: LanguagePair  # as requested
 
     def evaluate_translations(self) -> ScoreReport:
-        test_set, options, loaded = self.test_set, self.options, None
+        test_set, options = self.test_set, self.options
         for name in options.metrics:  # before the time to translate is spent
             make_metric(name, test_set.language, test_set.references)
-        outputs = self.hypotheses
+        outputs, dtype = self.hypotheses, None
         if outputs is None:
-            loaded = self.load(self.model, *options.ensemble)
-            outputs = self.translate(loaded)
+            outputs, dtype = self.produce_outputs(self.model, *options.ensemble)
         baseline = self.baseline_outputs
         if baseline is None and options.baseline is not None:
-            baseline = self.translate(self.load(options.baseline))
+            baseline, _ = self.produce_outputs(options.baseline)
         if options.save:
             write_output(options.save, "".join(f"{line}\n" for line in outputs).encode())
         references, metrics, language = test_set.references, options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
         return replace(
             self.start_report(),
-            search=search_to_dict(options, loaded.dtype) if loaded else None,
-            search_summary=describe_search(options, loaded.dtype) if loaded else None,
-            evaluation=evaluate(test_set.sources, references, outputs, metrics=metrics, language=language),
+            search=search_to_dict(options, dtype) if dtype else None,
+            search_summary=describe_search(options, dtype, bool(test_set.recordings)) if dtype else None,
+            evaluation=evaluate(
+                test_set.sources,
+                references,
+                outputs,
+                metrics=metrics,
+                language=language,
+                by_length=not test_set.recordings,
+            ),
             baseline=str(options.baseline) if options.baseline else None,
             comparisons=tuple(compared),
         )
@@ -251,6 +306,27 @@ class _Scorer:
             self.warn(problem)
         default = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
         return LoadedModel(folder.expanduser(), translator, self.options.device.batch_tokens or default)
+
+    def produce_outputs(self, folder: Path | None, *others: Path) -> tuple[list[str], str]:
+        """Return the translation or the transcript of each source, and the dtype of the model."""
+        if folder is not None and self.test_set.recordings:
+            device = self.options.device
+            transcriber = Transcriber.load(folder, device=device.device, dtype=device.dtype)
+            return self.transcribe(transcriber), get_dtype_name(transcriber.model)
+        loaded = self.load(folder, *others)
+        return self.translate(loaded), get_dtype_name(loaded.translator.model)
+
+    def transcribe(self, transcriber: Transcriber) -> list[str]:
+        recordings = self.test_set.recordings
+        self.notify(f"transcribing {len(recordings):,} recordings ...")
+        files = (recording.file for recording in recordings)
+        sources = (file if isinstance(file, Path) else file.open() for file in files)
+        outputs = []
+        for result in transcriber.transcribe_all(sources, self.options.search, word_times=False):
+            if isinstance(result, AudioError):
+                raise result
+            outputs.append(" ".join(result.text.splitlines()))
+        return outputs
 
     def translate(self, loaded: LoadedModel) -> list[str]:
         sources = self.test_set.sources
@@ -332,10 +408,6 @@ class LoadedModel:
     def tokenizer(self) -> Tokenizer:
         return self.translator.tokenizer
 
-    @property
-    def dtype(self) -> str:
-        return str(next(self.translator.model.parameters()).dtype).removeprefix("torch.")
-
     def group_by_language(self, test_set: TestSet) -> list[tuple[str | None, list[int]]]:
         """(target language, indices of its pairs); the language is None for a model without language tags."""
         tags = self.tokenizer.source.tags
@@ -346,6 +418,10 @@ class LoadedModel:
         return [
             (tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()
         ]
+
+
+def get_dtype_name(model: nn.Module) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:
@@ -372,15 +448,16 @@ DESCRIBED_OPTIONS = frozenset(
 )
 
 
-def describe_search(options: ScoreOptions, dtype: str) -> str:
+def describe_search(options: ScoreOptions, dtype: str, is_speech: bool = False) -> str:
     """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
     search = options.search
     changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
-    limit = f"source + {MAX_EXTRA_TOKENS}" if search.max_length is None else f"{search.max_length:,}"
+    default_limit = "25 tokens per second" if is_speech else f"source + {MAX_EXTRA_TOKENS} tokens"
+    limit = default_limit if search.max_length is None else f"{search.max_length:,} tokens"
     parts = [
         describe_sampling(search.sampling) if search.sampling else describe_beam(search),
         search.score_formula,
-        f"at most {limit} tokens",
+        f"at most {limit}",
         f"at least {search.min_length:,}" if search.min_length else "",
         f"no repeated {search.no_repeat_ngram_size}-grams" if search.no_repeat_ngram_size else "",
         f"engine {options.device.engine}" if options.device.engine else "",

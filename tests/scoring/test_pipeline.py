@@ -7,17 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from attent.data.audio import AudioError
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
+from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
-from attent.nn import StackConfig
+from attent.nn import AudioConfig, StackConfig
 from attent.scoring import pipeline
-from attent.scoring.metrics import ScoreError
+from attent.scoring.metrics import ScoreError, compute_metrics
 from attent.scoring.pipeline import (
     MAX_CHECKED_LINES,
     ScoreOptions,
@@ -28,6 +31,7 @@ from attent.scoring.pipeline import (
     search_to_dict,
 )
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 from tests.text.corpus import lines, tokenizer
@@ -230,3 +234,72 @@ def test_doubts_about_the_test_set_are_warnings(tmp_path: Path) -> None:
     assert report.search_summary.startswith("greedy, ")
     assert report.search is not None
     assert report.search["max_length"] == 2
+
+
+# ---- speech ----------------------------------------------------------------------------------------------------------
+
+
+def write_speech_model(folder: Path) -> Path:
+    words = train_monolingual_tokenizer(["one two three"] * 3, TokenizerConfig(kind="char"))
+    torch.manual_seed(0)
+    stack = StackConfig(layers=1, width=16, heads=2, ffn_width=24)
+    config = Seq2SeqConfig(
+        vocab=words.target.size,
+        frontend=AudioConfig(mel_bins=8),
+        encoder=stack,
+        decoder=mirror_encoder(stack),
+        share_embeddings=False,
+    )
+    write_model(folder, Seq2Seq(config), words)
+    return folder
+
+
+def write_recordings(folder: Path) -> Path:
+    soundfile = pytest.importorskip("soundfile")
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        soundfile.write(folder / f"{number}.wav", rng.normal(0, 0.1, 4_000 * (number + 1)), 16_000)
+    rows = ["path\tsentence\tde", "0.wav\tone\teins", "1.wav\ttwo three\tzwei drei", "2.wav\tone two\teins zwei", ""]
+    (folder / "test.tsv").write_text("\n".join(rows), encoding="utf-8")
+    return folder / "test.tsv"
+
+
+def test_a_speech_model_is_scored_by_the_error_rates_of_its_transcripts(tmp_path: Path) -> None:
+    model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
+    options = ScoreOptions(search=SearchOptions(beam_size=2), save=tmp_path / "out.txt", baseline=model)
+    report = pipeline.score(model, str(data), src="en", options=options)
+    assert report.evaluation is not None
+    outputs = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
+    transcriber = Transcriber.load(model)
+    files = [tmp_path / "set" / f"{number}.wav" for number in range(3)]
+    assert outputs == [transcriber.transcribe(file, beam_size=2).text for file in files]
+    references = ["one", "two three", "one two"]
+    expected = compute_metrics(outputs, references, ("wer", "cer"), resamples=0)
+    assert [(s.metric, s.value) for s in report.evaluation.scores] == [(s.metric, s.value) for s in expected]
+    assert [s.source for s in report.evaluation.sentences] == list(map(str, files))
+    assert report.evaluation.groups == ()
+    assert [c.difference for c in report.comparisons] == [0, 0]
+    assert report.search_summary is not None
+    assert "at most 25 tokens per second" in report.search_summary
+
+
+def test_a_folder_of_recordings_and_texts_in_another_language_are_scored(tmp_path: Path) -> None:
+    model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
+    report = pipeline.score(model, str(data.parent), src="en", tgt="de")
+    assert report.evaluation is not None
+    assert [score.metric for score in report.evaluation.scores] == ["bleu", "chrf", "ter"]
+    assert [sentence.reference for sentence in report.evaluation.sentences] == ["eins", "zwei drei", "eins zwei"]
+    report = pipeline.score(model, str(data), options=ScoreOptions(metrics=("exact",)))
+    assert report.evaluation is not None
+    assert [score.metric for score in report.evaluation.scores] == ["exact"]
+
+
+def test_what_only_translators_can_do_is_refused_of_a_speech_model(tmp_path: Path) -> None:
+    model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
+    for options in (ScoreOptions(force_decode=True), ScoreOptions(alignment=Path("auto"))):
+        with pytest.raises(ScoreError, match="is for translators, but this is a speech model"):
+            pipeline.score(model, str(data), options=options)
+    (data.parent / "1.wav").write_text("no audio")
+    with pytest.raises(AudioError, match=r"1\.wav"):
+        pipeline.score(model, str(data))

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attent.data.audio import (
-    TEXT_COLUMNS,
     AudioDataConfig,
     Recording,
     RecordingDataset,
+    choose_text_columns,
     find_recordings,
+    has_translations,
     prepare_recordings,
 )
 from attent.data.batch_plan import WIDTH_MULTIPLE
@@ -43,7 +44,6 @@ from attent.scoring.metrics import (
     make_metric,
     score_corpus,
 )
-from attent.text.language_tags import is_same_language
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_formats import WhisperTask, WhisperVocabulary, build_prompt
 from attent.text.tokenizer_training import MAX_VOCAB, MIN_VOCAB, TokenizerConfig, train_monolingual_tokenizer
@@ -108,7 +108,7 @@ class SpeechTask(base.Task):
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         data, self.audio_options, self.context = run.data, run.data.audio or AudioDataConfig(), context
         self.languages = (data.src, data.tgt)
-        self.is_translation, self.text_language = is_speech_translation(data), data.tgt or data.src
+        self.is_translation, self.text_language = has_translations(data.src, data.tgt), data.tgt or data.src
         splits = find_splits(data)
         (train,) = self.load_recordings(splits["train"])
         valid, self.tests = self.load_recordings(splits["valid"]), self.load_recordings(splits["test"])
@@ -182,7 +182,7 @@ class SpeechTask(base.Task):
 
     @classmethod
     def choose_metric(cls, run: RunConfig) -> str:
-        return "chrf" if is_speech_translation(run.data) else "wer"
+        return "chrf" if has_translations(run.data.src, run.data.tgt) else "wer"
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: Any, report: EventHandler) -> RunConfig:
@@ -452,15 +452,9 @@ class SpeechTask(base.Task):
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def is_speech_translation(data: DataConfig) -> bool:
-    """True if the texts are in another language (--tgt) than the recordings (--src)."""
-    return data.tgt is not None and (data.src is None or not is_same_language(data.src, data.tgt))
-
-
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
     """Return (name, recordings) of the training set, the validation set and each test set."""
-    language = data.tgt or data.src
-    columns = ((language,) if language else ()) + ("translation",) * is_speech_translation(data) + TEXT_COLUMNS
+    columns = choose_text_columns(data.src, data.tgt)
     available = [(path, find_recordings(path, columns)) for path in data.train]
     if not available:
         raise TrainError("recordings must be named: --data corpus.tsv")

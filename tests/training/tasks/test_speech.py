@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 from attent import load
 from attent.cli import main
-from attent.data.audio import AudioDataConfig, RecordingDataset
+from attent.data.audio import AudioDataConfig, RecordingDataset, has_translations
 from attent.models import Seq2Seq, shift_right
 from attent.nn import StackConfig
 from attent.nn.frontends import SAMPLE_RATE
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.config import DataConfig
-from attent.training.tasks.speech import build_speech_config, choose_tokenizer, find_splits, is_speech_translation
+from attent.training.tasks.speech import build_speech_config, choose_tokenizer, find_splits
 from attent.training.tasks.speech_batches import (
     SpeechBatch,
     SpeechLoader,
@@ -281,7 +281,7 @@ def test_the_tokens_are_characters_where_there_is_little_text() -> None:
     [(None, None, False), ("en", None, False), (None, "de", True), ("en", "de", True), ("en", "en-GB", False)],
 )
 def test_texts_in_another_language_are_translations(src: str | None, tgt: str | None, expected: bool) -> None:
-    assert is_speech_translation(DataConfig(src=src, tgt=tgt)) == expected
+    assert has_translations(src, tgt) == expected
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
