@@ -190,6 +190,8 @@ def test_tenth_of_the_characters_of_many_documents_is_held_out() -> None:
         assert sorted(train.texts + valid.texts) == sorted(texts)
         assert 0.08 * sum(map(len, texts)) < valid.char_count <= 0.1 * sum(map(len, texts))
     assert len(hold_out_texts(TextCorpus("a", texts), 7, 1, "documents")[1].texts) == 7
+    equal = [f"{i:03}" * 10 for i in range(100)]
+    assert len(hold_out_texts(TextCorpus("a", equal), None, 1, "documents")[1].texts) == 10
 
 
 def test_shared_texts_are_counted() -> None:

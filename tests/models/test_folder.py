@@ -31,6 +31,7 @@ from attent.storage.atomic import lock_folder, write_files
 from attent.storage.errors import FolderError
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import read_files
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from tests.faulty_disk import FaultyDisk, SimulatedKill
 
 FILES = ("config.json", "model.safetensors", "manifest.json")
@@ -914,3 +915,16 @@ def test_files_of_the_largest_size_are_saved(tmp_path: Path, monkeypatch: pytest
     assert folder.encode_json({"a": "é"}, "config.json") == content
     with pytest.raises(FolderError, match=rf"config\.json: must have at most {len(content)} bytes, but has"):
         folder.encode_json({"a": "éx"}, "config.json")
+
+
+def test_a_tokenizer_without_a_manifest_is_read_and_one_beside_it_is_refused(tmp_path: Path) -> None:
+    tokenizer = train_monolingual_tokenizer(["a b c d"] * 9, TokenizerConfig(kind="char"))
+    tokenizer.save(tmp_path / "plain")
+    found = folder.read_tokenizer(tmp_path / "plain")
+    assert found is not None
+    assert found.fingerprint == tokenizer.fingerprint
+    write(tmp_path / "model", 0)
+    assert folder.read_tokenizer(tmp_path / "model") is None
+    tokenizer.save(tmp_path / "model")
+    with pytest.raises(FolderError, match=r"its tokenizer is not listed in manifest\.json"):
+        folder.read_tokenizer(tmp_path / "model")

@@ -149,3 +149,11 @@ def test_lstms_have_about_as_many_parameters_as_transformers() -> None:
         assert presets.ARCHS["transformer"](8_000, size) == getattr(presets, size)(8_000)
     assert presets.lstm(9) == presets.lstm(9, "small")
     assert presets.lstm_no_attention(9) == presets.lstm_no_attention(9, "small")
+
+
+def test_convolutions_have_about_as_many_parameters_as_transformers() -> None:
+    sizes = {"tiny": (5, 128, 0.3), "small": (5, 256, 0.1), "base": (10, 512, 0.1), "big": (10, 1024, 0.3)}
+    for size, expected in sizes.items():
+        config = presets.ARCHS["conv"](8_000, size)
+        for stack in (config.encoder, config.decoder):
+            assert (stack.layers, stack.width, stack.dropout) == expected

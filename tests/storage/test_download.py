@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Iterator
 from http.client import HTTPMessage
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import Request
 
@@ -26,6 +27,7 @@ from attent.storage.download import (
     DownloadError,
     RemoteFile,
     RemoteFileMissing,
+    _check_size,
     _classify_errors,
     _open_url,
     _SecureRedirects,
@@ -366,3 +368,12 @@ def test_progress_at_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     os.close(reader)
     assert b"multi30k" in output
     assert b"2.0/2.0 MB" in output
+
+
+def test_only_the_missing_bytes_must_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = RemoteFile("https://example.org/file", max_bytes=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    _check_size(remote, tmp_path / "part", start=600, total=700)
+    _check_size(remote, tmp_path / "part", start=600, total=None)
+    with pytest.raises(OSError, match="101 bytes more are needed"):
+        _check_size(remote, tmp_path / "part", start=600, total=701)
