@@ -230,6 +230,7 @@ def test_sample_rate_is_that_of_the_front_end() -> None:
     "content",
     [
         "a.wav\tHello there\nsub/b.wav\tBye",
+        "a.wav\tHello there\tMary\nsub/b.wav\tBye\tJohn",
         "path\ttext\na.wav\tHello there\nsub/b.wav\tBye\n",
         "id\tSentence\tAudio\n1\tHello there\ta.wav\n2\tBye\tsub/b.wav\n",
         'file\ttranscript\r\na.wav\tHello there\r\n\r\nsub/b.wav\t"Bye"\r\n',
@@ -265,6 +266,10 @@ def test_text_column_can_be_chosen(tmp_path: Path) -> None:
         find_recordings(table)
     table.write_text("\n", encoding="utf-8")
     with pytest.raises(AudioError, match=r"corpus\.tsv: is empty"):
+        find_recordings(table)
+    table = tmp_path / "corpus.csv"
+    table.write_text(f"path,text\na.wav,{'long' * 50_000}\n", encoding="utf-8")
+    with pytest.raises(AudioError, match=r"corpus\.csv:2: must be comma-separated cells, but is not \(field larger"):
         find_recordings(table)
 
 
@@ -346,6 +351,9 @@ def test_recordings_without_a_split_are_for_training_unless_others_are(tmp_path:
         "train": ["mary/a"],
         "valid": ["dev/b"],
     }
+    (tmp_path / "train").rename(tmp_path / "dev" / "more")
+    (tmp_path / "b.wav").unlink()
+    assert {split: len(recordings) for split, recordings in find_recordings(tmp_path).items()} == {"train": 2}
 
 
 def test_corpus_that_is_none_is_one_sentence(tmp_path: Path) -> None:
