@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from cyclopts import CycloptsError, Parameter
 
@@ -69,6 +69,13 @@ class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from 
             help="print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz",
         ),
     ] = False
+    language: Annotated[
+        str | None,
+        Parameter(group=COMMON_GROUP, help="of the recordings, for Whisper; by default that of the first one"),
+    ] = None
+    task: Annotated[
+        Literal["transcribe", "translate"], Parameter(group=COMMON_GROUP, help="for Whisper; translate: to English")
+    ] = "transcribe"
     max_seconds: Annotated[
         float | None,
         Parameter(
@@ -168,7 +175,14 @@ def load_transcriber(model: Path, flags: TranscribeFlags) -> Transcriber:
     check_model_exists(model)
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
-    return Transcriber.load(model, device=flags.device, dtype=flags.dtype, max_seconds=flags.max_seconds)
+    return Transcriber.load(
+        model,
+        device=flags.device,
+        dtype=flags.dtype,
+        max_seconds=flags.max_seconds,
+        language=flags.language,
+        task=flags.task,
+    )
 
 
 def write_transcripts(

@@ -24,17 +24,20 @@ from attent.data.arrays import Array
 from attent.data.audio import AudioError, iter_audio
 from attent.decoding.alignment import WORD_START_MARKERS
 from attent.decoding.batching import batch_by_length
-from attent.decoding.loading import compute_max_rows, load_tokenizer, resolve_device_and_dtype
-from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
+from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
+from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck, TranscriptRules
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
-from attent.decoding.word_times import Head, SpokenWord, compute_word_times, snap_to_silence
+from attent.decoding.word_times import SpokenWord, compute_word_times, snap_to_silence
 from attent.interop import load_as
+from attent.interop.whisper import WhisperSettings, detect_languages, read_settings
 from attent.models import Seq2Seq
 from attent.nn import AudioConfig
 from attent.nn.devices import get_device
+from attent.nn.eval_mode import eval_mode
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_formats import WhisperTask, WhisperVocabulary, build_prompt
 
 RecordingSource = str | Path | BinaryIO | Array | Tensor  # a file, or samples at 16 kHz
 
@@ -86,17 +89,17 @@ class Transcriber:
         tokenizer: Tokenizer,
         *,
         max_seconds: float | None = None,
-        prefix_ids: Sequence[int] = (),
-        suppressed_tokens: Sequence[int] = (),
-        alignment_heads: Sequence[Head] | None = None,
+        whisper: WhisperSettings | None = None,
+        language: str | None = None,
+        task: WhisperTask = "transcribe",
         options: SearchOptions | None = None,
     ) -> None:
         """
-        max_seconds        of a segment of a long recording; None: the length of the model's training recordings
-        prefix_ids         tokens that the decoder reads before each text
-        suppressed_tokens  never generated
-        alignment_heads    (layer, head) whose cross-attention times the words; None: those that align best
-        options            search options, unless others are given
+        max_seconds  of a segment of a long recording; None: the length of the model's training recordings
+        whisper      how a Whisper model is searched
+        language     of the recordings, for a Whisper model of several; None: that of the first segment
+        task         of a Whisper model; translate: to English
+        options      search options, unless others are given
         """
         config = model.config.frontend
         if not isinstance(config, AudioConfig):
@@ -105,8 +108,10 @@ class Transcriber:
             raise InputError(f"`max_seconds` must be 1 or more, but is {max_seconds:g}")
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_seconds = max_seconds or find_max_seconds(model)
-        self.prefix_ids, self.suppressed_tokens = tuple(prefix_ids), tuple(suppressed_tokens)
-        self.alignment_heads, self.options = alignment_heads, options or SearchOptions()
+        if whisper is None and (language is not None or task != "transcribe"):
+            raise InputError("`language` and `task` must be left out: only Whisper models can be told what to do")
+        self.whisper, self.language, self.task = whisper, language, task
+        self.options = options or SearchOptions()
 
     @classmethod
     def load(
@@ -116,12 +121,19 @@ class Transcriber:
         device: str | torch.device | None = None,
         dtype: str | None = None,
         max_seconds: float | None = None,
+        language: str | None = None,
+        task: WhisperTask = "transcribe",
     ) -> Transcriber:
         """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32."""
         path = Path(folder).expanduser()
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
-        return cls(model, load_tokenizer(path), max_seconds=max_seconds)
+        tokenizer, whisper = load_tokenizer(path), None
+        if isinstance(tokenizer.target, WhisperVocabulary):
+            whisper = read_settings(path, tokenizer.target)
+            trained_on = read_data_settings(path).get("src")  # of a fine-tuned model
+            language = language or whisper.default_language or trained_on
+        return cls(model, tokenizer, max_seconds=max_seconds, whisper=whisper, language=language, task=task)
 
     def transcribe(
         self,
@@ -210,8 +222,8 @@ class Transcriber:
                     lengths,
                     num_frames,
                     hypotheses,
-                    prefix_ids=self.prefix_ids,
-                    heads=self.alignment_heads,
+                    prefix_ids=self._get_prefix(source),
+                    heads=(self.whisper and self.whisper.alignment_heads) or None,
                 )
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
                 results[i] = make_segment(segment, hypothesis.text, timed)
@@ -225,16 +237,39 @@ class Transcriber:
         known_ids: Sequence[int] = (),
         should_stop: StopCheck | None = None,
     ) -> list[Hypothesis]:
+        if self.whisper is not None and not known_ids:
+            options = replace(options, transcript_rules=TranscriptRules(banned_first=self.whisper.banned_first))
         return search_sources(
             self.model,
             self.tokenizer,
             source,
             lengths,
             options,
-            prefix_ids=(*self.prefix_ids, *known_ids),
-            suppressed_tokens=self.suppressed_tokens,
+            prefix_ids=(*self._get_prefix(source), *known_ids),
+            suppressed_tokens=self._suppressed_tokens,
             should_stop=should_stop,
         )
+
+    @property
+    def _suppressed_tokens(self) -> tuple[int, ...]:
+        """Tokens that Whisper never generates; timestamps among them, since its prompt excludes these."""
+        vocabulary = self.tokenizer.target
+        if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
+            return ()
+        return (*self.whisper.suppressed_tokens, *vocabulary.timestamps)
+
+    def _get_prefix(self, source: Tensor) -> tuple[int, ...]:
+        """Return the tokens that tell Whisper the language, detected in the first source if it is unknown, and the
+        task."""
+        vocabulary = self.tokenizer.target
+        if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
+            return ()
+        if not self.whisper.is_multilingual:
+            return build_prompt(vocabulary, None)
+        if self.language is None:
+            with eval_mode(self.model):
+                self.language = detect_languages(self.model, source[:1], vocabulary)[0]
+        return build_prompt(vocabulary, self.language, self.task)
 
     def _compute_frames(self, segments: Sequence[AudioSegment]) -> tuple[Tensor, Tensor | None]:
         return compute_audio_frames([torch.from_numpy(x.samples) for x in segments], self.config, self.device)

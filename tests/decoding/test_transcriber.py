@@ -15,6 +15,7 @@ from attent.data.arrays import Array
 from attent.data.audio import AudioError
 from attent.decoding import SearchCancelled, transcriber
 from attent.decoding.options import InputError, SearchOptions
+from attent.decoding.source_search import compute_audio_frames
 from attent.decoding.transcriber import (
     Transcriber,
     Transcript,
@@ -32,6 +33,7 @@ from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from tests.decoding.test_source_search import make_model
+from tests.interop.test_whisper import make_searchable
 
 GREEDY = SearchOptions(beam_size=1)
 
@@ -151,3 +153,27 @@ def test_an_overlap_is_merged_at_its_longest_common_words(timed: bool) -> None:
         assert joined[0].end == pytest.approx(30 / 7)
     same = join_segments([(first, 0), (third, 2.0)])
     assert [x.text for x in same] == [first.text, third.text]
+
+
+def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transcriber: Transcriber) -> None:
+    make_searchable(1, tmp_path)
+    rng = np.random.default_rng(0)
+    loaded = Transcriber.load(tmp_path, device="cpu")
+    frames = loaded.config.fixed_frames
+    assert frames is not None
+    assert loaded.max_seconds == frames / 100
+    speech = rng.normal(0, 0.2, 160 * frames - 100).astype(np.float32)
+    transcript = loaded.transcribe(speech, GREEDY)
+    assert "<|" not in transcript.text
+    assert " ".join(word.text for word in transcript.words) == transcript.text
+    vocabulary = loaded.tokenizer.target
+    assert loaded.language in vocabulary.tags  # detected
+    source, _ = compute_audio_frames([torch.from_numpy(speech)], loaded.config, loaded.device)
+    prompts = [loaded._get_prefix(source)]
+    for language, task in (("de", "transcribe"), ("de", "translate"), ("en", "translate")):
+        told = Transcriber.load(tmp_path, device="cpu", language=language, task=task)  # type: ignore[arg-type]
+        prompts.append(told._get_prefix(source))
+        assert vocabulary.to_pieces(prompts[-1]) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
+        told.transcribe(speech, GREEDY)
+    with pytest.raises(InputError, match="only Whisper models can be told what to do"):
+        Transcriber(random_transcriber.model, random_transcriber.tokenizer, language="en")
