@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent.decoding import Translator
+    from attent.decoding.captioner import Captioner
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
     from attent.decoding.transcriber import Transcriber
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Generator", "Predictor", "Transcriber", "Translator", "__version__", "build", "load", "look", "presets", "record",
-    "score", "train",
+    "Captioner", "Generator", "Predictor", "Transcriber", "Translator", "__version__", "build", "load", "look",
+    "presets", "record", "score", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
+    "Captioner": "attent.decoding.captioner",
     "Generator": "attent.decoding.generation.generator",
     "Predictor": "attent.decoding.predictor",
     "Transcriber": "attent.decoding.transcriber",

@@ -18,6 +18,7 @@ from attent import __version__
 # name -> help; the command is the function `name` in the module `attent.cli.name`, imported when it runs.
 COMMANDS: dict[str, str] = {
     "average": "Average the weights of several models, or of a run's checkpoints.",
+    "caption": "Describe images in words.",
     "classify": "Classify texts or images.",
     "compare": "Train several models on the same data, and write a report.",
     "convert": "Convert a model folder to Hugging Face, CTranslate2 or attent format.",

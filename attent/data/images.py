@@ -21,7 +21,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -38,7 +38,7 @@ from attent.storage.cache import build_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attent.models import VisionConfig
+    from attent.nn import ImageConfig
 
 STORE_VERSION = 2  # part of a store's key: raised when the same files give other bytes
 META_FILE, PIXELS_FILE, LABELS_FILE = "images.json", "pixels", "labels"
@@ -82,7 +82,7 @@ class ImageDataConfig:
 
 @dataclass(frozen=True)
 class ImageShape:
-    """The size of all images and how they are resized; see `VisionConfig`."""
+    """The size of all images and how they are resized; see `ImageConfig`."""
 
     size: int  # pixels of a side
     channels: int
@@ -91,7 +91,7 @@ class ImageShape:
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
     @classmethod
-    def from_config(cls, config: VisionConfig) -> ImageShape:
+    def from_config(cls, config: ImageConfig) -> ImageShape:
         return cls(config.image_size, config.channels, config.fit, config.resize_to, config.resample)
 
 
@@ -244,9 +244,9 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
         with open_idx(split.images) as file:
             _, rows, columns = read_idx_sizes(file, split.images, 3)
         return ImageShape(config.image_size or math.ceil(max(rows, columns) / 4) * 4, config.channels or 1)
-    sides, is_grey = sample_sizes(split)
+    sides, is_grey, problems = sample_sizes(split)
     if not sides:
-        raise ImageError(f"{split.folder}: must have images, but none of the first {SIZE_SAMPLE} can be read")
+        raise ImageError(f"{split.name}: must have images, but of {len(problems)} none can be read: {problems[0]}")
     side = int(np.median(sides))
     if side >= PHOTO_SIZE * 3 // 4:
         size = PHOTO_SIZE
@@ -255,15 +255,18 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     return ImageShape(config.image_size or size, config.channels or (1 if is_grey else 3))
 
 
-def sample_sizes(split: FolderSplit) -> tuple[list[int], bool]:
-    """Return the shorter sides of a sample of images, and whether all of them are grey."""
+def sample_sizes(split: FolderSplit) -> tuple[list[int], bool, list[str]]:
+    """Return the shorter sides of a sample of images, whether all of them are grey, and the problems of the others."""
     sample = split.files[:: max(1, len(split.files) // SIZE_SAMPLE)][:SIZE_SAMPLE]
-    sides, is_grey = [], True
+    sides, is_grey, problems = [], True, []
     for path, _ in sample:
-        with suppress_warnings(), suppress(ImageError), open_image(path) as image:
-            sides.append(min(image.size))
-            is_grey = is_grey and (image.mode in ("1", "L", "F") or image.mode.startswith("I"))
-    return sides, is_grey
+        try:
+            with suppress_warnings(), open_image(path) as image:
+                sides.append(min(image.size))
+                is_grey = is_grey and (image.mode in ("1", "L", "F") or image.mode.startswith("I"))
+        except ImageError as error:
+            problems.append(str(error))
+    return sides, is_grey, problems
 
 
 # ---- image files -----------------------------------------------------------------------------------------------------

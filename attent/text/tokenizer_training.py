@@ -69,11 +69,7 @@ def train_tokenizer(
     seed: int = 0,
 ) -> Tokenizer:
     """Train a tokenizer for translation, with a tag for each language of `tags`; the seed selects the sample."""
-    check_unique("tags", tags)
-    for tag in tags:
-        if not re.fullmatch(r"[\w-]+", tag):
-            raise ValueError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
-    controls = [f"<2{tag}>" for tag in tags]
+    controls = make_tag_symbols(tags)
     source, target = (sample_lines(lines, seed, MAX_SAMPLE_CHARS[config.kind]) for lines in (sources, targets))
     if config.joint:
         return Tokenizer.from_files(build_own_files(fit_vocabulary(source + target, config, controls)))
@@ -82,14 +78,29 @@ def train_tokenizer(
     return Tokenizer.from_files(dict(zip(SEPARATE_FILES, models, strict=True)))
 
 
+def make_tag_symbols(tags: Sequence[str]) -> list[str]:
+    check_unique("tags", tags)
+    for tag in tags:
+        if not re.fullmatch(r"[\w-]+", tag):
+            raise ValueError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
+    return [f"<2{tag}>" for tag in tags]
+
+
 def train_monolingual_tokenizer(
-    texts: Iterable[str], config: TokenizerConfig, *, mask: bool = False, sentinels: int = 0, seed: int = 0
+    texts: Iterable[str],
+    config: TokenizerConfig,
+    *,
+    mask: bool = False,
+    sentinels: int = 0,
+    tags: Sequence[str] = (),
+    seed: int = 0,
 ) -> Tokenizer:
-    """Train a tokenizer for texts of one side, with a mask token or sentinels; it is trained on single lines."""
+    """Train a tokenizer for texts of one side, with a mask token, sentinels or language tags; it is trained on single
+    lines."""
     lines = (line for text in texts for line in text.split("\n"))
     parts = (line[at : at + MAX_LINE_CHARS] for line in lines for at in range(0, len(line), MAX_LINE_CHARS))
     sample = sample_lines(parts, seed, MAX_SAMPLE_CHARS[config.kind])
-    controls = [MASK_TOKEN] * mask + [f"<extra_id_{number}>" for number in range(sentinels)]
+    controls = [MASK_TOKEN] * mask + [f"<extra_id_{number}>" for number in range(sentinels)] + make_tag_symbols(tags)
     return Tokenizer.from_files(build_own_files(fit_vocabulary(sample, config, controls)))
 
 

@@ -15,10 +15,10 @@ from attent import interop, settings
 from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_count
 from attent.interop import MODEL_DESCRIPTIONS, get_model_kind, hf_folder
-from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
+from attent.models import CausalLM, Model, Seq2Seq, TextEncoder
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
-from attent.nn import StackConfig, get_attention_layers
+from attent.nn import ImageConfig, StackConfig, get_attention_layers
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import Tokenizer, TokenizerError
@@ -169,9 +169,9 @@ def _describe_kind(model: Model) -> str:
 
 
 def _describe_images(model: Model) -> str:
-    if not isinstance(model, VisionTransformer):
+    config = model.config.frontend if isinstance(model, Seq2Seq) else model.config
+    if not isinstance(config, ImageConfig):
         return ""
-    config = model.config
     color = {1: "grayscale", 3: "RGB"}.get(config.channels, f"{config.channels} channels")
     patches = f"{format_count(config.num_patches, 'patch', 'patches')} of {config.patch_size} x {config.patch_size}"
     fit = "center crop" if config.fit == "crop" else "resized to a square"

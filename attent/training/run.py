@@ -238,7 +238,7 @@ class TrainSession:
             run = get_task_class(run.task).adapt_run(run, self.requested, pretrained.config, self.emit)
         preloading = hardware.preload_libraries(self.distributed.device)
         try:
-            task = self.prepare_task(run, is_new)
+            task = self.prepare_task(run, is_new, pretrained)
         finally:
             preloading.join()  # before speed is measured; a process that exits during the import is aborted
         if is_new:
@@ -316,7 +316,7 @@ class TrainSession:
         if self.new_parameters:
             self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
 
-    def prepare_task(self, run: RunConfig, is_new: bool) -> Task:
+    def prepare_task(self, run: RunConfig, is_new: bool, pretrained: Model | None) -> Task:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
         if not self.distributed.is_main:
             self.distributed.barrier()
@@ -326,7 +326,7 @@ class TrainSession:
             report=self.emit,
             should_stop=self.should_stop,
         )
-        task = get_task_class(run.task)(run, self.load_tokenizer(run, is_new), context)
+        task = get_task_class(run.task)(run, self.load_tokenizer(run, is_new, pretrained), context)
         if self.distributed.is_main:
             if task.tokenizer is not None:
                 with explain_save_errors(self.out, "tokenizer"):
@@ -334,12 +334,15 @@ class TrainSession:
             self.distributed.barrier()
         return task
 
-    def load_tokenizer(self, run: RunConfig, is_new: bool) -> Tokenizer | None:
+    def load_tokenizer(self, run: RunConfig, is_new: bool, pretrained: Model | None) -> Tokenizer | None:
         """The tokenizer of this run or of the pretrained model; None: it will be trained, or the task needs none."""
-        if "data.tokenizer" not in get_task_class(run.task).used_settings:
+        task = get_task_class(run.task)
+        if "data.tokenizer" not in task.used_settings:
             return None
         if not is_new or not self.distributed.is_main:
             return Tokenizer.load(self.out)
+        if isinstance(pretrained, task.pretrained_classes):
+            return None
         return load_tokenizer(Path(run.init_from).expanduser()) if run.init_from else None
 
     def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
@@ -452,11 +455,17 @@ def load_initial_model(path: str, task: TaskName) -> Model:
     """Load the model of `--from`, which must be of the class that the task trains."""
     model = interop.load(path)
     expected = get_task_class(task).model_class
-    if not isinstance(model, expected):
+    if not isinstance(model, (expected, *get_task_class(task).pretrained_classes)):
         others = " or ".join(f"--task {name}" for name in TASKS if isinstance(model, get_task_class(name).model_class))
         raise TrainError(
             f"{path}: must be {MODEL_DESCRIPTIONS[expected]} for --task {task}, but is "
             f"{MODEL_DESCRIPTIONS[type(model)]}; fine-tune it with {others}, or give another --from"
+        )
+    kind = interop.get_model_kind(model)
+    if task in ("translate", "spans") and kind is not expected:
+        raise TrainError(
+            f"{path}: must be {MODEL_DESCRIPTIONS[expected]} of text for --task {task}, but is "
+            f"{interop.MODEL_DESCRIPTIONS[kind][0]}; give another --from"
         )
     damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
     if damaged:

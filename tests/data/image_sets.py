@@ -53,3 +53,28 @@ def write_class_folders(
             pixels[..., number % 3] = 240
             Image.fromarray(pixels).save(folder / name / f"{i}.png")
     return folder
+
+
+CAPTIONS = {  # of the images of `make_bar_images`, by language
+    "en": ("a lying bar", "a standing bar", "nothing"),
+    "de": ("ein liegender Balken", "ein stehender Balken", "nichts"),
+}
+
+
+def write_captions(
+    folder: Path, count: int = 30, side: int = 8, *, languages: tuple[str, ...] = (), seed: int = 0
+) -> Path:
+    """Write images of bars and train.tsv: two captions of each image, or one in each language."""
+    from PIL import Image
+
+    images, labels = make_bar_images(count, side, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["image\ttext\tlanguage"] if languages else ["image\ttext"]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(image).save(folder / f"{number}.png")
+        if languages:
+            lines += [f"{number}.png\t{CAPTIONS[language][label]}\t{language}" for language in languages]
+        else:
+            lines += [f"{number}.png\t{text}" for text in (CAPTIONS["en"][label], f"there is {CAPTIONS['en'][label]}")]
+    (folder / "train.tsv").write_text("\n".join([*lines, ""]))
+    return folder / "train.tsv"

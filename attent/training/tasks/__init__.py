@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from attent.training.tasks.base import Task
 
-TaskName = Literal["translate", "lm", "mlm", "spans", "classify", "images", "speech"]
+TaskName = Literal["translate", "lm", "mlm", "spans", "classify", "images", "speech", "caption"]
 TASKS: dict[TaskName, tuple[str, str, str]] = {  # "module:class" in this package, help, help of its data
     "translate": (
         "translation:TranslationTask",
@@ -25,6 +25,7 @@ TASKS: dict[TaskName, tuple[str, str, str]] = {  # "module:class" in this packag
     "classify": ("text_classification:TextClassificationTask", "labels of texts", ".tsv of text and label"),
     "images": ("image_classification:ImageClassificationTask", "labels of images", "a folder per class, or idx files"),
     "speech": ("speech:SpeechTask", "recordings to text", ".tsv of recording and text, or a folder of both"),
+    "caption": ("captioning:CaptioningTask", "texts of images", ".tsv of image, text and, if several, language"),
 }
 TASK_HELP = ", ".join(f"{name}: {text}" for name, (_, text, _) in TASKS.items())
 DATA_HELP = "; ".join(f"{name}: {text}" for name, (_, _, text) in TASKS.items())

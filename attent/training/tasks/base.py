@@ -205,6 +205,7 @@ class Task(ABC):
     """One kind of training; an instance holds the prepared data of a run."""
 
     model_class: ClassVar[type[Any]]
+    pretrained_classes: ClassVar[tuple[type[Any], ...]] = ()  # other models to start from (--from), without a tokenizer
     config_class: ClassVar[type[Any]]
     objective_class: ClassVar[ObjectiveFactory]
     unit: ClassVar[str]  # of what it is trained on: "pair", "text"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset
-from attent.data.loader import PrefetchLoader
+from attent.data.loader import BatchT, PrefetchLoader
 from attent.models import VisionTransformer
 from attent.nn.argument_checks import check_rate
 
@@ -69,52 +69,62 @@ class ImageBatch:
         )
 
 
-class ImageLoader(PrefetchLoader[ImageBatch]):
-    """Batches of one size in a new order every epoch; the remainder of an epoch is left out.
+class ShuffledLoader(PrefetchLoader[BatchT]):
+    """Batches of one size in a new order every epoch, augmented as `config` says; the remainder of an epoch is left
+    out. Without a config: all examples in their order, without augmentation.
 
-    Without a config: all images in their order, without augmentation.
+    Subclasses define `build_batch`.
     """
 
-    def __init__(
-        self, images: ImageDataset, config: ImageDataConfig | None, *, batch_size: int, row_length: int, seed: int = 0
-    ) -> None:
-        self.images, self.config, self.row_length, self.seed = images, config, row_length, seed
-        self.batch_size = max(1, min(batch_size, len(images)))
+    def __init__(self, count: int, config: ImageDataConfig | None, *, batch_size: int, seed: int = 0) -> None:
+        self.count, self.config, self.seed = count, config, seed
+        self.batch_size = max(1, min(batch_size, count))
         self._orders: dict[int, Array] = {}
 
-    def num_batches(self, epoch: int) -> int:
-        count = len(self.images)
-        return count // self.batch_size if self.config else -(-count // self.batch_size)
+    def build_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
+        raise NotImplementedError
 
-    def get_batch(self, epoch: int, batch_index: int) -> ImageBatch:
+    def num_batches(self, epoch: int) -> int:
+        return self.count // self.batch_size if self.config else -(-self.count // self.batch_size)
+
+    def get_batch(self, epoch: int, batch_index: int) -> BatchT:
         if not 0 <= batch_index < self.num_batches(epoch):
             raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
         ids = self._epoch_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
-        pixels, labels = self.images.take(ids)
-        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
-        if self.config is None:
-            return batch
-        return augment(batch, self.config, np.random.default_rng((self.seed, epoch, batch_index)))
+        return self.build_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
 
     def _epoch_order(self, epoch: int) -> Array:
         if self.config is None:
-            return np.arange(len(self.images))
+            return np.arange(self.count)
         order = self._orders.get(epoch)
         if order is None:
-            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
             for old in sorted(self._orders)[: -CACHED_EPOCHS + 1]:
                 self._orders.pop(old, None)
             self._orders[epoch] = order
         return order
 
 
+class ImageLoader(ShuffledLoader[ImageBatch]):
+    """Batches of labeled images."""
+
+    def __init__(
+        self, images: ImageDataset, config: ImageDataConfig | None, *, batch_size: int, row_length: int, seed: int = 0
+    ) -> None:
+        super().__init__(len(images), config, batch_size=batch_size, seed=seed)
+        self.images, self.row_length = images, row_length
+
+    def build_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
+        pixels, labels = self.images.take(ids)
+        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
+        return batch if self.config is None else augment(batch, self.config, rng)
+
+
 # ---- augmentation ----------------------------------------------------------------------------------------------------
 
 
 def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator) -> ImageBatch:
-    pixels = flip_random(batch.pixels.numpy(), config.flip, rng)
-    pixels = shift_random(pixels, round(config.shift * pixels.shape[-1]), rng)
-    erase_random(pixels, config.erase, rng)
+    pixels = augment_pixels(batch.pixels.numpy(), config, rng)
     if not config.mixup:
         return replace(batch, pixels=torch.from_numpy(pixels))
     partners = rng.permutation(len(pixels))
@@ -125,6 +135,14 @@ def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator
         mixup_labels=batch.labels[torch.from_numpy(partners)],
         mixup_weights=torch.from_numpy(weights),
     )
+
+
+def augment_pixels(pixels: Array, config: ImageDataConfig, rng: np.random.Generator) -> Array:
+    """Flip, shift and erase at random."""
+    pixels = flip_random(pixels, config.flip, rng)
+    pixels = shift_random(pixels, round(config.shift * pixels.shape[-1]), rng)
+    erase_random(pixels, config.erase, rng)
+    return pixels
 
 
 def flip_random(pixels: Array, rate: float, rng: np.random.Generator) -> Array:

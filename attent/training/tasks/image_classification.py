@@ -18,7 +18,7 @@ from attent.data import images as image_data
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
-from attent.nn import LearnedConfig
+from attent.nn import ImageConfig, LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import describe_schedule, fill_defaults, look_up
@@ -163,18 +163,8 @@ class ImageClassificationTask(base.Task):
     def fill_train_config(
         self, run: RunConfig, size: Size | None, config: VisionConfig, *, finetune: bool
     ) -> TrainConfig:
-        train, device = run.train, self.context.device
-        tokens = count_positions(config)
-        batch = train.batch_tokens or tokens * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
-        steps_per_epoch = len(self.train_images) / (max(1, batch // tokens) * train.accumulate)
-        epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, len(self.train_images))[1]
-        divisor = FINETUNE_DIVISOR if finetune else 1
-        steps = train.steps or max(MIN_STEPS // divisor, math.ceil(epochs / divisor * steps_per_epoch))
-        warmup = max(1, min(2_000, steps // 20)) if train.warmup is None else train.warmup
-        base_lr = FINETUNE_LR if finetune else BASE_LR
-        lr = train.lr or float(f"{base_lr * min(1.0, math.sqrt(256 / config.stack.width)):.3g}")
-        filled = fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
-        return replace(filled, micro_batch_tokens=train.micro_batch_tokens)  # images need no micro-batches on a CPU
+        count, tokens, width = len(self.train_images), count_positions(config), config.stack.width
+        return fill_image_train_config(run.train, self.context.device, count, tokens, width, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         train, model = run.train, run.model
@@ -271,7 +261,7 @@ def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
     return splits
 
 
-def check_image_shape(config: ImageDataConfig, shape: ImageShape, base_config: VisionConfig | None) -> None:
+def check_image_shape(config: ImageDataConfig, shape: ImageShape, base_config: ImageConfig | None) -> None:
     requested = replace(shape, size=config.image_size or shape.size, channels=config.channels or shape.channels)
     if base_config is not None and requested != shape:
         raise TrainError(
@@ -356,6 +346,22 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
     )
 
 
+def fill_image_train_config(
+    train: TrainConfig, device: torch.device, num_examples: int, tokens_per_image: int, width: int, *, finetune: bool
+) -> TrainConfig:
+    """Replace every None of the training config of a model of images."""
+    batch = train.batch_tokens or tokens_per_image * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
+    steps_per_epoch = num_examples / (max(1, batch // tokens_per_image) * train.accumulate)
+    epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
+    divisor = FINETUNE_DIVISOR if finetune else 1
+    steps = train.steps or max(MIN_STEPS // divisor, math.ceil(epochs / divisor * steps_per_epoch))
+    warmup = max(1, min(2_000, steps // 20)) if train.warmup is None else train.warmup
+    base_lr = FINETUNE_LR if finetune else BASE_LR
+    lr = train.lr or float(f"{base_lr * min(1.0, math.sqrt(256 / width)):.3g}")
+    filled = fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
+    return replace(filled, micro_batch_tokens=train.micro_batch_tokens)  # images need no micro-batches on a CPU
+
+
 def fit_positions(config: VisionConfig) -> VisionConfig:
     """Set the number of learned positions."""
     if not isinstance(config.stack.positions, LearnedConfig):
@@ -363,13 +369,14 @@ def fit_positions(config: VisionConfig) -> VisionConfig:
     return replace(config, stack=replace(config.stack, positions=LearnedConfig(max_length=count_positions(config))))
 
 
-def count_positions(config: VisionConfig) -> int:
+def count_positions(config: ImageConfig) -> int:
     """Patches, and the class token if there is one."""
     return config.num_patches + config.class_token
 
 
 def describe_augmentation(config: ImageDataConfig, image_size: int) -> str:
     flip = ", random flip (--set data.images.flip=0 where left and right matter)" if config.flip else ""
+    erase = f", random erasing of {config.erase:.0%}" if config.erase else ""
     mixup = f", mixup with alpha {config.mixup:g}" if config.mixup else ""
     shift = round(config.shift * image_size)
-    return f"augmentation: shift by up to {shift} pixels{flip}, random erasing of {config.erase:.0%}{mixup}"
+    return f"augmentation: shift by up to {shift} pixels{flip}{erase}{mixup}"

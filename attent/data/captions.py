@@ -1,0 +1,166 @@
+"""Images with captions, from .tsv files. `images` decodes and stores the images.
+
+    image<TAB>text<TAB>language     a header names the columns: path, image or file; text or caption; language
+    dogs/1.png<TAB>A dog.           without one, they are in this order; the language is optional
+
+Paths are relative to the file. An image with several captions has several rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from attent.data.arrays import Array
+from attent.data.formats.tsv import unquote_cell
+from attent.data.images import MAX_LISTED_FILES, FolderSplit, ImageDataset, ImageShape, prepare_images
+from attent.data.pairs import CorpusError
+from attent.data.text_corpus import read_text_file
+from attent.text.language_tags import LANGUAGE_TAG
+
+SUFFIXES = (".tsv", ".tab")
+COLUMNS = {
+    "image": ("image", "path", "file", "filename", "image_path"),
+    "text": ("text", "caption", "sentence", "description"),
+    "language": ("language", "lang", "locale"),
+}
+LINE_FORMAT = "a line is image<TAB>text, and a header names other columns"
+
+
+@dataclass(frozen=True)
+class CaptionRows:
+    """The rows of caption files; their images exist, but are not decoded."""
+
+    name: str
+    files: tuple[Path, ...]
+    images: tuple[Path, ...]  # without duplicates
+    image_ids: tuple[int, ...]  # the image of each row
+    texts: tuple[str, ...] = field(repr=False)
+    languages: tuple[str | None, ...] = field(repr=False)  # of each row
+    skipped: tuple[str, ...] = ()  # a sentence for each row that is left out
+
+    @property
+    def split(self) -> FolderSplit:
+        """The images, each with its number as the label."""
+        files = tuple((path, number) for number, path in enumerate(self.images))
+        return FolderSplit(self.name, self.files[0].parent, (), files)
+
+
+@dataclass(frozen=True)
+class CaptionItem:
+    """An image to caption in one language, and its references."""
+
+    image_id: int
+    language: str | None
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CaptionDataset:
+    """Memory-mapped images and their captions."""
+
+    name: str
+    images: ImageDataset
+    paths: tuple[Path, ...]  # of the images
+    image_ids: Array = field(repr=False)  # the image of each caption
+    texts: tuple[str, ...] = field(repr=False)
+    languages: tuple[str | None, ...] = field(repr=False)
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def select_images(self, indices: Array) -> CaptionDataset:
+        """Return some of the images with all of their captions."""
+        new_ids = np.full(len(self.paths), -1)
+        new_ids[indices] = np.arange(len(indices))
+        rows = np.flatnonzero(new_ids[self.image_ids] >= 0).tolist()
+        return replace(
+            self,
+            images=self.images.select(indices),
+            paths=tuple(self.paths[i] for i in indices.tolist()),
+            image_ids=new_ids[self.image_ids[rows]],
+            texts=tuple(self.texts[i] for i in rows),
+            languages=tuple(self.languages[i] for i in rows),
+        )
+
+    def list_items(self) -> list[CaptionItem]:
+        """Return each image once for each language of its captions, with these as references."""
+        references: dict[tuple[int, str | None], list[str]] = {}
+        for image_id, language, text in zip(self.image_ids.tolist(), self.languages, self.texts, strict=True):
+            references.setdefault((image_id, language), []).append(text)
+        return [CaptionItem(image_id, language, tuple(texts)) for (image_id, language), texts in references.items()]
+
+    def describe_skipped(self) -> str | None:
+        """Return a sentence about rows and images that are left out, or None."""
+        examples = "; ".join(self.skipped[:MAX_LISTED_FILES])
+        return f"{self.name}: {len(self.skipped):,} rows or images are skipped: {examples}" if self.skipped else None
+
+
+def read_captions(files: Sequence[Path]) -> CaptionRows:
+    """Read all rows whose image exists; at least one."""
+    images: dict[Path, int] = {}
+    rows: list[tuple[int, str, str | None]] = []
+    skipped: list[str] = []
+    for file in files:
+        for number, cells in _read_cells(file):
+            image, text, language = (cell.strip() for cell in cells)
+            path = file.parent / Path(image).expanduser()
+            problem = "has no image" if not image else "has no text" if not text else ""
+            if not problem and path not in images and not path.exists():
+                problem = f"{image} does not exist"
+            if problem:
+                skipped.append(f"{file}:{number}: {problem}")
+            else:
+                rows.append((images.setdefault(path, len(images)), text, language or None))
+    name = ", ".join(map(str, files))
+    if not rows:
+        reason = f"{skipped[0]}; {LINE_FORMAT}" if skipped else "it is empty"
+        raise CorpusError(f"{name}: must have images with captions, but has none: {reason}")
+    image_ids, texts, languages = zip(*rows, strict=True)
+    return CaptionRows(name, tuple(files), tuple(images), image_ids, texts, languages, tuple(skipped))
+
+
+def _read_cells(file: Path) -> list[tuple[int, tuple[str, str, str]]]:
+    """Return image, text and language ("" if there is none) of each line, with its number."""
+    lines = [
+        (number, [unquote_cell(cell.strip()) for cell in line.split("\t")])
+        for number, line in enumerate(read_text_file(file).split("\n"), 1)
+        if line.strip()
+    ]
+    names = [name.lower() for name in lines[0][1]] if lines else []
+    columns = {key: next((names.index(name) for name in known if name in names), -1) for key, known in COLUMNS.items()}
+    if min(columns["image"], columns["text"]) >= 0:
+        lines = lines[1:]
+    else:
+        columns = {"image": 0, "text": 1, "language": -1}
+        width = max((len(cells) for _, cells in lines), default=2)
+        if width == 3 and all(re.fullmatch(LANGUAGE_TAG, cell) for _, cells in lines for cell in cells[2:]):
+            columns["language"] = 2
+        elif width > 2:
+            raise CorpusError(
+                f"{file}: must have an image and a text in a line, but has {width} columns; {LINE_FORMAT}"
+            )
+    selected = [tuple(cells[i] if 0 <= i < len(cells) else "" for i in columns.values()) for _, cells in lines]
+    return [(number, (image, text, tag)) for (number, _), (image, text, tag) in zip(lines, selected, strict=True)]
+
+
+def prepare_captions(rows: CaptionRows, shape: ImageShape, root: Path) -> CaptionDataset:
+    """Decode the images, into a store in `root` that is built if missing; rows of bad images are left out."""
+    images = prepare_images(rows.split, shape, root)
+    numbers = images.item_labels.tolist()
+    readable = {number: image_id for image_id, number in enumerate(numbers)}
+    kept_rows = [row for row, number in enumerate(rows.image_ids) if number in readable]
+    return CaptionDataset(
+        name=rows.name,
+        images=images,
+        paths=tuple(rows.images[number] for number in numbers),
+        image_ids=np.array([readable[rows.image_ids[row]] for row in kept_rows]),
+        texts=tuple(rows.texts[row] for row in kept_rows),
+        languages=tuple(rows.languages[row] for row in kept_rows),
+        skipped=(*rows.skipped, *images.skipped),
+    )

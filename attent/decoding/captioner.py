@@ -1,0 +1,86 @@
+"""Captions of images by an encoder-decoder model with image patches as its source.
+
+captioner = Captioner.load("runs/captions")
+captioner.caption(["picture.png"])[0].text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attent.data.images import ImageShape, read_image
+from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype, resolve_target_lang
+from attent.decoding.options import Hypothesis, SearchOptions, StopCheck
+from attent.decoding.source_search import search_sources
+from attent.interop import load_as
+from attent.models import Seq2Seq
+from attent.nn import ImageConfig
+from attent.nn.frontends import normalize_pixels
+from attent.text.tokenizer import Tokenizer
+
+BATCH_IMAGES = {"cpu": 16, "cuda": 256}
+
+
+class Captioner:
+    """A caption model with its tokenizer."""
+
+    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, *, name: str = "the model") -> None:
+        """`name` is that of the model in error messages."""
+        config = model.config.frontend
+        if not isinstance(config, ImageConfig):
+            raise ValueError(f"{name}: must be a caption model, whose source is an image, but is not")
+        self.model, self.tokenizer, self.name, self.image_config = model, tokenizer, name, config
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | None = None
+    ) -> Captioner:
+        """Load a model folder; `dtype` None: float32."""
+        path = Path(folder).expanduser()
+        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+        model = load_as(path, Seq2Seq, frontend=ImageConfig, dtype=precision, device=placed)
+        return cls(model, load_tokenizer(path), name=str(folder))
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages to choose from by `to`; none if the model has only one."""
+        return self.tokenizer.target.tags
+
+    def resolve_language(self, to: str | None) -> str | None:
+        """Check the language of captions: one of several, or None."""
+        return resolve_target_lang(to, self.languages, Path(self.name))
+
+    def read_image(self, file: str | Path) -> Tensor:
+        """Return an image as the model takes it, (C, S, S) of uint8; raises `ImageError`."""
+        return read_image(file, ImageShape.from_config(self.image_config))
+
+    def caption(
+        self,
+        images: Sequence[str | Path | Tensor],
+        options: SearchOptions | None = None,
+        *,
+        to: str | None = None,
+        should_stop: StopCheck | None = None,
+    ) -> list[Hypothesis]:
+        """Caption image files, or images that `read_image` has returned.
+
+        to           the language, for a model of several
+        should_stop  polled during the search; True raises `SearchCancelled`
+        """
+        language = self.resolve_language(to)
+        prefix_ids = () if language is None else (self.tokenizer.target.get_tag_id(language),)
+        parameter = next(self.model.parameters())
+        batch_size = BATCH_IMAGES.get(parameter.device.type, 64)
+        captions: list[Hypothesis] = []
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            pixels = torch.stack([image if isinstance(image, Tensor) else self.read_image(image) for image in batch])
+            source = normalize_pixels(pixels, self.image_config, parameter)
+            captions += search_sources(
+                self.model, self.tokenizer, source, None, options, prefix_ids=prefix_ids, should_stop=should_stop
+            )
+        return captions
