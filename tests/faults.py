@@ -909,6 +909,41 @@ FAULTS = """
 - "add_cross_attention": False
 + "add_cross_attention": True
 
+# whisper: a norm after the sub-layers
+@ interop/whisper.py::to_stack: interop/test_parity.py -k whisper
+- norm_order="pre",
++ norm_order="post",
+
+# whisper: windows of half their length
+@ interop/whisper.py::to_config: interop/test_whisper.py -k published
+- fixed_frames=2 * keys.max_source_positions
++ fixed_frames=keys.max_source_positions
+
+# whisper: biases of keys written, which transformers does not know
+@ interop/whisper.py::save: interop/test_whisper.py -k transformers_loads
+- if not name.endswith(KEY_BIAS)
++ if name
+
+# whisper: tokens that are banned at the start are always banned
+@ interop/whisper.py::read_settings: interop/test_whisper.py -k default_languages
+- keys.begin_suppress_tokens or ()
++ keys.suppress_tokens or ()
+
+# transcript: the next segment starts after the end of the last one
+@ decoding/constraints/transcript.py::TranscriptConstraint.mask_logits: decoding/constraints/test_transcript.py
+- last_timestamp + 1 - ends_segment.long()
++ last_timestamp + 1
+
+# transcript: timestamps only where one of them is the most probable token
+@ decoding/constraints/transcript.py::TranscriptConstraint.mask_logits: decoding/constraints/test_transcript.py
+- timestamps.logsumexp(1, keepdim=True)
++ timestamps.amax(1, keepdim=True)
+
+# transcript: rules applied inside the prompt
+@ decoding/constraints/transcript.py::TranscriptConstraint.advance_state: decoding/constraints/test_transcript.py
+- token >= self.first_timestamp, position >= 0
++ token >= self.first_timestamp, position >= -9
+
 # t5: mT5 output scaled like T5
 @ interop/t5.py::T5Keys.scales_output: interop/test_t5.py -k mt5
 - return scales and self.model_type == "t5"
