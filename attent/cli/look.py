@@ -42,7 +42,9 @@ PARTS_HELP = (
 class LookFlags:
     """The flags of the command."""
 
-    target: Annotated[str | None, input_flag(help="inspect this translation instead of searching for one")] = None
+    target: Annotated[
+        str | None, input_flag(help="inspect this translation (transcript, caption) instead of searching for one")
+    ] = None
     text_pair: Annotated[str | None, input_flag(help="second segment, for text encoders (BERT)")] = None
     to: Annotated[str | None, input_flag(help="target language of a multilingual model")] = None
     beam_size: Annotated[int, input_flag(name=["--beam-size", "-b", "--beam"], help=f"default {DEFAULT_BEAM_SIZE}")] = (
@@ -93,7 +95,9 @@ def look(
     model: Annotated[Path, Parameter(help="model folder, of attent or Hugging Face transformers")],
     sentence: Annotated[
         str | None,
-        Parameter(help="sentence to inspect, or an image file for vision models; without it, serve the live page"),
+        Parameter(
+            help="sentence to inspect; for vision, caption and speech models a file; without it, serve the live page"
+        ),
     ] = None,
     /,
     *,
@@ -105,6 +109,7 @@ def look(
     attent look runs/gpt "The cat sat on the"
     attent look runs/bert "The [MASK] sat on the mat."
     attent look runs/vit picture.png
+    attent look runs/asr recording.wav
     """
     problem = find_usage_problem(sentence, flags) or find_value_problem(flags)
     if problem:
@@ -188,18 +193,21 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     from attent.decoding.loading import check_model_exists, resolve_target_lang
     from attent.inspection import session
     from attent.inspection.inspectors.translation import TranslationInspector
-    from attent.inspection.inspectors.vision import VisionInspector
 
     check_model_exists(folder)
     device = DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads)
     inspector = session.open_inspector(folder, device, notify=print_status, warn=print_warning)
     if not isinstance(inspector, TranslationInspector):
-        extra = find_given({"--target": flags.target, "--to": flags.to, "--data": flags.data})
+        translator_flags = {"--target": flags.target, "--to": flags.to, "--data": flags.data}
+        extra = find_given(
+            {flag: value for flag, value in translator_flags.items() if flag[2:] not in inspector.supported_options}
+        )
         if extra is not None:
             raise ValueError(f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out")
-        if isinstance(inspector, VisionInspector) and sentence is None and not flags.positions:
-            raise ValueError(f"{folder}: the live page takes text only; name an image: attent look {folder} image.png")
-        return inspector, None
+        file = inspector.example_file
+        if file and sentence is None and not flags.positions:
+            raise ValueError(f"{folder}: the live page takes text only; name a file: attent look {folder} {file}")
+        return inspector, flags.to
     tags = inspector.translator.tokenizer.source.tags
     if flags.positions or (sentence is None and not (flags.to or flags.data)):
         return inspector, None  # the live page has a language menu

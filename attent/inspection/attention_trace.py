@@ -46,6 +46,15 @@ class PatchImage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceAudio:
+    """A recording whose tokens are equal steps in time. The image of its side is the spectrogram."""
+
+    src: str  # data:audio/wav;base64,...
+    step: float  # seconds of a token
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceSide:
     """The tokens that queries or keys stand for."""
 
@@ -54,20 +63,19 @@ class TraceSide:
     text: str = ""
     language: str | None = None
     image: PatchImage | None = None
+    audio: SourceAudio | None = None
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
-        if self.image is None:
-            del data["image"]
-        return data
+        return {key: value for key, value in data.items() if key not in ("image", "audio") or value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TraceSide:
         tokens = tuple(DisplayToken(**token) for token in data["tokens"])
         image = PatchImage(**data["image"]) if data.get("image") else None
-        return cls(
-            label=data["label"], text=data.get("text", ""), tokens=tokens, language=data.get("language"), image=image
-        )
+        audio = SourceAudio(**data["audio"]) if data.get("audio") else None
+        text, language = data.get("text", ""), data.get("language")
+        return cls(label=data["label"], text=text, tokens=tokens, language=language, image=image, audio=audio)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,12 +318,15 @@ def get_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Mapp
     return image
 
 
-def describe_patch_queries(image: Mapping[str, Any]) -> str:
-    return "attention of the class token" if image.get("num_prefix_tokens", 0) else "mean attention of all patches"
+def describe_patch_queries(image: Mapping[str, Any], *, is_self: bool) -> str:
+    if is_self and image.get("num_prefix_tokens", 0):
+        return "attention of the class token"
+    return "mean attention of all patches" if is_self else "mean attention of all words"
 
 
-def reshape_to_patches(weights: Tensor, image: Mapping[str, Any]) -> Tensor:
-    """(Tq, Tk) -> (rows, columns): weights of the class token on each patch; without one, the mean of all queries."""
+def reshape_to_patches(weights: Tensor, image: Mapping[str, Any], *, is_self: bool) -> Tensor:
+    """(Tq, Tk) -> (rows, columns): weights of the class token on each patch; without one, or in cross-attention, the
+    mean of all queries."""
     num_prefix_tokens = image.get("num_prefix_tokens", 0)
-    query_weights = weights[0] if num_prefix_tokens else weights.mean(0)
+    query_weights = weights[0] if num_prefix_tokens and is_self else weights.mean(0)
     return query_weights[num_prefix_tokens:].view(image["rows"], image["columns"])

@@ -445,29 +445,6 @@ def compute_correlation(sums: Sequence[float]) -> float | None:
     return (xy / n - x * y / n**2) / math.sqrt(variances) if variances > 1e-12 else 0.0
 
 
-def describe_heads(
-    accumulators: Mapping[str, HeadAccumulator], self_names: Mapping[str, str] | None = None
-) -> Iterator[HeadStats]:
-    """Yield the statistics of each head; `self_names` are the category names for self-attention."""
-    for path, accumulator in accumulators.items():
-        names = self_names or (DECODER_NAMES if accumulator.is_causal else SELF_ATTENTION_NAMES)
-        for index, head in enumerate(accumulator.head_indices or range(accumulator.num_heads)):
-            values = accumulator.compute_values(index)
-            is_self = accumulator.is_self
-            description = describe_self_attention(values, names) if is_self else describe_cross_attention(values)
-            yield HeadStats(path=path, head=head, description=description, values=values)
-
-
-# ---- descriptions ----------------------------------------------------------------------------------------------------
-
-DOMINANT_SHARE = 0.5  # one category dominates
-COMBINED_SHARE = 0.6  # two categories dominate together
-ALIGNED_SHARE, LOOSELY_ALIGNED_SHARE = 0.7, 0.6  # mutual links: chance gives about half
-MIN_CONFIDENCE = 0.5  # below this, links are chance
-PREFERRED_SHARE, PREFERRED_RATIO = 0.33, 1.5  # a preference, if this many times the second largest share
-UNIFORM_ENTROPY, DIFFUSE_ENTROPY = 0.9, 0.8  # of the maximum entropy
-SHARP_ENTROPY = 0.15
-
 SELF_ATTENTION_NAMES = {
     "current": "itself",
     "previous": "the previous token",
@@ -491,6 +468,42 @@ PATCH_NAMES = SELF_ATTENTION_NAMES | {
     "token": "patch",
     "text": "image",
 }
+TIME_NAMES = SELF_ATTENTION_NAMES | {
+    "previous": "the 20 ms before",
+    "next": "the 20 ms after",
+    "first": "the beginning",
+    "token": "moment",
+    "text": "recording",
+}
+
+
+def describe_heads(
+    accumulators: Mapping[str, HeadAccumulator],
+    source_names: Mapping[str, str] = SELF_ATTENTION_NAMES,
+    causal_names: Mapping[str, str] = DECODER_NAMES,
+) -> Iterator[HeadStats]:
+    """Yield the statistics of each head; `source_names` and `causal_names` are the names of key categories."""
+    for path, accumulator in accumulators.items():
+        names = causal_names if accumulator.is_causal else source_names
+        for index, head in enumerate(accumulator.head_indices or range(accumulator.num_heads)):
+            values = accumulator.compute_values(index)
+            is_self = accumulator.is_self
+            description = (
+                describe_self_attention(values, names) if is_self else describe_cross_attention(values, source_names)
+            )
+            yield HeadStats(path=path, head=head, description=description, values=values)
+
+
+# ---- descriptions ----------------------------------------------------------------------------------------------------
+
+DOMINANT_SHARE = 0.5  # one category dominates
+COMBINED_SHARE = 0.6  # two categories dominate together
+ALIGNED_SHARE, LOOSELY_ALIGNED_SHARE = 0.7, 0.6  # mutual links: chance gives about half
+MIN_CONFIDENCE = 0.5  # below this, links are chance
+PREFERRED_SHARE, PREFERRED_RATIO = 0.33, 1.5  # a preference, if this many times the second largest share
+UNIFORM_ENTROPY, DIFFUSE_ENTROPY = 0.9, 0.8  # of the maximum entropy
+SHARP_ENTROPY = 0.15
+
 SINK_CATEGORIES = ("first", "end", "punctuation")
 
 
@@ -511,10 +524,9 @@ def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_
     )
 
 
-def describe_cross_attention(values: HeadValues) -> str:
+def describe_cross_attention(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
     """Describe the pattern of a cross-attention head."""
     shares = get_shares(values, SINK_CATEGORIES)
-    names = SELF_ATTENTION_NAMES
     sink = describe_dominant_keys(shares, names)
     alignment, loose_alignment = describe_alignment(values)
     if sink and (alignment or loose_alignment):
@@ -527,7 +539,7 @@ def describe_cross_attention(values: HeadValues) -> str:
         or (f"copies: attends to the output token in the source ({share} if it occurs)" if copies else "")
         or describe_spread(values)
         or loose_alignment
-        or describe_sharp_focus(values)
+        or describe_sharp_focus(values, names)
         or describe_preference(values, shares, names)
         or describe_mixed_pattern(values, {}, names)
     )
@@ -603,7 +615,7 @@ def format_entropy(values: HeadValues) -> str:
 def measure_document_heads(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section `head_stats`, measured on the document itself."""
     section = measure_trace_heads(document["layers"], document["sides"]).to_document()
-    if any(side.get("image") for side in document["sides"].values()):
+    if [*document["sides"]] == ["image"]:
         section["columns"] = [column | IMAGE_COLUMN_TEXTS.get(column["key"], {}) for column in section["columns"]]
     return section
 
@@ -638,27 +650,30 @@ def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str,
         accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0], head_indices=tuple(heads))
         if weights.numel():
             accumulator.observe(weights[None], categories[kind].select_rows(rows))
-    is_image = any(side.get("image") for side in sides.values())
+    source = sides.get("source") or next(iter(sides.values()), {})
+    names = TIME_NAMES if source.get("audio") else PATCH_NAMES if source.get("image") else SELF_ATTENTION_NAMES
     # A decoder-only model reads its text, so that its tokens are not named as decoder inputs.
-    names = PATCH_NAMES if is_image else SELF_ATTENTION_NAMES if len(sides) == 1 else None
-    dataset = f"this {'image' if is_image else 'sentence'}"
-    return HeadStatsReport(sentences=1, dataset=dataset, heads=tuple(describe_heads(accumulators, names)))
+    described = describe_heads(accumulators, names, names if len(sides) == 1 else DECODER_NAMES)
+    return HeadStatsReport(sentences=1, dataset=f"this {names['text']}", heads=tuple(described))
 
 
 def categorize_layer_keys(
     layer: Mapping[str, Any], features: Mapping[str, TokenFeatures], sides: Mapping[str, Any]
 ) -> KeyCategories:
-    queries, keys = features[layer["queries"]], features[layer["keys"]]
+    queries, keys, image = features[layer["queries"]], features[layer["keys"]], sides[layer["keys"]].get("image")
     allowed = torch.ones(1, queries.is_token.shape[1], keys.is_token.shape[1], dtype=torch.bool)
     if layer["kind"] == "self":
         visible = allowed.tril() if layer["causal"] else allowed
         categories = KeyCategories.from_features(keys, keys, visible, is_self=True)
-        image = sides[layer["keys"]].get("image")
         if not image:
             return categories
         return categorize_patches(categories, image["columns"], image.get("num_prefix_tokens", 0))
     word_pair = build_word_pair(sides[layer["queries"]]["tokens"], sides[layer["keys"]]["tokens"])
-    return KeyCategories.from_features(queries, keys, allowed, is_self=False, word_pairs=[word_pair])
+    categories = KeyCategories.from_features(queries, keys, allowed, is_self=False, word_pairs=[word_pair])
+    if image and not image.get("num_prefix_tokens", 0):  # a corner of the image, or the start of the recording
+        masks = {key: mask for key, mask in categories.category_masks.items() if key != "first"}
+        return replace(categories, category_masks=masks)
+    return categories
 
 
 def categorize_patches(categories: KeyCategories, columns: int, num_prefix_tokens: int) -> KeyCategories:

@@ -25,12 +25,15 @@ from attent.inspection.attention_trace import AttentionKind
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
+from attent.inspection.inspectors.captioning import CaptioningInspector
+from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.inspectors.vision import VisionInspector
 from attent.inspection.terminal import draw_head, escape_control_characters, summarize_heads
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
+from attent.nn import AudioConfig
 from attent.nn.devices import choose_device
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import write_output
@@ -58,7 +61,7 @@ def look(
     """Run a model on a text and record every attention head.
 
     model      a model folder, a `Translator`, or an inspector that is already open
-    text       a sentence; for vision models the path of an image
+    text       a sentence; for vision and caption models the path of an image, for speech models that of a recording
     text_pair  second segment, for text encoders
     target     inspect this translation instead of searching for one
     mask       parts to switch off, such as `decoder.blocks.3.cross_attn:2`
@@ -101,6 +104,9 @@ def open_inspector(
         return CausalLMInspector(loaded, tokenizer.source, name=name)
     if not isinstance(loaded, Seq2Seq):
         return EncoderInspector(loaded, tokenizer, name=name)
+    if loaded.config.frontend is not None:
+        front_end = SpeechInspector if isinstance(loaded.config.frontend, AudioConfig) else CaptioningInspector
+        return front_end(loaded, tokenizer, name=name, languages=read_languages(folder))
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
     return TranslationInspector(
@@ -201,6 +207,7 @@ class Inspection:
         recorded = {layer["path"] for layer in self.document["layers"]}
         candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
         candidates = [entry for entry in candidates if not heads or entry["head"] in heads]
+        candidates = [entry for entry in candidates if entry["path"].endswith(".cross_attn")] or candidates
         if not candidates:
             raise ValueError("there must be a recorded head to draw, but none matches; select others")
         best = max(candidates, key=self._rate_head)

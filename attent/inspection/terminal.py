@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal
 
+import torch
 from rich.cells import cell_len
 from torch import Tensor
 
@@ -105,15 +106,20 @@ def draw_head(
     layer = find_layer(document, path)
     keys = len(document["sides"][layer["keys"]]["tokens"])
     weights = select_head(layer, unpack_weights(layer, keys), head)
-    image = get_key_image(document, layer)
-    if image is not None and 2 * image["columns"] + INDENT <= width:
-        return "\n".join(draw_patches(weights, image))
     rows, columns = (
         [format_token(token) for token in document["sides"][layer[name]]["tokens"]] for name in ("queries", "keys")
     )
     if not rows or not columns:
         raise ValueError(f"{path} must have tokens on both sides, but has none")
     side = min(MAX_WORD_WIDTH, max(map(cell_len, rows)))
+    image, audio = get_key_image(document, layer), document["sides"][layer["keys"]].get("audio")
+    if audio is not None:
+        cells = min(len(columns), max(MAX_WORD_WIDTH, width - side - INDENT - 3))
+        return "\n".join(draw_times(weights, rows, audio["seconds"], cells))
+    if image is not None and 2 * image["columns"] + INDENT <= width:
+        lines = [*draw_patches(weights, image, is_self=layer["kind"] == "self")]
+        top_keys = [] if layer["kind"] == "self" else ["", *list_top_keys(rows, columns, weights, width)]
+        return "\n".join([*lines, *top_keys])
     horizontal = [[pad_text(truncate_text(word, MAX_WORD_WIDTH), VERTICAL_COLUMN_WIDTH + 1) for word in columns]]
     if len(rows) <= MAX_ROWS:
         for header in (horizontal, build_vertical_header(columns)):
@@ -167,10 +173,21 @@ def draw_matrix(
         yield " " * INDENT + pad_text(row, side, align_right=True) + cells.rstrip()
 
 
-def draw_patches(weights: Tensor, image: Mapping[str, Any]) -> Iterator[str]:
+def draw_times(weights: Tensor, rows: Sequence[str], seconds: float, width: int) -> Iterator[str]:
+    """Draw time from left to right, in each row darkest where its weight is largest; long texts are sampled."""
+    cells = torch.nn.functional.adaptive_avg_pool1d(weights, width)
+    cells = cells / cells.amax(1, keepdim=True).clamp(min=1e-9)
+    side, step = min(MAX_WORD_WIDTH, max(map(cell_len, rows))), -(-len(rows) // MAX_LIST_LINES)
+    for row, line in zip(rows[::step], cells[::step].tolist(), strict=True):
+        label = pad_text(truncate_text(row, side), side, align_right=True)
+        yield f"{' ' * INDENT}{label} |{''.join(map(get_shade, line))}|"
+    yield f"{' ' * (INDENT + side)} 0 s{f'{seconds:.1f} s'.rjust(width - 2)}"
+
+
+def draw_patches(weights: Tensor, image: Mapping[str, Any], *, is_self: bool) -> Iterator[str]:
     """Draw patches two cells wide, since cells are twice as high; dark for large weights."""
-    lines = reshape_to_patches(weights, image)
-    yield f"{' ' * INDENT}{describe_patch_queries(image)}, maximum {100 * float(lines.max()):.0f}%"
+    lines = reshape_to_patches(weights, image, is_self=is_self)
+    yield f"{' ' * INDENT}{describe_patch_queries(image, is_self=is_self)}, maximum {100 * float(lines.max()):.0f}%"
     for line in (lines / lines.max().clamp(min=1e-9)).tolist():
         yield f"{' ' * INDENT}|{''.join(2 * get_shade(weight) for weight in line)}|"
 
@@ -217,7 +234,7 @@ IMAGE_SUMMARY_LABELS = SUMMARY_LABELS | {
 def summarize_heads(document: Mapping[str, Any]) -> str:
     """Return the top head for each of a few statistics."""
     stats = document.get("head_stats") or measure_document_heads(document)
-    is_image = any(side.get("image") for side in document["sides"].values())
+    is_image = [*document["sides"]] == ["image"]
     dataset = escape_control_characters(str(stats["dataset"]))
     rows = [
         (words, f"{escape_control_characters(best['path'])}:{best['head']}", f"{100 * best['values'][key]:.0f}%")

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+import attent
 from attent import cli
 from attent.cli import look
 from attent.inspection import Trace
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
-from attent.models import CausalLM, TextEncoder, VisionTransformer
+from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
 from attent.models.weights import save_model
 from attent.training.event_log import LOG_FILE, EventLog
 from attent.training.events import Validated, ValidationSample
@@ -297,15 +298,20 @@ def test_flags_that_cannot_be_combined(sentence: str | None, flags: dict[str, An
 def family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each model family, and an image."""
     root = tmp_path_factory.mktemp("kin")
-    created: dict[str, CausalLM | TextEncoder | VisionTransformer] = {
+    created: dict[str, CausalLM | TextEncoder | VisionTransformer | Seq2Seq] = {
         "gpt": models.causal(),
         "bert": models.encoder(),
         "labels": models.encoder(("good", "bad", "neither")),
         "vit": models.vision(),
+        "asr": models.speech(),
+        "captioner": models.captioner(),
     }
     for name, item in created.items():
         save_model(item, root / name, None if isinstance(item, VisionTransformer) else models.tokenizer().files)
-    return {name: root / name for name in created} | {"ring": models.write_ring(root)}
+    return {name: root / name for name in created} | {
+        "ring": models.write_ring(root),
+        "chirp": models.write_chirp(root),
+    }
 
 
 def make_arguments(family: dict[str, Path], name: str) -> list[str]:
@@ -336,6 +342,27 @@ def test_every_family(family: dict[str, Path], name: str, capfdbinary: pytest.Ca
     assert description[name] in out
 
 
+@pytest.mark.parametrize(("name", "file"), [("asr", "chirp"), ("captioner", "ring")])
+def test_models_with_a_front_end(
+    family: dict[str, Path], name: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Page, JSON, text and figures of a recording or an image."""
+    pytest.importorskip("soundfile")
+    pytest.importorskip("PIL")
+    pytest.importorskip("matplotlib")
+    arguments = ["look", str(family[name]), str(family[file]), "--target", "A dog waiting."]
+    outputs = ["-o", "a.html", "--json", "a.json", "--png", "a.png", "--svg", "a.svg", "--terminal"]
+    assert cli.main([*arguments, *outputs]) == 0
+    page_data = read_page_data(Path("a.html").read_text(encoding="utf-8"))
+    assert page_data == json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert out.count("A dog waiting.") == 1
+    assert "decoder.blocks." in out
+    found = attent.look(family[name], str(family[file]), target="A dog waiting.")
+    assert json.loads(found.to_json())["layers"] == page_data["layers"]
+
+
 def test_one_head_of_an_image(family: dict[str, Path]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
@@ -363,7 +390,11 @@ def test_second_text(family: dict[str, Path]) -> None:
         ("bert", ["a", "--to", "de"], "--to is for translators, but this is a text encoder"),
         ("gpt", ["a", "--data", "x.tsv"], "--data is for translators"),
         ("gpt", ["a", "--text-pair", "b"], "`text_pair` is for text encoders"),
-        ("vit", [], "the live page takes text only; name an image: attent look"),
+        ("vit", [], "the live page takes text only; name a file: attent look"),
+        ("asr", [], "the live page takes text only; name a file: attent look"),
+        ("asr", ["A dog."], "this is a speech model, which takes a file, such as recording.wav, not a sentence"),
+        ("asr", ["a.wav", "--data", "x.tsv"], "--data is for translators, but this is a speech model"),
+        ("captioner", ["a.png", "--to", "de"], "has one target language, so --to must be left out"),
         ("vit", ["nowhere.png"], "nowhere.png: must be an image, but cannot be opened"),
         ("gpt", ["a", "--kind", "cross"], "must select an attention layer"),
         ("bert", ["a", "--mask", "decoder.blocks.0"], "did you mean encoder.blocks.0"),

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import io
+import wave
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sentencepiece
 import torch
 from torch import Tensor, nn
 
 from attent.inspection.inspectors.vision import encode_png
-from attent.models import CausalConfig, CausalLM, EncoderConfig, TextEncoder, VisionConfig, VisionTransformer, build
-from attent.nn import LearnedConfig, RotaryConfig, StackConfig
+from attent.models import (
+    CausalConfig,
+    CausalLM,
+    EncoderConfig,
+    Seq2Seq,
+    Seq2SeqConfig,
+    TextEncoder,
+    VisionConfig,
+    VisionTransformer,
+    build,
+)
+from attent.models.config import mirror_encoder
+from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RotaryConfig, SinusoidalConfig, StackConfig
 from attent.text.tokenizer import Tokenizer, build_own_files
 from attent.text.vocabulary import ESCAPE
+from attent.training.autoconfig import fit_to_tokenizer
 from tests.text.corpus import lines
 
 N = TypeVar("N", bound=nn.Module)
@@ -89,6 +102,47 @@ def vision(class_token: bool = True) -> VisionTransformer:
         labels=("ring", "bar", "cross"),
     )
     return steep(build(config))
+
+
+@cache
+def speech(fixed_frames: int | None = None) -> Seq2Seq:
+    """Like Whisper, if all recordings are padded to fixed frames."""
+    return make_front_end_model(AudioConfig(mel_bins=20, fixed_frames=fixed_frames), SinusoidalConfig())
+
+
+@cache
+def captioner(class_token: bool = True) -> Seq2Seq:
+    """Patches as in `vision`."""
+    config = ImageConfig(image_size=28, patch_size=7, channels=1, class_token=class_token)
+    return make_front_end_model(config, LearnedConfig(max_length=16 + class_token))
+
+
+def make_front_end_model(
+    frontend: AudioConfig | ImageConfig, positions: Any, vocabulary: Tokenizer | None = None
+) -> Seq2Seq:
+    torch.manual_seed(0)
+    config = Seq2SeqConfig(
+        vocab=9,
+        frontend=frontend,
+        encoder=replace(STACK, positions=positions),
+        decoder=mirror_encoder(replace(STACK, heads=3)),
+        share_embeddings=False,
+        tie_output=False,
+    )
+    return steep(Seq2Seq(fit_to_tokenizer(config, vocabulary or tokenizer())))
+
+
+def write_chirp(folder: Path, seconds: float = 1.2) -> Path:
+    """A tone that rises, 16 kHz."""
+    time = torch.arange(int(seconds * 16_000)) / 16_000
+    samples = 0.5 * torch.sin(2 * torch.pi * (200 + 800 * time) * time)
+    path = folder / "chirp.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes((samples * 32767).short().numpy().tobytes())
+    return path
 
 
 def ring(size: int = 28) -> Tensor:

@@ -12,9 +12,23 @@ import pytest
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
+from attent.inspection.inspectors.captioning import CaptioningInspector
+from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.vision import VisionInspector
-from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer, vision, write_ring
+from tests.inspection.models import (
+    HIDDEN,
+    TEXT,
+    captioner,
+    causal,
+    encoder,
+    speech,
+    tokenizer,
+    vision,
+    write_chirp,
+    write_ring,
+)
+from tests.inspection.test_front_end_inspectors import align
 from tests.inspection.test_page_heads import SITE, Open, eventually, pixel, text
 
 
@@ -87,6 +101,89 @@ def test_every_head_shows_attended_patches(open_page: Open, tmp_path: Path) -> N
     page.locator("#tab-positions").click()
     page.wait_for_selector(".pos-patch")
     assert pixel(page.locator(".pos-square canvas").first, 0.1, 0.1)[3] > 0
+
+
+def test_words_of_a_caption_tint_the_picture(open_page: Open, tmp_path: Path) -> None:
+    inspector = CaptioningInspector(captioner(), tokenizer())
+    document = inspector.inspect(InspectionRequest(text=str(write_ring(tmp_path)), target="A dog waiting."))
+    page = open_page(document, "#layer=decoder.blocks.1.cross_attn&heads=0")
+    assert text(page, ".translation .label") == "caption"
+    words = page.locator(".picture-words button")
+    assert words.count() == len(document["sides"]["target"]["tokens"])
+    tint, thumbnails = page.locator(".picture-frame canvas"), page.locator(".grid-cells canvas")
+    mean, drawn = (
+        tint.evaluate("one => one.toDataURL()"),
+        [one.evaluate("x => x.toDataURL()") for one in thumbnails.all()],
+    )
+    words.nth(1).click()
+    eventually(page, "#saying", "attends to the patch in row")
+    assert words.nth(1).get_attribute("aria-pressed") == "true"
+    assert tint.evaluate("one => one.toDataURL()") != mean
+    now = [one.evaluate("x => x.toDataURL()") for one in thumbnails.all()]
+    assert [a == b for a, b in zip(drawn, now, strict=True)] == [True, True, False]  # a word is no query of the encoder
+    page.locator("#tab-positions").click()
+    page.wait_for_selector(".pos-patch, .pos-square")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_words_of_a_transcript_play_what_they_attend_to(open_page: Open, tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    inspector = SpeechInspector(speech(), tokenizer())
+    document = align(inspector.inspect(InspectionRequest(text=str(write_chirp(tmp_path)), target="A dog waiting.")))
+    page = open_page(document, "#layer=decoder.blocks.1.cross_attn&heads=0")
+    page.evaluate("""() => {
+        window.played = [];
+        const start = AudioBufferSourceNode.prototype.start;
+        AudioBufferSourceNode.prototype.start = function (...times) {
+            window.played.push([...times.slice(1), this.buffer.duration, Math.max(...this.buffer.getChannelData(0))]);
+            start.apply(this, times);
+        };
+    }""")
+    assert text(page, ".translation .label") == "transcript"
+    assert page.locator(".map-box").is_hidden()
+    assert page.locator(".sound-axis span").first.inner_text() == "0.0 s"
+    assert page.locator(".sound-labels .at").count() == len(document["sides"]["target"]["tokens"])
+    frame, field = (page.locator(name).bounding_box() for name in (".picture-frame", ".sound-field"))
+    assert (frame["x"], frame["width"]) == (pytest.approx(field["x"], abs=1), pytest.approx(field["width"], abs=1))
+    words = page.locator(".picture-words button")
+    last = words.count() - 1  # the end: the last part of the recording
+    words.nth(last).click()
+    eventually(page, "#saying", "s (5")
+    page.wait_for_function("() => window.played.length === 1")
+    start, length, duration, peak = page.evaluate("window.played[0]")
+    assert (duration, peak) == (pytest.approx(1.2), pytest.approx(0.5, abs=0.01))
+    count = len(document["sides"]["target"]["tokens"])
+    assert 1.2 * last / count - 0.3 <= start < start + length <= 1.2001
+    assert page.locator(".picture-best").bounding_box()["x"] > frame["x"] + frame["width"] * (last / count - 0.02)
+    page.locator(".picture-foot button").last.wait_for()
+    page.mouse.click(field["x"] + 5, field["y"] + 5)  # the first word
+    page.wait_for_function("() => window.played.length === 2")
+    assert page.evaluate("window.played[1][0]") < 0.2
+    page.locator(".picture-foot button").first.click()  # stops, or plays it all if that was over
+    if page.evaluate("window.played.length") == 2:
+        page.locator(".picture-foot button").first.click()
+    page.wait_for_function("() => window.played.at(-1)[1] > 1.19")
+    assert page.locator(".sound-cursor").is_visible()
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_encoder_of_a_recording(open_page: Open, tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    document = SpeechInspector(speech(), tokenizer()).inspect(
+        InspectionRequest(text=str(write_chirp(tmp_path)), target="A dog waiting.")
+    )
+    page = open_page(document, "#layer=encoder.blocks.0.self_attn&heads=1")
+    box = page.locator(".picture-frame").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 30.5 / 60, box["y"] + 20)
+    eventually(page, "#saying", "0.60\xa0s attends to")
+    assert page.locator(".picture-words button").count() == 0
+    page.mouse.click(box["x"] + box["width"] * 30.5 / 60, box["y"] + 20)
+    page.wait_for_function("() => location.hash.includes('query=30')")
+    for tab in ("equation", "decoding", "head_stats", "positions"):
+        page.locator(f"#tab-{tab}").click()
+    page.wait_for_selector(".pos-canvas")
+    assert "frames" in text(page, ".pos-drawing")
 
 
 def test_live_page_inserts_predictions_and_masks(browser: Any, writer: CausalLMInspector) -> None:

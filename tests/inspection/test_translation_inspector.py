@@ -157,13 +157,14 @@ def test_page_budget_ends_at_its_limits(inspection: dict[str, Any], monkeypatch:
     layers = {"encoder.blocks.0.self_attn": Attention(StackConfig(width=24, heads=3))}
     tokens = len(sides["source"].tokens)
     for margin, per_row, include_qkv in (
-        (0, None, True),
+        (0, 3 * tokens * tokens, True),
         (1, max(4, (3 * tokens * tokens - 1) // (3 * tokens)), False),
     ):
         monkeypatch.setattr(base, "MAX_DENSE_WEIGHTS", 3 * tokens * tokens - margin)
         monkeypatch.setattr(base, "MAX_SPARSE_WEIGHTS", 3 * tokens * tokens - margin)
         monkeypatch.setattr(base, "MAX_QKV_VALUES", 24 * 3 * tokens)
-        expected = PageBudget(weights_per_row=per_row, include_qkv=include_qkv)
+        dense = frozenset() if margin else frozenset(layers)
+        expected = PageBudget(dense_layers=dense, weights_per_row=per_row, include_qkv=include_qkv)
         assert PageBudget.from_layers(layers, sides) == expected
     monkeypatch.undo()
     monkeypatch.setattr(base, "MAX_QKV_VALUES", 24 * 3 * tokens - 1)
@@ -196,7 +197,8 @@ def test_numbers_for_json_have_five_digits(value: float, expected: float | None)
 def test_page_budget(inspection: dict[str, Any]) -> None:
     sides = Trace.from_document(inspection).sides
     layers = dict.fromkeys(Trace.from_document(inspection), Attention(StackConfig(width=24, heads=3)))
-    assert PageBudget.from_layers(layers, sides) == PageBudget(weights_per_row=None, include_qkv=True)
+    budget = PageBudget.from_layers(layers, sides)
+    assert (budget.dense_layers, budget.include_qkv) == (frozenset(layers), True)
     wide = Attention(StackConfig(width=24, heads=3))
     wide.heads = 10_000_000
     assert PageBudget.from_layers({"decoder.blocks.0.cross_attn": wide}, sides).include_qkv is False

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,6 +25,7 @@ from attent.inspection.attention_trace import (
     TraceSide,
     build_document,
     build_layer,
+    crop_weights,
     get_side_names,
     pack_qkv,
 )
@@ -32,9 +34,9 @@ from attent.inspection.head_masking import ModelPart, mask_parts
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
-from attent.models import Model, VisionTransformer
+from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
-from attent.nn import Attention, AttentionRecord, StackConfig
+from attent.nn import Attention, AttentionRecord, ImageConfig, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.vocabulary import Vocabulary
 
@@ -59,7 +61,7 @@ class InputTooLongError(ValueError):
 class InspectionRequest:
     """An input and how to run the model on it."""
 
-    text: str  # for vision models: the path of an image
+    text: str  # for models of images or audio: the path of a file
     text_pair: str | None = None  # second segment, for text encoders
     to: str | None = None  # target language, for models trained with language tags
     target: str | None = None  # given translation; None: search for one
@@ -86,6 +88,7 @@ class Inspector(Generic[ModelT]):
 
     model_kind: ClassVar[str]  # for error messages
     supported_options: ClassVar[frozenset[str]] = frozenset()  # of OPTION_USERS
+    example_file: ClassVar[str] = ""  # of models whose input is a file
 
     def __init__(
         self,
@@ -102,8 +105,9 @@ class Inspector(Generic[ModelT]):
         self.model, self.name = model, name
         self.head_stats, self.ablation = head_stats, ablation
         length = DEFAULT_LENGTH
-        if isinstance(model, VisionTransformer):  # all positions of an image are shown
-            length = int(model.config.class_token) + model.config.num_patches
+        image = model.config.frontend if isinstance(model, Seq2Seq) else model.config
+        if isinstance(image, ImageConfig):  # all positions of an image are shown
+            length = int(image.class_token) + image.num_patches
         self.positions = describe_positions(model, length=length)
 
     def inspect(self, request: InspectionRequest, should_stop: StopCheck | None = None) -> dict[str, Any]:
@@ -159,21 +163,25 @@ class Inspector(Generic[ModelT]):
 class PageBudget:
     """How much of each layer a page can hold."""
 
-    weights_per_row: int | None  # None: all
+    dense_layers: frozenset[str]  # paths; of other layers, the largest weights of each row
+    weights_per_row: int
     include_qkv: bool
 
     @classmethod
     def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> PageBudget:
-        num_weights = num_rows = num_values = 0
+        sizes, rows, num_values = {}, {}, 0
         for path, layer in layers.items():
             queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
-            num_weights, num_rows = num_weights + layer.heads * queries * keys, num_rows + layer.heads * queries
+            sizes[path], rows[path] = layer.heads * queries * keys, layer.heads * queries
             num_values += layer.heads * layer.head_width * (queries + 2 * keys)
         max_dense = MAX_IMAGE_WEIGHTS if any(side.image for side in sides.values()) else MAX_DENSE_WEIGHTS
-        if num_weights <= max_dense:
-            return cls(weights_per_row=None, include_qkv=num_values <= MAX_QKV_VALUES)
+        smallest_first = sorted(sizes, key=sizes.__getitem__)
+        totals = zip(smallest_first, accumulate(sizes[path] for path in smallest_first), strict=True)
+        dense = frozenset(path for path, total in totals if total <= max_dense)
+        num_rows = sum(count for path, count in rows.items() if path not in dense)
         per_row = max(MIN_WEIGHTS_PER_ROW, MAX_SPARSE_WEIGHTS // max(1, num_rows))
-        return cls(weights_per_row=per_row, include_qkv=False)
+        is_whole = len(dense) == len(sizes)
+        return cls(dense_layers=dense, weights_per_row=per_row, include_qkv=is_whole and num_values <= MAX_QKV_VALUES)
 
     def make_observer(
         self,
@@ -188,12 +196,17 @@ class PageBudget:
 
         def observer(record: AttentionRecord) -> None:
             check_cancelled(should_stop)
-            weights = record.compute_weights(range(record.q.shape[1]))[0].float().cpu()
-            causal, scale = record.mask.causal, record.scale
-            recorded[path] = build_layer(path, names, weights, causal=causal, scale=scale, top_k=self.weights_per_row)
+            weights = record.compute_weights(range(record.q.shape[1])).float().cpu()
+            shown = crop_weights(weights, 0, shape, path)  # without the padding of a front-end
+            causal, scale, top_k = (
+                record.mask.causal,
+                record.scale,
+                None if path in self.dense_layers else self.weights_per_row,
+            )
+            recorded[path] = build_layer(path, names, shown, causal=causal, scale=scale, top_k=top_k)
             if record.score_weight is not None:
                 recorded[path]["additive"] = True
-            elif self.include_qkv:
+            elif self.include_qkv and shown.shape == weights.shape[1:]:
                 qkv = RecordedQKV(record.q, record.k, record.v, record.bias, scale)
                 recorded[path] |= pack_qkv(qkv, 0, shape)
 
@@ -285,6 +298,14 @@ def check_is_text(text: str, model_kind: str) -> None:
     path = Path(text.strip())
     if path.suffix.lower() in MEDIA_SUFFIXES and path.expanduser().is_file():
         raise ValueError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
+
+
+def check_is_file(text: str, inspector: Inspector[Any]) -> None:
+    """Raise if the text is a sentence, not the path of a recording or an image."""
+    path = Path(text.strip())
+    if path.suffix.lower() not in MEDIA_SUFFIXES and " " in text and not path.exists():
+        expected = f"which takes a file, such as {inspector.example_file}, not a sentence; give a file"
+        raise ValueError(f"this is {inspector.model_kind}, {expected}")
 
 
 def check_cancelled(should_stop: StopCheck | None) -> None:

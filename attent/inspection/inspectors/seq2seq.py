@@ -43,7 +43,7 @@ class LoadedSource:
 class Seq2SeqInspector(base.Inspector[Seq2Seq]):
     """Inspects an encoder-decoder model."""
 
-    supported_options = frozenset({"target"})
+    supported_options = frozenset({"target", "to"})
     output_name: ClassVar[str]  # of the target
 
     def __init__(
@@ -82,7 +82,7 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
             hypothesis = search_trace.hypotheses[0]
             hypothesis = replace(hypothesis, token_ids=(*source.prompt_ids, *hypothesis.token_ids))
         else:
-            ids = (*source.prompt_ids, *encode_with_sentinels(self.tokenizer.target, request.target.strip()))
+            ids = (*source.prompt_ids, *self._encode_target(request.target.strip()))
             base.check_length(self.model.decoder, len(ids) + 1, f"the {self.output_name}")
             hypothesis = Hypothesis(token_ids=ids, log_prob=math.nan, score=math.nan, is_finished=True)
         sides = self._build_sides(request, source, hypothesis)
@@ -114,6 +114,9 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
             "decoder_input": TraceSide(label="decoder input", tokens=input_tokens, language=to),
             "target": TraceSide(label=label, text=text, tokens=output_tokens, language=to),
         }
+
+    def _encode_target(self, text: str) -> list[int]:
+        return encode_with_sentinels(self.tokenizer.target, text)
 
     def _decode_target(self, token_ids: Sequence[int]) -> str:
         target = self.tokenizer.target

@@ -15,13 +15,15 @@ from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resiz
 from attent.decoding.options import StopCheck
 from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
 from attent.inspection.inspectors import base
-from attent.models import VisionConfig, VisionTransformer
+from attent.models import VisionTransformer
+from attent.nn import ImageConfig
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
     """Inspects a Vision Transformer."""
 
     model_kind = "a vision model"
+    example_file = "image.png"
 
     def _run(self, request: base.InspectionRequest, should_stop: StopCheck | None) -> base.RecordedPass:
         pixels = load_pixels(request.text, self.model.config)
@@ -36,7 +38,7 @@ class VisionInspector(base.Inspector[VisionTransformer]):
         return base.RecordedPass(title=name, sides=sides, layers=layers, sections=sections)
 
 
-def load_pixels(location: str, config: VisionConfig) -> Tensor:
+def load_pixels(location: str, config: ImageConfig) -> Tensor:
     """Load an image file, or one image of an idx file by its index: `t10k-images-idx3-ubyte.gz:17`."""
     name, _, number = location.rpartition(":")
     path = Path(name).expanduser()
@@ -50,16 +52,19 @@ def load_pixels(location: str, config: VisionConfig) -> Tensor:
     raise ImageError(f"{name}: the index must be below {int(number) - index:,}, but is {int(number):,}")
 
 
-def build_image_side(pixels: Tensor, config: VisionConfig, name: str) -> TraceSide:
+def build_image_side(pixels: Tensor, config: ImageConfig, name: str) -> TraceSide:
     """The image with its tokens: the class token if the model has one, then the patches row by row."""
     count = config.image_size // config.patch_size
     prefix = (DisplayToken("[class]", "class", special="class"),) if config.class_token else ()
     patches = tuple(
         DisplayToken(f"{row},{column}", f"{row},{column}", True) for row in range(count) for column in range(count)
     )
-    src = "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode()
-    image = PatchImage(src=src, rows=count, columns=count, num_prefix_tokens=len(prefix))
+    image = PatchImage(src=encode_data_url(pixels), rows=count, columns=count, num_prefix_tokens=len(prefix))
     return TraceSide(label="image", text=name, tokens=prefix + patches, image=image)
+
+
+def encode_data_url(pixels: Tensor) -> str:
+    return "data:image/png;base64," + base64.b64encode(encode_png(pixels)).decode()
 
 
 def encode_png(pixels: Tensor) -> bytes:

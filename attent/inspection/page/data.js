@@ -16,7 +16,7 @@ async function unpackRaw(array) {
   return { shape: array.shape, data: decodeValues(array.type, planes) };
 }
 
-function decodeBase64(text) {
+export function decodeBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const characters = atob(text);
   const bytes = new Uint8Array(characters.length);

@@ -139,9 +139,8 @@ function decOptions(view) {
   const listed = choice.options.some((option) => option.token === choice.chosen);
   const options = listed ? choice.options : [...choice.options, { ...token, token: choice.chosen, p: choice.p }];
   const why = state.word < forced ? " (forced)" : "";
-  const hint = doc.json.live
-    ? "Select another token to force it."
-    : "On the live page (attent look MODEL) any of these can be forced.";
+  const elsewhere = doc.inputSide?.image ? "" : "On the live page (attent look MODEL) any of these can be forced.";
+  const hint = doc.json.live ? "Select another token to force it." : elsewhere;
   parts.options.append(
     h("p", {}, boldToken(token), ` has a probability of ${formatShare(choice.p)}${why}. Most probable tokens:`),
     h("ol", { class: "dec-list" }, options.map((option) => h("li", {}, decOption(view, choice, option)))),

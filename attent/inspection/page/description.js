@@ -1,7 +1,7 @@
 // The selection in words: the head's pattern, and for the token under the pointer or pinned, what it attends to and
 // what attends to it.
 
-import { h, boldToken, spokenToken, formatPercent } from "./dom.js";
+import { h, boldToken, spokenToken, formatPercent, wordIndices } from "./dom.js";
 import { groupName, hasDecoderInput } from "./data.js";
 
 const NAMED = 3;
@@ -74,9 +74,9 @@ function describeHeadPattern(doc, layer, head) {
 
 function headSummary(doc, layer, head) {
   const description = doc.headStats(layer.path, head)?.description;
-  const { sentences } = doc.json.head_stats ?? {};
+  const { sentences, dataset } = doc.json.head_stats ?? {};
   if (!description) return "";
-  return `${sentences > 1 ? `On ${sentences} sentences` : "In this sentence"}: ${description}. `;
+  return `${sentences > 1 ? `On ${sentences} sentences` : `In ${dataset ?? "this sentence"}`}: ${description}. `;
 }
 
 function strongest(weights, head) {
@@ -97,7 +97,29 @@ function describeToken(doc, layer, head, focus) {
   return focus.side === "queries" ? [...attended, " ", ...attending] : [...attending, " ", ...attended];
 }
 
+/** The shortest part of a recording with half of the weight of a query, or of all tokens of its word. */
+export function attendedSpan(doc, { attention, queries, keys }, head, q) {
+  const rows = doc.side(queries).audio ? [q] : wordIndices(doc.tokens(queries), q);
+  const weights = new Float32Array(attention.Tk);
+  for (const row of rows) attention.row(head, row).forEach((weight, k) => { weights[k] += weight / rows.length; });
+  const half = weights.reduce((sum, weight) => sum + weight, 0) / 2;
+  let best = { first: 0, count: weights.length, share: 2 * half };
+  for (let [first, end, share] = [0, 0, 0]; first < weights.length; share -= weights[first++]) {
+    while (end < weights.length && share < half) share += weights[end++];
+    if (share >= half && end - first < best.count) best = { first, count: end - first, share };
+  }
+  const { step } = doc.side(keys).audio;
+  return { ...best, from: best.first * step, to: (best.first + best.count) * step };
+}
+
+export const formatSpan = ({ from, to }) => `${from.toFixed(2)}–${to.toFixed(2)}\u00a0s`;
+
 function describeAttended(doc, layer, head, q, other) {
+  if (doc.side(layer.keys).audio && other === null) {
+    const span = attendedSpan(doc, layer, head, q);
+    const rest = 1 - span.share >= 0.02 ? `; ${formatPercent(1 - span.share)} elsewhere.` : ".";
+    return [...queryPhrase(doc, layer, q), " to ", h("b", {}, formatSpan(span)), ` (${formatPercent(span.share)})`, rest];
+  }
   const row = layer.attention.row(head, q);
   const largest = () => topEntries(row, NAMED).filter(({ weight }) => weight >= 0.02);
   const named = other === null ? largest() : [{ index: other, weight: row[other] }];
@@ -134,8 +156,8 @@ function word(doc, side, index) {
 
 /** Name of a patch by row and column; null for other tokens. */
 export function patchName(doc, side, index) {
-  const image = doc.side(side)?.image;
-  if (!image || index < (image.num_prefix_tokens ?? 0)) return null;
+  const { image, audio } = doc.side(side) ?? {};
+  if (!image || audio || index < (image.num_prefix_tokens ?? 0)) return null;
   const patch = index - (image.num_prefix_tokens ?? 0);
   return `the patch in row ${Math.floor(patch / image.columns)}, column ${patch % image.columns}`;
 }

@@ -72,7 +72,15 @@ export function tokenSpan(token) {
 
 /** True if a token continues a word: a letter without a space before it, in a script with spaces. */
 function isContinuation(token) {
-  return token?.space === false && /^[\p{L}\p{M}\p{N}]/u.test(token.text) && !SCRIPTS_WITHOUT_SPACES.test(token.text);
+  return token?.space === false && !token.special && /^[\p{L}\p{M}\p{N}]/u.test(token.text) && !SCRIPTS_WITHOUT_SPACES.test(token.text);
+}
+
+/** Indices of the tokens of the word that contains the one at `index`. */
+export function wordIndices(tokens, index) {
+  let [from, to] = [index, index + 1];
+  while (from > 0 && isContinuation(tokens[from])) from--;
+  while (to < tokens.length && isContinuation(tokens[to])) to++;
+  return Array.from({ length: to - from }, (_, i) => from + i);
 }
 
 /** True for tokens of closing punctuation, which never begin a line. */

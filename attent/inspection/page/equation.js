@@ -158,6 +158,7 @@ function eqMissing({ doc, layer }) {
   if (layer.additive) return "The scores of this layer are additive, vᵀ tanh(q + k); this view shows dot products only.";
   if (doc.layers.some((other) => other.q)) return `The document does not have the queries, keys and values of ${layer.path}.`;
   const large = `Queries, keys and values of ${doc.tokens(layer.queries).length} tokens would make the page too large`;
+  if (doc.inputSide?.image) return `${large}.`;
   if (doc.json.live) return `${large}; enter a shorter sentence.`;
   return `${large}; the live page (attent look MODEL) shows them for shorter sentences.`;
 }
@@ -207,8 +208,9 @@ function eqSentence({ doc, layer, head, query, queries }) {
 }
 
 function eqKeyPhrase(doc, layer) {
+  const { image, audio } = doc.side(layer.keys) ?? {};
+  if (image) return audio ? "all moments of the recording." : "all patches of the image.";
   if (layer.kind === "cross") return "the source tokens.";
-  if (doc.side(layer.keys)?.image) return "all patches of the image.";
   if (layer.causal && layer.queries === layer.keys) return "itself and the tokens before it.";
   return layer.causal ? "the decoder input so far." : "all tokens of the text.";
 }
@@ -318,7 +320,7 @@ function eqStrip(numbers, most, label) {
 
 function eqHead({ queries, query, layer, doc }, sum, biased) {
   const columns = [
-    ["word-cell", doc.side(layer.keys)?.image ? "patch" : "token"], ["key", "key k"], ["dot", "q · k"], ["scaled", eqScaleName(layer, sum.D)],
+    ["word-cell", doc.side(layer.keys)?.audio ? "time" : doc.side(layer.keys)?.image ? "patch" : "token"], ["key", "key k"], ["dot", "q · k"], ["scaled", eqScaleName(layer, sum.D)],
     biased && ["bias", "+ b"], ["weight", "softmax: weight"], ["value", "weight × value v"],
   ];
   const names = columns.filter(Boolean).map(([kind, name]) => h("th", { scope: "col", class: `eq-${kind}` }, name));

@@ -3,7 +3,7 @@
 
 import { h, clear, isTouch } from "./dom.js";
 import { groupLayers } from "./data.js";
-import { heatScale, heatLevel, OVERLAYS } from "./colors.js";
+import { heatScale, heatLevel, maxWeight, OVERLAYS } from "./colors.js";
 import { patchWeights, queryIndex } from "./image.js";
 import { getFocus } from "./description.js";
 
@@ -78,9 +78,11 @@ export function selectHead(state, path, head, { shiftKey = false, ctrlKey = fals
 
 /** A pinned query stays pinned in another layer with the same query side. */
 function keepQuery({ doc, path, query }, next) {
-  const side = (name) => doc.layer(name)?.queries?.replace("decoder_input", "target"); // two labels of one step
-  return side(path) === side(next) ? query : null;
+  return querySide(doc, path) === querySide(doc, next) ? query : null;
 }
+
+/** Side of a layer's queries; output and decoder input are two labels of one step. */
+const querySide = (doc, path) => doc.layer(path)?.queries?.replace("decoder_input", "target");
 
 function makeGroup(group) {
   const columns = Math.max(1, ...group.layers.map((layer) => layer.heads));
@@ -148,7 +150,10 @@ function describeHead(caption, doc, button) {
 
 // --- drawing ---
 
-const isPicture = (doc) => doc.layers.some((layer) => doc.side(layer.keys)?.image);
+const isPicture = (doc) => doc.layers.some((layer) => patchImage(doc, layer));
+
+/** The image whose patches are a layer's keys; a recording is drawn as text is. */
+const patchImage = (doc, { keys }) => (doc.side(keys)?.audio ? null : doc.side(keys)?.image);
 
 function drawGroup(group, cell, state) {
   const dpr = Math.min(2, window.devicePixelRatio || 1);
@@ -165,16 +170,17 @@ function drawGroup(group, cell, state) {
   const pixels = new Uint32Array(image.data.buffer);
   group.layers.forEach((layer, row) => {
     for (let head = 0; head < layer.heads; head++) {
-      const picture = state.doc.side(layer.keys)?.image;
+      const picture = patchImage(state.doc, layer);
       if (picture) paintPatches(pixels, side, layer, head, picture, state);
-      else paintThumbnail(pixels, side, layer.attention, head, heatScale(0));
+      else paintThumbnail(pixels, side, layer.attention, head, maxWeight(state.doc, layer));
       context.putImageData(image, head * step, row * step);
     }
   });
 }
 
 /** One head in side x side pixels; each pixel shows the maximum of its weights. */
-function paintThumbnail(pixels, side, weights, head, scale) {
+function paintThumbnail(pixels, side, weights, head, most) {
+  const scale = heatScale(0);
   const { Tq, Tk } = weights;
   const rows = Math.max(1, Math.min(Tq, side));
   const columns = Math.max(1, Math.min(Tk, side));
@@ -186,13 +192,14 @@ function paintThumbnail(pixels, side, weights, head, scale) {
   const across = Uint16Array.from({ length: side }, (_, x) => Math.floor((x * columns) / side));
   for (let y = 0; y < side; y++) {
     const start = Math.floor((y * rows) / side) * columns;
-    for (let x = 0; x < side; x++) pixels[y * side + x] = scale[heatLevel(pool[start + across[x]])];
+    for (let x = 0; x < side; x++) pixels[y * side + x] = scale[heatLevel(pool[start + across[x]] / most)];
   }
 }
 
 /** Weights laid out as the image's patches, scaled to the largest. */
 function paintPatches(pixels, side, layer, head, image, state) {
-  const weights = patchWeights(layer, head, queryIndex(state.doc, layer, getFocus(state)), image);
+  const focus = querySide(state.doc, layer.path) === querySide(state.doc, state.path) ? getFocus(state) : null;
+  const weights = patchWeights(layer, head, queryIndex(state.doc, layer, focus), image);
   const most = Math.max(1e-6, ...weights);
   const scale = heatScale(0);
   for (let y = 0; y < side; y++) {

@@ -110,7 +110,7 @@ function textParagraph(text, content) {
 function inputParts(doc) {
   const text = doc.sourceText;
   const label = doc.inputSide ? [sideLabel(doc.inputSide, "text")] : [];
-  const src = doc.inputSide?.image?.src ?? "";
+  const src = doc.inputSide?.audio ? "" : doc.inputSide?.image?.src ?? "";
   const seen = src.startsWith("data:image/") ? [h("img", { class: "thumb", alt: "", src })] : [];
   return [...label, h("div", { class: "with-thumb" }, seen, textParagraph(text, text || "(nothing)"))];
 }

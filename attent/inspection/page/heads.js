@@ -8,13 +8,15 @@ import { headGrid, selectHead } from "./head_grid.js";
 import { linesPanel } from "./lines.js";
 import { heatMap } from "./heatmap.js";
 import { imagePanel } from "./image.js";
+import { soundPanel } from "./sound.js";
 
 export function headsView(store) {
   const grid = headGrid(store);
-  const panels = { lines: linesPanel(store), map: heatMap(store), picture: imagePanel(store) };
+  const picture = Object.values(store.get().doc.json.sides ?? {}).some((side) => side.audio) ? soundPanel : imagePanel;
+  const panels = { lines: linesPanel(store), picture: picture(store), map: heatMap(store) };
   const description = h("p", { class: "saying", "aria-live": "polite", id: "saying" });
   const controls = h("div", { class: "controls" });
-  const pictures = h("div", { class: "pictures" }, panels.lines.element, panels.picture.element, panels.map.element);
+  const pictures = h("div", { class: "pictures" }, Object.values(panels).map((panel) => panel.element));
   const nothing = h("p", { class: "waiting", hidden: true });
   const unformed = unformedNotice(() => { showsUnformed = true; build(); });
   const large = h("div", { class: "large" }, controls, description, unformed, pictures);
@@ -84,13 +86,15 @@ function unformedNotice(showAnyway) {
       "It forms late, often after the loss has fallen for a while: train longer."), show);
 }
 
-/** Lines between tokens, or the image if the keys are patches. */
+/** Lines between tokens, the image if the keys are patches, or the recording, which has its own heat map. */
 function choosePanels(panels, doc, layer) {
-  const image = Boolean(doc.side(layer.keys)?.image);
-  panels.lines.element.hidden = image;
-  panels.picture.element.hidden = !image;
-  panels.map.element.parentElement.classList.toggle("of-picture", image);
-  return [image ? panels.picture : panels.lines, panels.map];
+  const { image, audio } = doc.side(layer.keys) ?? {};
+  const used = [image ? panels.picture : panels.lines, ...(audio ? [] : [panels.map])];
+  for (const panel of Object.values(panels)) panel.element.hidden = !used.includes(panel);
+  const { classList } = panels.map.element.parentElement;
+  classList.toggle("of-picture", Boolean(image && !audio));
+  classList.toggle("of-sound", Boolean(audio));
+  return used;
 }
 
 // --- the controls: which head ---

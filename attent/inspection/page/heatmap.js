@@ -88,7 +88,7 @@ function measure(view, box, doc, layer) {
   view.top = Math.max(36, Math.min(narrow ? 84 : 110, 16 + longest(columns, view.font, box)));
 }
 
-function labelTexts(doc, side) {
+export function labelTexts(doc, side) {
   return doc.tokens(side).slice(0, 400).map((token, index) => shortPatchName(doc, side, index) ?? tokenText(token));
 }
 
@@ -98,7 +98,7 @@ function shortPatchName(doc, side, index) {
 }
 
 /** Width of the longest label in pixels, at least that of the corner. */
-function longest(texts, size, box) {
+export function longest(texts, size, box) {
   const context = RULER.getContext("2d");
   context.font = `${size}px ${getComputedStyle(box).fontFamily}`;
   return texts.reduce((most, text) => Math.max(most, context.measureText(text).width), 48);
@@ -154,7 +154,7 @@ function resizeCanvas(canvas, width, height, dpr) {
 }
 
 /** One pixel per cell; the canvas scales it. */
-function cellsImage(weights, heads, most, q0, q1, k0, k1) {
+export function cellsImage(weights, heads, most, q0, q1, k0, k1) {
   const [rows, columns] = [q1 - q0, k1 - k0];
   const small = new OffscreenCanvas(columns, rows);
   const context = small.getContext("2d");
@@ -211,7 +211,7 @@ function labelVisible({ top, left }, box, view, doc, layer) {
   fillLabels(top, doc, layer.keys, k0, k1, view.cell, "left");
 }
 
-function fillLabels(strip, doc, side, from, to, cell, edge) {
+export function fillLabels(strip, doc, side, from, to, cell, edge) {
   const tokens = doc.tokens(side);
   const labels = [];
   for (let index = from; index < to; index++) {

@@ -1,4 +1,4 @@
-// The input image with each patch tinted by its attention weight. Replaces the lines for models of images.
+// The input image with each patch tinted by its attention weight. Replaces the lines where keys are patches.
 
 import { h, clear, isTouch, tokenSpan, formatPercent } from "./dom.js";
 import { cssColor, OVERLAYS } from "./colors.js";
@@ -8,8 +8,8 @@ import { pinToken } from "./lines.js";
 const SMALL_PICTURE = 128; // below this width, pixels are drawn sharp
 const TINT = 0.6; // opacity of the patch with the largest weight: the picture stays recognizable under it
 
-/** {element, build(), draw(), focus()}, like linesPanel. */
-export function imagePanel(store) {
+/** {element, build(), draw(), focus(), parts}, like linesPanel. */
+export function imagePanel(store, title = "Image") {
   const words = h("div", { class: "picture-words", role: "group", "aria-label": "Query tokens" });
   const img = h("img", { alt: "the input image" });
   const canvas = h("canvas", { "aria-hidden": "true" });
@@ -17,10 +17,10 @@ export function imagePanel(store) {
   const frame = h("div", { class: "picture-frame" }, img, canvas, mark, best);
   const note = h("small", {});
   const strength = h("input", { type: "range", min: 0, max: 100, value: 100, "aria-label": "tint strength" });
-  const foot = h("label", { class: "field picture-tint" }, "tint", strength);
-  const header = h("header", {}, h("h3", {}, "Image"), note);
-  const element = h("section", { class: "panel", "aria-label": "Image" }, header, words, frame, foot);
-  const parts = { words, img, canvas, mark, best, frame, note, strength };
+  const foot = h("div", { class: "picture-foot" }, h("label", { class: "field picture-tint" }, "tint", strength));
+  const header = h("header", {}, h("h3", {}, title), note);
+  const element = h("section", { class: "panel", "aria-label": title }, header, words, frame, foot);
+  const parts = { words, img, canvas, mark, best, frame, note, foot };
   img.addEventListener("load", () => img.classList.toggle("few-pixels", img.naturalWidth < SMALL_PICTURE));
 
   function build() {
@@ -49,14 +49,13 @@ export function imagePanel(store) {
 
   strength.addEventListener("input", () => canvas.style.setProperty("opacity", strength.value / 100));
   bindImage(store, parts);
-  return { element, build, draw: focus, focus };
+  return { element, build, draw: focus, focus, parts };
 }
 
-/** The query: under the pointer or pinned, else the class token; null: mean over all patches. */
+/** The query: under the pointer or pinned, else the class token; null: mean over all queries. */
 export function queryIndex(doc, layer, now) {
   if (now?.side === "queries") return now.index;
-  const image = doc.side(layer.queries).image;
-  return image && !(image.num_prefix_tokens ?? 0) ? null : 0;
+  return doc.side(layer.queries).image?.num_prefix_tokens ? 0 : null;
 }
 
 /** Weight of each patch, row by row.*/
@@ -75,13 +74,14 @@ function patchNote(weights, { num_prefix_tokens: before = 0 }) {
 }
 
 function fillTokenButtons(words, doc, layer) {
-  const image = doc.side(layer.queries).image;
+  const { image, audio } = doc.side(layer.queries);
   const tokens = doc.tokens(layer.queries).slice(0, image ? image.num_prefix_tokens ?? 0 : undefined);
   const choice = (token, index) => h("button", { type: "button", class: "button", dataset: { index } }, tokenSpan(token));
   clear(words).append(...tokens.map(choice));
   const point = isTouch() ? "tap" : "point at";
-  const all = tokens.length ? `or ${point} a patch to use it as the query` : `Mean over all patches; ${point} one to use it as the query`;
-  if (image) words.append(h("span", { class: "quiet-text small" }, all));
+  const mean = audio ? `Mean over the recording; ${point} a moment` : `Mean over all patches; ${point} one`;
+  const hint = tokens.length ? `or ${point} a patch to use it as the query` : `${mean} to use it as the query`;
+  if (image) words.append(h("span", { class: "quiet-text small" }, hint));
 }
 
 function markTokenButtons(words, query) {

@@ -63,7 +63,7 @@ async function posDraw(view) {
   const arrays = [selected.entry.values, selected.entry.pairwise];
   const [values, pairwise] = await Promise.all(arrays.map((array) => (array ? unpackArray(array) : null)));
   if (turn !== state.turn) return;
-  Object.assign(state, { selected, values, pairwise: posHeads(pairwise), tokens: posTokens(doc, selected), doc });
+  Object.assign(state, { selected, values, pairwise: posHeads(pairwise), tokens: posSide(doc, selected)?.tokens ?? [], doc });
   state.head = Math.min(state.head, Math.max(0, (state.pairwise?.heads ?? 1) - 1));
   state.at = Math.max(0, Math.min(state.at, posLength(state) - 1, Math.max(0, state.tokens.length - 1)));
   posStacks(view);
@@ -79,9 +79,10 @@ function posHeads(pairwise) {
   return { heads: shape[0], rows: shape[1], columns: shape[2], data, many: pairwise.shape.length === 3 };
 }
 
-function posTokens(doc, { stacks }) {
+/** The side whose positions a stack encodes. */
+function posSide(doc, { stacks }) {
   const layer = doc.layers.find((entry) => entry.stack === stacks[0] && entry.kind === "self") ?? doc.layers[0];
-  return layer ? doc.tokens(layer.keys) : [];
+  return doc.side(layer?.keys);
 }
 
 function posLength({ values, pairwise }) {
@@ -118,13 +119,14 @@ function posDrawing({ doc, selected: { entry, stacks } }) {
   const here = (text) => h("span", { class: "pos-node pos-here" }, text);
   const arrow = () => h("span", { class: "pos-arrow", "aria-hidden": "true" }, "→");
   const layers = doc.layers.filter((layer) => layer.stack === stacks[0]);
+  const { image, audio } = posSide(doc, { stacks }) ?? {};
   const count = new Set(layers.map((layer) => layer.layer)).size;
   const cross = layers.some((layer) => layer.kind === "cross");
   const inside = { angles: here("q and k rotated by position"), bias: here("scores + position bias") }[entry.applied_as];
   const block = h("span", { class: "pos-block" }, h("span", { class: "pos-times" }, count ? `${count} ×` : "each layer"),
     box("self-attention", inside ?? ""), arrow(), cross ? [box("cross-attention"), arrow()] : "", box("feed-forward"));
   const added = entry.applied_as === "embed" ? [h("span", { class: "pos-plus" }, "+"), here("position")] : "";
-  return h("p", { class: "pos-drawing" }, box(doc.json.model?.kind === "vision" ? "patches" : "tokens"), arrow(), box("embedding"), added, arrow(), block);
+  return h("p", { class: "pos-drawing" }, box(audio ? "frames" : image ? "patches" : "tokens"), arrow(), box("embedding"), added, arrow(), block);
 }
 
 function posWords(view) {
@@ -185,7 +187,10 @@ function posPairwise(view) {
   });
 }
 
-const posImage = ({ doc }) => Object.values(doc.json.sides ?? {}).map((side) => side.image).find(Boolean);
+function posImage({ doc, selected }) {
+  const { image, audio } = posSide(doc, selected) ?? {};
+  return audio ? null : image;
+}
 
 /** One position compared with all patches, in image layout. A click selects another. */
 function posPatches(view) {

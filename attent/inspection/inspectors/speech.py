@@ -1,0 +1,91 @@
+"""Inspect a speech model: a recording with its spectrogram, a token for each encoder state, and the search."""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attent.data.audio import iter_audio
+from attent.decoding.loading import resolve_target_lang
+from attent.decoding.source_search import compute_audio_frames
+from attent.decoding.transcriber import find_max_seconds
+from attent.inspection.attention_trace import DisplayToken, PatchImage, SourceAudio, TraceSide
+from attent.inspection.inspectors import base
+from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
+from attent.inspection.inspectors.vision import encode_data_url
+from attent.nn import AudioConfig
+from attent.nn.devices import get_device
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
+
+MAX_SECONDS = 30.0  # of a recording on a page: 1.3 MB
+FRAMES_PER_STATE = 2  # stride of the front-end
+STATE_SECONDS = FRAMES_PER_STATE * HOP_SAMPLES / SAMPLE_RATE
+
+
+class SpeechInspector(Seq2SeqInspector):
+    """Inspects a speech model."""
+
+    model_kind = "a speech model"
+    example_file = "recording.wav"
+    output_name = "transcript"
+
+    def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
+        base.check_is_file(request.text, self)
+        prompt_ids, config = self._build_prompt(request.to), self.model.config.frontend
+        assert isinstance(config, AudioConfig)
+        samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, find_max_seconds(self.model)))
+        frames, lengths = compute_audio_frames([samples], config, get_device(self.model))
+        name, seconds = Path(request.text).name, len(samples) / SAMPLE_RATE
+        text = f"{name} (only the first {seconds:g} s)" if is_cut else f"{name} ({seconds:.1f} s)"
+        side = build_audio_side(samples, frames[0], text, self.languages[0])
+        return LoadedSource(tensor=frames, lengths=lengths, side=side, prompt_ids=prompt_ids)
+
+    def _build_prompt(self, to: str | None) -> tuple[int, ...]:
+        """Return the tokens that tell Whisper the language of the recording."""
+        vocabulary = self.tokenizer.target
+        if not isinstance(vocabulary, WhisperVocabulary):
+            resolve_target_lang(to, (), Path(self.name))
+            return ()
+        return build_prompt(vocabulary, resolve_target_lang(to or self.languages[0], vocabulary.tags, Path(self.name)))
+
+    def _encode_target(self, text: str) -> list[int]:
+        return super()._encode_target(f" {text}" if isinstance(self.tokenizer.target, WhisperVocabulary) else text)
+
+
+def read_beginning(path: str, seconds: float) -> tuple[Tensor, bool]:
+    """Return the samples of the first seconds of a recording, and whether there are more."""
+    blocks = iter_audio(Path(path).expanduser(), seconds)
+    samples = torch.from_numpy(np.asarray(next(blocks), dtype=np.float32))
+    return samples, next(blocks, None) is not None
+
+
+def build_audio_side(samples: Tensor, frames: Tensor, text: str, language: str | None = None) -> TraceSide:
+    """The recording with a token for each encoder state; those of the padding to a fixed length are left out."""
+    num_frames = -(-len(samples) // HOP_SAMPLES)
+    spectrogram = frames[:num_frames].T.flip(0)  # low frequencies at the bottom
+    low, high = spectrogram.min(), spectrogram.max()
+    pixels = ((spectrogram - low) * (255 / (high - low).clamp(min=1e-6))).to(torch.uint8)
+    count = -(-num_frames // FRAMES_PER_STATE)
+    image = PatchImage(src=encode_data_url(pixels[None]), rows=1, columns=count)
+    audio = SourceAudio(src=encode_wav(samples), step=STATE_SECONDS, seconds=len(samples) / SAMPLE_RATE)
+    times = (f"{i * STATE_SECONDS:.2f}\N{NO-BREAK SPACE}s" for i in range(count))
+    tokens = tuple(DisplayToken(time, time, True) for time in times)
+    return TraceSide(label="recording", text=text, tokens=tokens, language=language, image=image, audio=audio)
+
+
+def encode_wav(samples: Tensor) -> str:
+    """Encode samples as a data URL of a WAV file, 16 kHz, mono, 16 bits."""
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((samples.clamp(-1, 1) * 32767).round().cpu().numpy().astype("<i2").tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(content.getvalue()).decode()

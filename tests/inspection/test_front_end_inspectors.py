@@ -1,0 +1,245 @@
+"""Documents of speech and caption models: sources, weights, search, terminal, figures, errors."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attent
+from attent.data.audio import read_audio
+from attent.decoding.options import SearchOptions
+from attent.decoding.source_search import compute_audio_frames, search_sources
+from attent.inspection import Trace
+from attent.inspection.head_stats import measure_document_heads
+from attent.inspection.inspectors import base, speech
+from attent.inspection.inspectors.base import InspectionRequest
+from attent.inspection.inspectors.captioning import CaptioningInspector
+from attent.inspection.inspectors.seq2seq import Seq2SeqInspector
+from attent.inspection.inspectors.speech import SpeechInspector
+from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.json_arrays import pack_array
+from attent.inspection.session import Inspection
+from attent.nn import AudioConfig, ImageConfig
+from attent.nn.frontends import normalize_pixels
+from tests.inspection import models, toy_translator
+from tests.inspection.models import ring, write_chirp, write_ring
+from tests.text import corpus
+
+pytest.importorskip("soundfile")
+pytest.importorskip("PIL")
+TARGET = "A dog waiting."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return {"speech": str(write_chirp(folder)), "caption": str(write_ring(folder))}
+
+
+def make_inspector(kind: str) -> Seq2SeqInspector:
+    if kind == "speech":
+        return SpeechInspector(models.speech(), models.tokenizer())
+    return CaptioningInspector(models.captioner(), models.tokenizer())
+
+
+def make_source(kind: str, path: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    config = (models.speech() if kind == "speech" else models.captioner()).config.frontend
+    if isinstance(config, AudioConfig):
+        return compute_audio_frames([torch.from_numpy(read_audio(path))], config, torch.device("cpu"))
+    assert isinstance(config, ImageConfig)
+    return normalize_pixels(ring()[None], config, torch.zeros(1)), None
+
+
+def align(document: dict[str, Any]) -> dict[str, Any]:
+    """Replace cross-attention: each word attends to its own part of the source, in order."""
+    queries, keys = (len(document["sides"][side]["tokens"]) for side in ("target", "source"))
+    weights = torch.zeros(queries, keys)
+    for q in range(queries):
+        weights[q, q * keys // queries : (q + 1) * keys // queries] = 1
+    weights /= weights.sum(1, keepdim=True)
+    for layer in document["layers"]:
+        if layer["kind"] == "cross":
+            layer["weights"] = pack_array(weights.expand(layer["heads"], -1, -1), "unit16")
+    return document | {"head_stats": measure_document_heads(document)}
+
+
+@pytest.mark.parametrize("kind", ["speech", "caption"])
+def test_search_and_weights_are_those_of_the_model(kind: str, files: dict[str, str]) -> None:
+    inspector, options = make_inspector(kind), SearchOptions(beam_size=3, max_length=9)
+    document = inspector.inspect(InspectionRequest(text=files[kind], search=options))
+    source, lengths = make_source(kind, files[kind])
+    (best,) = search_sources(inspector.model, inspector.tokenizer, source, lengths, options)
+    result = document["decoding"]["results"][0]
+    assert (result["text"].strip(), result["score"]) == (best.text, pytest.approx(best.score, rel=1e-4))
+    assert len(document["decoding"]["results"]) == 3
+    ids = [*best.token_ids, *([inspector.model.config.end_id] if best.is_finished else [])]
+    assert [choice["chosen"] for choice in document["decoding"]["choices"]] == ids
+    with attent.record(inspector.model) as trace, torch.no_grad():
+        inspector.model(source, torch.tensor([[inspector.model.config.start_id, *ids[:-1]]]), lengths)
+    back = Trace.from_document(document)
+    assert list(back) == list(trace)
+    for path, calls in trace.items():
+        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+    assert (back.sides["source"].audio is not None) == (kind == "speech")
+    assert all("q" in layer for layer in document["layers"])
+    json.dumps(document, allow_nan=False)
+
+
+def test_language_tag_is_a_prompt(files: dict[str, str]) -> None:
+    """It is read by the decoder and shown as forced, but has no share in scores and text."""
+    tokenizer = corpus.tokenizer()
+    model = models.make_front_end_model(
+        ImageConfig(image_size=28, patch_size=7, channels=1), attent.nn.LearnedConfig(max_length=17), tokenizer
+    )
+    inspector, options = CaptioningInspector(model, tokenizer), SearchOptions(beam_size=2, max_length=7)
+    document = inspector.inspect(InspectionRequest(text=files["caption"], to="de", search=options))
+    tag = tokenizer.target.get_tag_id("de")
+    (best,) = search_sources(model, tokenizer, make_source("caption", "")[0], None, options, prefix_ids=[tag])
+    decoding = document["decoding"]
+    assert decoding["forced"] == 1
+    assert decoding["results"][0]["score"] == pytest.approx(best.score, rel=1e-4)
+    assert decoding["results"][0]["text"] == document["sides"]["target"]["text"]
+    assert [choice["chosen"] for choice in decoding["choices"][: 1 + len(best.token_ids)]] == [tag, *best.token_ids]
+    path = {node["step"]: node["token"] for node in decoding["nodes"] if node["on_best_path"]}
+    assert [path[step] for step in range(1 + len(best.token_ids))] == [tag, *best.token_ids]
+    assert document["sides"]["target"]["tokens"][0]["special"] == "tag"
+    given = inspector.inspect(InspectionRequest(text=files["caption"], to="de", target="Ein Hund"))["decoding"]
+    assert given["results"][0]["text"] == "Ein Hund"
+    assert given["results"][0]["log_prob"] is not None
+    with pytest.raises(ValueError, match="several target languages"):
+        inspector.inspect(InspectionRequest(text=files["caption"]))
+
+
+def test_recording_is_embedded_with_its_spectrogram(files: dict[str, str]) -> None:
+    from PIL import Image
+
+    side = make_inspector("speech").inspect(InspectionRequest(text=files["speech"], target=TARGET))["sides"]["source"]
+    with wave.open(io.BytesIO(base64.b64decode(side["audio"]["src"].partition(",")[2]))) as embedded:
+        assert (embedded.getnchannels(), embedded.getsampwidth(), embedded.getframerate()) == (1, 2, 16_000)
+        samples = np.frombuffer(embedded.readframes(embedded.getnframes()), "<i2")
+    np.testing.assert_allclose(samples / 32767, read_audio(files["speech"]), atol=1e-4)
+    assert (side["audio"]["seconds"], side["audio"]["step"], side["text"]) == (1.2, 0.02, "chirp.wav (1.2 s)")
+    assert (len(side["tokens"]), side["image"]["rows"], side["image"]["columns"]) == (60, 1, 60)
+    assert [token["text"] for token in side["tokens"][:2]] == ["0.00\xa0s", "0.02\xa0s"]
+    image = Image.open(io.BytesIO(base64.b64decode(side["image"]["src"].partition(",")[2])))
+    assert image.size == (120, 20)
+    loudest = np.asarray(image).argmax(0)
+    assert loudest[100] < loudest[10]  # the tone rises, and low frequencies are at the bottom
+
+
+def test_long_recordings_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_chirp(tmp_path, 2.0)
+    monkeypatch.setattr(speech, "MAX_SECONDS", 1.5)
+    side = make_inspector("speech").inspect(InspectionRequest(text=str(path), target=TARGET))["sides"]["source"]
+    assert (side["text"], len(side["tokens"])) == ("chirp.wav (only the first 1.5 s)", 75)
+
+
+def test_padding_to_fixed_frames_is_not_shown(files: dict[str, str]) -> None:
+    """The weights on the padding are left out, and with them queries and keys, whose softmax would be another."""
+    inspector = SpeechInspector(models.speech(fixed_frames=200), models.tokenizer())
+    document = inspector.inspect(InspectionRequest(text=files["speech"], target=TARGET))
+    shapes = {layer["path"]: layer["weights"]["shape"] for layer in document["layers"]}
+    assert shapes["encoder.blocks.0.self_attn"] == [4, 60, 60]
+    cross = Trace.from_document(document)["decoder.blocks.0.cross_attn"][0]
+    assert 0 < float(cross.sum(-1).min()) < 0.99
+    assert {layer["path"] for layer in document["layers"] if "q" in layer} == {
+        f"decoder.blocks.{i}.self_attn" for i in range(2)
+    }
+    long = inspector.inspect(InspectionRequest(text=str(write_chirp(Path(files["speech"]).parent, 2.5)), target=TARGET))
+    assert long["sides"]["source"]["text"].endswith("(only the first 2 s)")
+    write_chirp(Path(files["speech"]).parent)
+
+
+def test_small_layers_stay_dense(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the encoder has too many weights, the words keep theirs."""
+    monkeypatch.setattr(base, "MAX_IMAGE_WEIGHTS", 8_000)
+    monkeypatch.setattr(base, "MAX_SPARSE_WEIGHTS", 4_800)
+    document = make_inspector("speech").inspect(InspectionRequest(text=files["speech"], target=TARGET))
+    assert {layer["stack"] for layer in document["layers"] if "weights" in layer} == {"decoder"}
+    sparse = [layer["sparse"]["weights"]["shape"] for layer in document["layers"] if "sparse" in layer]
+    assert sparse == [[4, 60, 10]] * 2  # 480 rows
+
+
+def test_heads_are_described_in_terms_of_the_source(files: dict[str, str]) -> None:
+    for kind, name, words in (("speech", "this recording", "20 ms"), ("caption", "this image", "patch")):
+        document = make_inspector(kind).inspect(InspectionRequest(text=files[kind], target=TARGET))
+        stats = document["head_stats"]
+        encoder = [head["description"] for head in stats["heads"] if head["path"].startswith("encoder")]
+        assert stats["dataset"] == name
+        assert any(words in description for description in encoder)
+        decoder = [
+            head["description"] for head in stats["heads"] if "decoder" in head["path"] and "self" in head["path"]
+        ]
+        assert not any(words in description for description in decoder)
+        labels = {column["key"]: column["label"] for column in stats["columns"]}
+        assert labels["previous"] != "left"  # columns are those of the decoder too
+
+
+def test_terminal_shows_time_and_patches(files: dict[str, str]) -> None:
+    document = align(make_inspector("speech").inspect(InspectionRequest(text=files["speech"], target=TARGET)))
+    lines = Inspection(document).render_terminal(width=60).splitlines()
+    rows = [line for line in lines if re.search(r"\|.*\|$", line)]
+    assert len(rows) == len(document["sides"]["target"]["tokens"])
+    starts = [row.partition("|")[2].index("█") for row in rows]
+    assert starts == sorted(set(starts))
+    assert any(line.strip().startswith("0 s") and line.endswith("1.2 s") for line in lines)
+    assert max(map(len, rows)) <= 60
+    document = align(make_inspector("caption").inspect(InspectionRequest(text=files["caption"], target=TARGET)))
+    text = Inspection(document).render_terminal()
+    assert "mean attention of all words" in text
+    assert re.search(r"dog ← \d,\d \d+%", text)
+
+
+def test_figures_of_one_head_and_of_all(files: dict[str, str]) -> None:
+    pytest.importorskip("matplotlib")
+    document = make_inspector("speech").inspect(
+        InspectionRequest(text=files["speech"], target=TARGET, kind="cross", layers=(1,))
+    )
+    above, below = Inspection(document).plot(heads=[0]).axes
+    assert above.get_xlim() == below.get_xlim() == (0, 1.2)
+    count = len(document["sides"]["target"]["tokens"])
+    assert len(below.get_yticklabels()) == count
+    assert below.get_xlabel() == "seconds"
+    grid = Inspection(document).plot()
+    assert [axes.get_xlim() for axes in grid.axes if axes.get_title()] == [(0, 1.2)] * 3
+    document = make_inspector("caption").inspect(
+        InspectionRequest(text=files["caption"], target=TARGET, kind="cross", layers=(1,))
+    )
+    titles = [axes.get_title() for axes in Inspection(document).plot(heads=[0]).axes if axes.get_title()]
+    assert len(titles) == len(document["sides"]["target"]["tokens"])
+    assert titles[-1].startswith("‹end›, maximum ")
+    mean = Inspection(document).plot()
+    assert len([axes for axes in mean.axes if axes.get_title()]) == 3
+    assert mean.get_suptitle() == "ring.png: mean attention of all words"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("speech", "A man rides a bike.", "this is a speech model, which takes a file, such as recording.wav"),
+        ("caption", "A man rides a bike.", "this is a caption model, which takes a file, such as image.png"),
+        ("speech", "nowhere.wav", "nowhere.wav: must be a recording, but does not exist"),
+        ("speech", __file__, "must be a recording"),
+        ("caption", "nowhere.png", "nowhere.png: must be an image"),
+    ],
+)
+def test_wrong_inputs_are_rejected(kind: str, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make_inspector(kind).inspect(InspectionRequest(text=text))
+
+
+def test_translator_takes_no_file(files: dict[str, str]) -> None:
+    inspector = TranslationInspector(toy_translator.translator())
+    for path in files.values():
+        with pytest.raises(ValueError, match="this is a translator, which takes a sentence, not a file"):
+            inspector.inspect(InspectionRequest(text=path))
+    assert inspector.inspect(InspectionRequest(text="nowhere.wav"))["title"] == "nowhere.wav"
