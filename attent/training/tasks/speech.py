@@ -29,6 +29,7 @@ from attent.data.batch_plan import WIDTH_MULTIPLE
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH, search_sources
 from attent.formatting import format_count
+from attent.interop.whisper import read_kept_files
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.config import mirror_encoder
 from attent.models.weights import assign_weights
@@ -122,6 +123,8 @@ class SpeechTask(base.Task):
         context.note(f"recordings: {len(train):,} for training, {format_hours(train)}")
         self.tokenizer: Tokenizer = tokenizer or self.train_tokenizer(run)
         self.prefix_ids = self.build_prefix()
+        if self.prefix_ids and run.init_from:  # how transcripts of this Whisper model are searched
+            self.extra_files = read_kept_files(run.init_from)
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             make_metric(run.train.metric, self.text_language, train.texts)
 

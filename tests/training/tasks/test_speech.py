@@ -29,6 +29,7 @@ from attent.training.tasks.speech_batches import (
     draw_spans,
     mark_spans,
 )
+from tests.text.imported_tokenizers import whisper_folder
 from tests.training.runs import fingerprint
 
 PLAIN = AudioDataConfig(speed_perturbation=(1.0,), time_masks=0, frequency_masks=0)
@@ -350,6 +351,30 @@ def test_a_model_is_fine_tuned_with_lora(tmp_path: Path) -> None:
     names = [name for name, value in first.state_dict().items() if not torch.equal(value, second.state_dict()[name])]
     assert names
     assert all("attn" in name or "feedforward" in name for name in names)
+
+
+def test_whisper_is_fine_tuned_and_exported(tmp_path: Path) -> None:
+    """Its tokenizer and the settings of its search are kept."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.WhisperConfig(
+        vocab_size=321, num_mel_bins=8, d_model=8, max_source_positions=50, max_target_positions=30,
+        encoder_layers=1, decoder_layers=1, encoder_attention_heads=1, decoder_attention_heads=1, encoder_ffn_dim=8,
+        decoder_ffn_dim=8, pad_token_id=300, bos_token_id=300, eos_token_id=300, decoder_start_token_id=301,
+        begin_suppress_tokens=None,
+    )  # fmt: skip
+    model, whisper = transformers.WhisperForConditionalGeneration(config), whisper_folder(tmp_path / "whisper", 10)
+    model.generation_config.suppress_tokens = [5]
+    model.save_pretrained(whisper)
+    data = write_corpus(tmp_path / "set", (12,))
+    steps = ["--steps", "2", "--batch-tokens", "100", "--hold-out", "2", "--src", "en", "--lora", "2"]
+    assert train(data, tmp_path / "tuned", *steps, "--from", str(whisper)) == 0
+    assert main(["convert", str(tmp_path / "tuned"), str(tmp_path / "out"), "--to", "hf"]) == 0
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (whisper / name).read_bytes()
+    tuned = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "out")
+    names = [name for name, value in model.state_dict().items() if not torch.equal(value, tuned.state_dict()[name])]
+    assert names
+    assert all("proj" in name or "fc" in name for name in names)
 
 
 @pytest.mark.parametrize(
