@@ -109,7 +109,7 @@ class Transcriber:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_seconds = max_seconds or find_max_seconds(model)
         if whisper is None and (language is not None or task != "transcribe"):
-            raise InputError("`language` and `task` must be left out: only Whisper models can be told what to do")
+            raise InputError("`language` and `task` must be left out: only Whisper models have a prompt for them")
         self.whisper, self.language, self.task = whisper, language, task
         self.options = options or SearchOptions()
 

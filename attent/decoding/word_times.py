@@ -115,7 +115,7 @@ def smooth(weights: Array) -> Array:
 
 
 def select_heads(weights: Array, prepared: Array) -> Array:
-    """Return the heads that align best: by the share of their attention that lies on their own monotonic path.
+    """Return the heads that align best: by the share of their attention along their own monotonic path.
 
     An even head, or one that attends to the same state for every token, has a share of about 1 / U.
     """

@@ -175,5 +175,31 @@ def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transc
         prompts.append(told._get_prefix(source))
         assert vocabulary.to_pieces(prompts[-1]) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
         told.transcribe(speech, GREEDY)
-    with pytest.raises(InputError, match="only Whisper models can be told what to do"):
+    with pytest.raises(InputError, match="only Whisper models have a prompt for them"):
         Transcriber(random_transcriber.model, random_transcriber.tokenizer, language="en")
+
+
+class ScriptedTranscriber(Transcriber):
+    """Hears one of these words every half second; the last word of a growing recording is wrong."""
+
+    script = ("one", "two", "one", "zero", "two", "two")
+
+    def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
+        words = list(self.script[: int(len(samples) / SAMPLE_RATE / 0.5)])
+        if len(words) < len(self.script):
+            words[-1] = words[-1][:2]
+        token_ids = tuple(self.tokenizer.target.encode([" ".join(words)])[0])
+        assert token_ids[: len(known)] == known
+        return token_ids
+
+
+def test_words_of_a_growing_recording_are_final_when_two_searches_agree(random_transcriber: Transcriber) -> None:
+    scripted = ScriptedTranscriber(random_transcriber.model, random_transcriber.tokenizer, max_seconds=10)
+    quiet = np.random.default_rng(0).normal(0, 0.001, SAMPLE_RATE // 2).astype(np.float32)
+    speech = np.concatenate([quiet, make_speech(2.5, pause=0.3)])
+    blocks = [speech[at : at + 4_000] for at in range(0, len(speech), 4_000)]
+    pieces = list(scripted.stream(iter(blocks)))
+    assert pieces == ["one", " two one", " zero two two\n"]  # after 2 s, 3 s, and at the end
+    assert list(scripted.stream([quiet] * 8)) == []
+    lines = "".join(scripted.stream([*blocks, *[quiet] * 4, *blocks])).splitlines()
+    assert lines == ["one two one zero two two"] * 2

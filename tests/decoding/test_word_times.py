@@ -13,6 +13,7 @@ from attent.decoding.alignment import find_cross_layers
 from attent.decoding.options import Hypothesis
 from attent.decoding.source_search import add_text
 from attent.decoding.word_times import (
+    SpokenWord,
     align_monotonic,
     compute_word_times,
     find_token_starts,
@@ -20,6 +21,7 @@ from attent.decoding.word_times import (
     normalize_over_tokens,
     select_heads,
     smooth,
+    snap_to_silence,
 )
 from attent.nn import AudioConfig
 from attent.text.tokenizer import Tokenizer
@@ -95,6 +97,22 @@ def test_words_are_groups_of_tokens_without_the_spaces(tokenizer: Tokenizer) -> 
         pytest.approx((first / 10, space / 10)),
         pytest.approx(((space + 1) / 10, len(ids) / 10)),
     ]
+
+
+def test_boundaries_move_to_silences_near_them() -> None:
+    is_speech = np.ones(300, bool)
+    for start, stop in ((0, 30), (95, 105), (140, 143), (203, 240), (290, 300)):
+        is_speech[start:stop] = False
+    times = [("a", 0.1, 1.02), ("b", 1.02, 1.45), ("c", 1.45, 1.9), ("d", 1.9, 2.8)]
+    words = [SpokenWord(text=text, start=start, end=end) for text, start, end in times]
+    snapped = snap_to_silence(words, is_speech)
+    assert [word.text for word in snapped] == ["a", "b", "c", "d"]
+    expected = [(0.3, 0.95), (1.05, 1.45), (1.45, 2.03), (2.4, 2.9)]  # 30 ms of silence are within a word
+    np.testing.assert_allclose([(word.start, word.end) for word in snapped], expected)
+    assert snap_to_silence([], is_speech) == []
+    assert snap_to_silence(words, np.ones(300, bool)) == words
+    (word,) = snap_to_silence([SpokenWord(text="a", start=0.0, end=0.2)], np.arange(40) // 10 % 2 == 0)
+    assert word.start < word.end  # a silence within a word is not both its start and its end
 
 
 @pytest.mark.parametrize("fixed", [False, True])
