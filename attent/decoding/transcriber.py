@@ -128,6 +128,19 @@ class Transcriber:
         path = Path(folder).expanduser()
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
+        return cls.from_model(model, path, max_seconds=max_seconds, language=language, task=task)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Seq2Seq,
+        path: Path,
+        *,
+        max_seconds: float | None = None,
+        language: str | None = None,
+        task: WhisperTask = "transcribe",
+    ) -> Transcriber:
+        """Use a model that was loaded from a folder, with the tokenizer and the settings there."""
         tokenizer, whisper = load_tokenizer(path), None
         if isinstance(tokenizer.target, WhisperVocabulary):
             whisper = read_settings(path, tokenizer.target)
@@ -222,7 +235,7 @@ class Transcriber:
                     lengths,
                     num_frames,
                     hypotheses,
-                    prefix_ids=self._get_prefix(source),
+                    prefix_ids=self.get_prefix(source),
                     heads=(self.whisper and self.whisper.alignment_heads) or None,
                 )
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
@@ -237,39 +250,43 @@ class Transcriber:
         known_ids: Sequence[int] = (),
         should_stop: StopCheck | None = None,
     ) -> list[Hypothesis]:
-        if self.whisper is not None and not known_ids:
-            options = replace(options, transcript_rules=TranscriptRules(banned_first=self.whisper.banned_first))
         return search_sources(
             self.model,
             self.tokenizer,
             source,
             lengths,
-            options,
-            prefix_ids=(*self._get_prefix(source), *known_ids),
-            suppressed_tokens=self._suppressed_tokens,
+            options if known_ids else self.add_transcript_rules(options),
+            prefix_ids=(*self.get_prefix(source), *known_ids),
+            suppressed_tokens=self.suppressed_tokens,
             should_stop=should_stop,
         )
 
+    def add_transcript_rules(self, options: SearchOptions) -> SearchOptions:
+        """Return the options with Whisper's rules for the first token."""
+        if self.whisper is None:
+            return options
+        return replace(options, transcript_rules=TranscriptRules(banned_first=self.whisper.banned_first))
+
     @property
-    def _suppressed_tokens(self) -> tuple[int, ...]:
+    def suppressed_tokens(self) -> tuple[int, ...]:
         """Tokens that Whisper never generates; timestamps among them, since its prompt excludes these."""
         vocabulary = self.tokenizer.target
         if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
             return ()
         return (*self.whisper.suppressed_tokens, *vocabulary.timestamps)
 
-    def _get_prefix(self, source: Tensor) -> tuple[int, ...]:
-        """Return the tokens that tell Whisper the language, detected in the first source if it is unknown, and the
-        task."""
+    def get_prefix(self, source: Tensor, language: str | None = None) -> tuple[int, ...]:
+        """Return the tokens that tell Whisper the task and the language: this one, or the transcriber's, which is
+        detected in the first source if it is unknown."""
         vocabulary = self.tokenizer.target
         if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
             return ()
         if not self.whisper.is_multilingual:
             return build_prompt(vocabulary, None)
-        if self.language is None:
+        if language is None and self.language is None:
             with eval_mode(self.model):
                 self.language = detect_languages(self.model, source[:1], vocabulary)[0]
-        return build_prompt(vocabulary, self.language, self.task)
+        return build_prompt(vocabulary, language or self.language, self.task)
 
     def _compute_frames(self, segments: Sequence[AudioSegment]) -> tuple[Tensor, Tensor | None]:
         return compute_audio_frames([torch.from_numpy(x.samples) for x in segments], self.config, self.device)

@@ -19,6 +19,7 @@ from attent import settings
 from attent.data.pairs import LanguagePair
 from attent.decoding.loading import DTYPES, load_tokenizer, read_data_settings
 from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.inspection import ablate, head_stats
 from attent.inspection.attention_trace import AttentionKind
@@ -104,9 +105,10 @@ def open_inspector(
         return CausalLMInspector(loaded, tokenizer.source, name=name)
     if not isinstance(loaded, Seq2Seq):
         return EncoderInspector(loaded, tokenizer, name=name)
+    if isinstance(loaded.config.frontend, AudioConfig):
+        return SpeechInspector(Transcriber.from_model(loaded, folder), name=name, languages=read_languages(folder))
     if loaded.config.frontend is not None:
-        front_end = SpeechInspector if isinstance(loaded.config.frontend, AudioConfig) else CaptioningInspector
-        return front_end(loaded, tokenizer, name=name, languages=read_languages(folder))
+        return CaptioningInspector(loaded, tokenizer, name=name, languages=read_languages(folder))
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
     return TranslationInspector(

@@ -169,10 +169,10 @@ def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transc
     vocabulary = loaded.tokenizer.target
     assert loaded.language in vocabulary.tags  # detected
     source, _ = compute_audio_frames([torch.from_numpy(speech)], loaded.config, loaded.device)
-    prompts = [loaded._get_prefix(source)]
+    prompts = [loaded.get_prefix(source)]
     for language, task in (("de", "transcribe"), ("de", "translate"), ("en", "translate")):
         told = Transcriber.load(tmp_path, device="cpu", language=language, task=task)  # type: ignore[arg-type]
-        prompts.append(told._get_prefix(source))
+        prompts.append(told.get_prefix(source))
         assert vocabulary.to_pieces(prompts[-1]) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
         told.transcribe(speech, GREEDY)
     with pytest.raises(InputError, match="only Whisper models have a prompt for them"):

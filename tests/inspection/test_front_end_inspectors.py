@@ -18,6 +18,7 @@ import attent
 from attent.data.audio import read_audio
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import compute_audio_frames, search_sources
+from attent.decoding.transcriber import Transcriber
 from attent.inspection import Trace
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.inspectors import base, speech
@@ -47,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def make_inspector(kind: str) -> Seq2SeqInspector:
     if kind == "speech":
-        return SpeechInspector(models.speech(), models.tokenizer())
+        return SpeechInspector(Transcriber(models.speech(), models.tokenizer()))
     return CaptioningInspector(models.captioner(), models.tokenizer())
 
 
@@ -119,6 +120,35 @@ def test_language_tag_is_a_prompt(files: dict[str, str]) -> None:
         inspector.inspect(InspectionRequest(text=files["caption"]))
 
 
+def test_whisper_is_searched_as_when_transcribing(files: dict[str, str], tmp_path: Path) -> None:
+    """With its prompt, the tokens that it suppresses and its rules; the language is detected or given."""
+    pytest.importorskip("transformers")
+    from tests.interop.test_whisper import make_searchable
+
+    make_searchable(0, tmp_path)
+    inspector = attent.inspection.session.open_inspector(tmp_path)
+    assert isinstance(inspector, SpeechInspector)
+    options = SearchOptions(beam_size=1, max_length=8)
+    document = inspector.inspect(InspectionRequest(text=files["speech"], search=options))
+    transcriber = Transcriber.load(tmp_path, device="cpu")
+    samples, _ = speech.read_beginning(files["speech"], transcriber.max_seconds)
+    source, lengths = compute_audio_frames([samples], transcriber.config, transcriber.device)
+    (best,) = transcriber._search(source, lengths, options)
+    forced = document["decoding"]["forced"]
+    chosen = [choice["chosen"] for choice in document["decoding"]["choices"]]
+    assert tuple(chosen[:forced]) == transcriber.get_prefix(source)
+    assert tuple(chosen[forced : forced + len(best.token_ids)]) == best.token_ids
+    suppressed = {*transcriber.suppressed_tokens, transcriber.tokenizer.target.start}
+    options_shown = [option for choice in document["decoding"]["choices"] for option in choice["options"]]
+    assert suppressed
+    assert not suppressed & {option["token"] for option in options_shown}
+    for tag in inspector.tokenizer.target.tags[:2]:
+        inspected = inspector.inspect(InspectionRequest(text=files["speech"], to=tag, target="a dog"))
+        assert inspected["decoding"]["choices"][0]["chosen"] == inspector.tokenizer.target.get_tag_id(tag)
+        assert inspected["decoding"]["forced"] == 3
+        assert inspected["sides"]["target"]["text"].strip() == "a dog"
+
+
 def test_recording_is_embedded_with_its_spectrogram(files: dict[str, str]) -> None:
     from PIL import Image
 
@@ -145,7 +175,7 @@ def test_long_recordings_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_padding_to_fixed_frames_is_not_shown(files: dict[str, str]) -> None:
     """The weights on the padding are left out, and with them queries and keys, whose softmax would be another."""
-    inspector = SpeechInspector(models.speech(fixed_frames=200), models.tokenizer())
+    inspector = SpeechInspector(Transcriber(models.speech(fixed_frames=200), models.tokenizer()))
     document = inspector.inspect(InspectionRequest(text=files["speech"], target=TARGET))
     shapes = {layer["path"]: layer["weights"]["shape"] for layer in document["layers"]}
     assert shapes["encoder.blocks.0.self_attn"] == [4, 60, 60]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attent.decoding.transcriber import Transcriber
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
@@ -128,7 +129,7 @@ def test_words_of_a_caption_tint_the_picture(open_page: Open, tmp_path: Path) ->
 
 def test_words_of_a_transcript_play_what_they_attend_to(open_page: Open, tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
-    inspector = SpeechInspector(speech(), tokenizer())
+    inspector = SpeechInspector(Transcriber(speech(), tokenizer()))
     document = align(inspector.inspect(InspectionRequest(text=str(write_chirp(tmp_path)), target="A dog waiting.")))
     page = open_page(document, "#layer=decoder.blocks.1.cross_attn&heads=0")
     page.evaluate("""() => {
@@ -170,7 +171,7 @@ def test_words_of_a_transcript_play_what_they_attend_to(open_page: Open, tmp_pat
 
 def test_encoder_of_a_recording(open_page: Open, tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
-    document = SpeechInspector(speech(), tokenizer()).inspect(
+    document = SpeechInspector(Transcriber(speech(), tokenizer())).inspect(
         InspectionRequest(text=str(write_chirp(tmp_path)), target="A dog waiting.")
     )
     page = open_page(document, "#layer=encoder.blocks.0.self_attn&heads=1")

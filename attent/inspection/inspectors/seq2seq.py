@@ -38,6 +38,7 @@ class LoadedSource:
     side: TraceSide
     request: SearchRequest = SearchRequest(source_ids=())  # noqa: RUF009 - frozen
     prompt_ids: tuple[int, ...] = ()  # read by the decoder before the text
+    suppressed_tokens: tuple[int, ...] = ()  # besides those that no target contains
 
 
 class Seq2SeqInspector(base.Inspector[Seq2Seq]):
@@ -67,7 +68,9 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
     ) -> tuple[SearchTrace, bool]:
         """Return the recorded search, and whether it was repeated with repetition suppressed."""
         inputs, search = (source.tensor, source.lengths), replace(search, n_best=search.beam_size)
-        (request,), context = build_source_context(self.model, self.tokenizer, *inputs, search, source.prompt_ids)
+        (request,), context = build_source_context(
+            self.model, self.tokenizer, *inputs, search, source.prompt_ids, source.suppressed_tokens
+        )
         prompt_ids = (self.model.config.start_id, *source.prompt_ids)[:-1]
         check = partial(base.check_cancelled, should_stop)
         return trace_source(self.model, *inputs, request, context, prompt_ids=prompt_ids, check_cancelled=check), False
@@ -140,7 +143,7 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
             memory = self.model.encode(source.tensor, source.lengths)
             states = self.model.decode(shift_right(target, self.model.config.start_id), memory, lengths)
         logits = self.model.output(states)[0].float()
-        suppressed = find_suppressed_tokens(self.model.config, self.tokenizer)
+        suppressed = [*find_suppressed_tokens(self.model.config, self.tokenizer), *source.suppressed_tokens]
         suppressed_ids = torch.tensor(suppressed, device=logits.device)
         return layers, logits.index_fill(-1, suppressed_ids, -math.inf).log_softmax(-1).cpu()
 

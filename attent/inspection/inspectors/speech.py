@@ -13,16 +13,15 @@ from torch import Tensor
 
 from attent.data.audio import iter_audio
 from attent.decoding.loading import resolve_target_lang
+from attent.decoding.options import SearchOptions, StopCheck
+from attent.decoding.search_trace import SearchTrace
 from attent.decoding.source_search import compute_audio_frames
-from attent.decoding.transcriber import find_max_seconds
+from attent.decoding.transcriber import Transcriber
 from attent.inspection.attention_trace import DisplayToken, PatchImage, SourceAudio, TraceSide
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
 from attent.inspection.inspectors.vision import encode_data_url
-from attent.nn import AudioConfig
-from attent.nn.devices import get_device
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
-from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 
 MAX_SECONDS = 30.0  # of a recording on a page: 1.3 MB
 FRAMES_PER_STATE = 2  # stride of the front-end
@@ -36,27 +35,37 @@ class SpeechInspector(Seq2SeqInspector):
     example_file = "recording.wav"
     output_name = "transcript"
 
+    def __init__(
+        self, transcriber: Transcriber, *, name: str = "", languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        super().__init__(transcriber.model, transcriber.tokenizer, name=name, languages=languages)
+        self.transcriber = transcriber
+
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
         base.check_is_file(request.text, self)
-        prompt_ids, config = self._build_prompt(request.to), self.model.config.frontend
-        assert isinstance(config, AudioConfig)
-        samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, find_max_seconds(self.model)))
-        frames, lengths = compute_audio_frames([samples], config, get_device(self.model))
+        is_whisper = self.transcriber.whisper is not None
+        language = resolve_target_lang(
+            request.to or "", self.tokenizer.target.tags if is_whisper else (), Path(self.name)
+        )
+        samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, self.transcriber.max_seconds))
+        frames, lengths = compute_audio_frames([samples], self.transcriber.config, self.transcriber.device)
         name, seconds = Path(request.text).name, len(samples) / SAMPLE_RATE
         text = f"{name} (only the first {seconds:g} s)" if is_cut else f"{name} ({seconds:.1f} s)"
-        side = build_audio_side(samples, frames[0], text, self.languages[0])
-        return LoadedSource(tensor=frames, lengths=lengths, side=side, prompt_ids=prompt_ids)
+        return LoadedSource(
+            tensor=frames,
+            lengths=lengths,
+            side=build_audio_side(samples, frames[0], text, self.languages[0]),
+            prompt_ids=self.transcriber.get_prefix(frames, language),
+            suppressed_tokens=self.transcriber.suppressed_tokens,
+        )
 
-    def _build_prompt(self, to: str | None) -> tuple[int, ...]:
-        """Return the tokens that tell Whisper the language of the recording."""
-        vocabulary = self.tokenizer.target
-        if not isinstance(vocabulary, WhisperVocabulary):
-            resolve_target_lang(to, (), Path(self.name))
-            return ()
-        return build_prompt(vocabulary, resolve_target_lang(to or self.languages[0], vocabulary.tags, Path(self.name)))
+    def _trace_search(
+        self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None
+    ) -> tuple[SearchTrace, bool]:
+        return super()._trace_search(source, self.transcriber.add_transcript_rules(search), should_stop)
 
     def _encode_target(self, text: str) -> list[int]:
-        return super()._encode_target(f" {text}" if isinstance(self.tokenizer.target, WhisperVocabulary) else text)
+        return super()._encode_target(text if self.transcriber.whisper is None else f" {text}")
 
 
 def read_beginning(path: str, seconds: float) -> tuple[Tensor, bool]:

@@ -11,6 +11,7 @@ import { pinToken } from "./lines.js";
 import { makeButton } from "./paint.js";
 
 const TICK_WIDTH = 56; // pixels between two labels of the time axis, at least
+const LABEL_WIDTH = 30;
 const TICK_STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10];
 const SHORTEST_PLAYED = 0.3; // seconds; a shorter span is played with its surroundings
 const HEADER_BYTES = 44; // of a WAV file
@@ -108,7 +109,7 @@ function placeSpan(element, edge, size, first, count, total) {
 /** Seconds along an axis of so many pixels. */
 function fillTicks(axis, seconds, pixels, edge) {
   const step = TICK_STEPS.find((size) => (size / seconds) * pixels >= TICK_WIDTH) ?? 20;
-  const count = Math.floor((seconds / step) * (1 - TICK_WIDTH / pixels)) + 1; // the last label must fit
+  const count = Math.floor((seconds / step) * (1 - LABEL_WIDTH / pixels)) + 1; // the last label must fit
   const times = Array.from({ length: count }, (_, i) => i * step);
   const text = (time) => `${time.toFixed(step < 1 ? 1 : 0)} s`;
   axis.replaceChildren(...times.map((time) => h("span", { style: { [edge]: `${(100 * time) / seconds}%` } }, text(time))));
