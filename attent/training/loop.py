@@ -613,7 +613,8 @@ class Trainer:
         assert warmup is not None
         score = -loss if name in (None, "loss") else metrics.get(str(name), math.nan)
         if name in METRICS and METRICS[name].lower_is_better:
-            score = -score
+            # With as many errors as words, an output is as good as none: then the loss decides.
+            score = -min(score, 100.0)
         is_best = math.isfinite(score) and math.isfinite(loss) and self.is_better(score, loss)
         if is_best:
             state.best_score, state.best_loss, state.best_step = score, loss, state.step

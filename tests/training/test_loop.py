@@ -243,6 +243,16 @@ def test_the_lowest_error_rate_is_the_best(tmp_path: Path) -> None:
     assert toy_run.trainer.state.best_step == 3
 
 
+def test_among_error_rates_of_100_percent_and_more_the_loss_decides(tmp_path: Path) -> None:
+    """An untrained recognizer has 100% with no output at all, which is no better than wrong words."""
+    recipe = replace(RECIPE, steps=3, valid_every=1, save_every=1, metric="wer")
+    toy_run = build_toy_run(tmp_path, recipe, evaluator=scripted_evaluator([100.0, 140.0, 99.0], "wer"))
+    losses = iter([3.0, 1.0, 2.0])
+    toy_run.trainer.compute_valid_loss = lambda _: next(losses)  # type: ignore[method-assign]
+    toy_run.trainer.run()
+    assert [event.best for event in toy_run.validations] == [True, True, True]
+
+
 def test_a_falling_loss_resets_patience(tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=1000, warmup=0, valid_every=2, save_every=100, patience=2)
     toy_run = build_toy_run(tmp_path, recipe, evaluator=scripted_evaluator([5.0] + [4.0] * 5))
