@@ -17,9 +17,11 @@ from attent.data.audio import AudioDataConfig, RecordingDataset, has_translation
 from attent.models import Seq2Seq, shift_right
 from attent.nn import StackConfig
 from attent.nn.frontends import SAMPLE_RATE
+from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.training.config import DataConfig
-from attent.training.tasks.speech import build_speech_config, choose_tokenizer, find_splits
+from attent.training.config import DataConfig, read_run
+from attent.training.tasks.base import RunContext
+from attent.training.tasks.speech import SpeechTask, build_speech_config, choose_tokenizer, find_splits
 from attent.training.tasks.speech_batches import (
     SpeechBatch,
     SpeechLoader,
@@ -29,6 +31,8 @@ from attent.training.tasks.speech_batches import (
     draw_spans,
     mark_spans,
 )
+from tests.interop.families import make_whisper
+from tests.interop.test_whisper import END, START, TIMESTAMPS, VOCAB
 from tests.text.imported_tokenizers import whisper_folder
 from tests.training.runs import fingerprint
 
@@ -375,6 +379,46 @@ def test_whisper_is_fine_tuned_and_exported(tmp_path: Path) -> None:
     names = [name for name, value in model.state_dict().items() if not torch.equal(value, tuned.state_dict()[name])]
     assert names
     assert all("proj" in name or "fc" in name for name in names)
+
+
+def write_whisper(folder: Path) -> Path:
+    """A random model with windows of 0.9 seconds."""
+    tokens = {**dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), END), "decoder_start_token_id": START}
+    sizes = {"vocab_size": VOCAB, "num_mel_bins": 8, "max_source_positions": 45, "max_target_positions": 24}
+    make_whisper(0, **tokens, **sizes).float().save_pretrained(folder)
+    return whisper_folder(folder, TIMESTAMPS)
+
+
+def test_whisper_is_fine_tuned_with_its_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, origin = write_corpus(tmp_path / "set", (12,)), str(write_whisper(tmp_path / "whisper"))
+    settings = ["--steps", "2", "--batch-tokens", "200", "--hold-out", "2", "--from", origin]
+    assert train(data, tmp_path / "out", *settings) == 1
+    assert "the language of the recordings must be given" in capsys.readouterr().err
+    assert train(data, tmp_path / "out", *settings, "--src", "de") == 0
+    tuned, first = load(tmp_path / "out"), load(origin)
+    assert tuned.config == first.config
+    assert any(not torch.equal(value, first.state_dict()[name]) for name, value in tuned.state_dict().items())
+    run = read_run(tmp_path / "out" / "run.toml")
+    assert run.data.audio is not None
+    assert (run.data.audio.max_seconds, run.train.ctc) == (0.9, 0.0)
+    context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
+    task = SpeechTask(run, Tokenizer.load(tmp_path / "out"), context)
+    vocabulary = task.tokenizer.target
+    assert vocabulary.to_pieces(task.prefix_ids) == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    batch = task.build_train_batches(run).get_batch(0, 0)
+    assert batch.prefix_length == 3
+    assert batch.fixed_frames == 90
+    text = task.train_recordings.texts[batch.example_ids[0]]
+    assert batch.target.lengths is not None
+    ids = batch.target.ids[0, : batch.target.lengths[0]].tolist()
+    assert tuple(ids[:3]) == task.prefix_ids
+    assert vocabulary.decode(ids[3:-1]) == f" {text}"
+    assert ids[-1] == vocabulary.end
+    long_texts = replace(
+        task.train_recordings, texts=("a b c d e f g h i j k l m n o p q r s t u v", *task.train_recordings.texts[1:])
+    )
+    loader = task.build_batches(long_texts, run, 200, max_target_length=24)
+    assert "1 of 10 recordings have texts of more than 24 tokens" in (loader.describe_too_long() or "")
 
 
 @pytest.mark.parametrize(
