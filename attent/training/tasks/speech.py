@@ -102,7 +102,8 @@ class SpeechTask(base.Task):
         {"data.src", "data.tgt", "data.tokenizer", "data.audio", "train.ctc", "train.valid_sentences", "decode"}
     )
     default_settings: ClassVar[dict[str, Any]] = {
-        "train": base.MODERN_RECIPE | {"weight_decay": 0.01, "label_smoothing": 0.1, "patience": 0, "valid_sentences": 200},
+        "train": base.MODERN_RECIPE
+        | {"weight_decay": 0.01, "label_smoothing": 0.1, "patience": 0, "valid_sentences": 200},
         "data": {"audio": {}},
     }
     cpu_minutes = autoconfig.CPU_MINUTES
