@@ -109,7 +109,8 @@ def compute_max_lengths(
     else:
         max_lengths = [IMAGE_MAX_LENGTH] * len(source)
     positions = model.decoder.positions.max_length
-    return [length if positions is None else min(length, positions - prefix_length) for length in max_lengths]
+    # The decoder reads the start token too, and word times need the state after the last token.
+    return [length if positions is None else min(length, positions - 1 - prefix_length) for length in max_lengths]
 
 
 def add_text(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Hypothesis:

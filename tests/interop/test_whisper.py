@@ -117,7 +117,7 @@ def transcribe(folder: Path, source: Tensor, language: str, task: Any, timestamp
         max_initial_timestamp=settings.max_initial_timestamp,
     )
     prompt = build_prompt(vocabulary, language, task, timestamps)
-    options = SearchOptions(beam_size=1, max_length=LENGTH - 1 - len(prompt), transcript_rules=rules)
+    options = SearchOptions(beam_size=1, max_length=LENGTH, transcript_rules=rules)  # cut, as there
     hypotheses = search_sources(
         model,
         Tokenizer.load(folder),
