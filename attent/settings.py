@@ -58,14 +58,7 @@ def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json")
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object; `where` is the file that errors name."""
-    text = _decode(content, where)
-    try:
-        data = decode_strict_json(text)
-    except RecursionError:
-        raise _nesting_error(where) from None
-    except ValueError as error:
-        raise SettingsError(f"{where}: is not valid JSON: {error}; correct it") from error
-    return _check_object(data, where)
+    return _parse_object(content, decode_strict_json, "JSON", where)
 
 
 def decode_strict_json(text: str) -> Any:
@@ -90,14 +83,7 @@ def read_toml_dict(path: str | Path) -> dict[str, Any]:
 
 def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """Parse TOML as plain data; `where` is the file that errors name."""
-    try:
-        return _check_object(tomllib.loads(_decode(content, where)), where)
-    except RecursionError:
-        raise _nesting_error(where) from None
-    except SettingsError:
-        raise
-    except ValueError as error:
-        raise SettingsError(f"{where}: is not valid TOML: {error}; correct it") from error
+    return _parse_object(content, tomllib.loads, "TOML", where)
 
 
 def apply_override(cls: type[DataclassInstance], data: dict[str, Any], text: str) -> None:
@@ -115,10 +101,6 @@ def to_toml(config: DataclassInstance) -> str:
     if from_dict(type(config), tomllib.loads(text), where="TOML") != config:
         raise SettingsError(f"TOML: cannot represent every value of {_format_value(config)}; save it as JSON")
     return text
-
-
-def write_toml(config: DataclassInstance, path: str | Path) -> None:
-    write_atomic(Path(path), to_toml(config).encode())
 
 
 def write_json(data: Mapping[str, Any], path: str | Path) -> None:
@@ -321,7 +303,10 @@ def _convert(kind: Any, value: object, key_path: _KeyPath, base: object = None) 
 def _convert_scalar(kind: Any, value: Any, key_path: _KeyPath) -> Any:
     assert kind in _TYPE_NAMES, f"unsupported annotation {kind} of `{key_path.path}`"
     if kind is float and type(value) is int:
-        value = _as_float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if type(value) is not kind:
         raise key_path.invalid_value(_describe_type(kind), value)
     if kind is float and not math.isfinite(value):
@@ -329,13 +314,6 @@ def _convert_scalar(kind: Any, value: Any, key_path: _KeyPath) -> Any:
     if kind is str and any("\ud800" <= character <= "\udfff" for character in value):  # lone surrogates
         raise key_path.invalid_value("valid Unicode text", value)
     return value
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _convert_literal(kind: Any, value: object, key_path: _KeyPath) -> Any:
@@ -475,14 +453,15 @@ def _read_bytes(path: Path) -> bytes:
     return content
 
 
-def _decode(content: bytes, where: str) -> str:
+def _parse_object(content: bytes, decode: Callable[[str], object], format_name: str, where: str) -> dict[str, Any]:
     try:
-        return content.decode("utf-8")
+        data = decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{where}: must be UTF-8, but byte {error.start} is not; convert it") from error
-
-
-def _check_object(data: object, where: str) -> dict[str, Any]:
+    except RecursionError:
+        raise _nesting_error(where) from None
+    except ValueError as error:
+        raise SettingsError(f"{where}: is not valid {format_name}: {error}; correct it") from error
     if not isinstance(data, dict):
         raise SettingsError(f"{where}: must be an object, {{...}}, but is {_format_value(data)}; correct it")
     layer: list[Any] = [data]

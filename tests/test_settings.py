@@ -228,9 +228,8 @@ def test_toml_refuses_values_that_do_not_round_trip() -> None:
 
 @pytest.mark.parametrize("text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"])
 def test_toml_strings_round_trip(text: str, tmp_path: Path) -> None:
-    settings.write_toml(replace(RUN, files=(text,)), tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text(settings.to_toml(replace(RUN, files=(text,))), encoding="utf-8")
     assert read_toml(Run, tmp_path / "run.toml").files == (text,)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 # Error messages.

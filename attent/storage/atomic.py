@@ -95,7 +95,11 @@ def open_output(path: Path, notify: Callable[[str], None]) -> Iterator[TextIO]:
     target = resolve_output(path) if path.is_symlink() else path
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "is write-protected; choose another name", str(path))
-    partial = find_free_partial(target, notify)
+    for number in itertools.count(1):  # NAME.partial, NAME.partial2, ...
+        partial = target.with_name(f"{target.name}{PARTIAL_SUFFIX}{number if number > 1 else ''}")
+        if not partial.exists():
+            break
+        notify(f"{partial}: is left from a run that did not finish, or that is still running; it is not changed")
     try:
         with open(partial, "x", encoding="utf-8", newline="\n") as out:
             yield out
@@ -111,16 +115,6 @@ def open_output(path: Path, notify: Callable[[str], None]) -> Iterator[TextIO]:
                 state = "keeps its old content" if target.exists() else "is not written"
                 notify(f"{path} {state}, because the run did not finish; its output so far is in {partial}")
         raise
-
-
-def find_free_partial(target: Path, notify: Callable[[str], None]) -> Path:
-    """Return the first of NAME.partial, NAME.partial2, ... that does not exist; report those that do."""
-    for number in itertools.count(1):
-        partial = target.with_name(f"{target.name}{PARTIAL_SUFFIX}{number if number > 1 else ''}")
-        if not partial.exists():
-            return partial
-        notify(f"{partial}: is left from a run that did not finish, or that is still running; it is not changed")
-    raise AssertionError
 
 
 def is_stream(path: Path) -> bool:
@@ -151,7 +145,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=NEW_SUFFIX, dir=folder.parent))
     try:
         yield temporary
-        temporary.chmod(0o777 & ~get_umask())
+        umask = os.umask(0o022)  # it can only be read by setting it
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
         fsync_tree(temporary)
         replace_folder(temporary, folder)
     finally:
@@ -168,13 +164,6 @@ def replace_folder(temporary: Path, folder: Path) -> None:
         os.rename(temporary, folder)
         shutil.rmtree(old, ignore_errors=True)
     fsync_path(folder.parent)
-
-
-def get_umask() -> int:
-    """Return the umask of this process, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 # ---- syncing ---------------------------------------------------------------------------------------------------------

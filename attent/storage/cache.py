@@ -54,7 +54,10 @@ def build_folder(folder: Path, build: Callable[[Path], None], is_complete: Calla
         if not is_complete(folder):
             staging = folder.with_name(f"{folder.name}.part")
             staging.mkdir(exist_ok=True)
-            _adopt_files(folder, staging)
+            if folder.is_dir():  # incomplete; a person may have put files there
+                for path in folder.iterdir():
+                    os.replace(path, staging / path.name)
+                folder.rmdir()
             build(staging)
             fsync_tree(staging)
             os.rename(staging, folder)
@@ -72,14 +75,6 @@ def remove_abandoned(parent: Path) -> None:
 
 def _get_lock_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
-
-
-def _adopt_files(folder: Path, staging: Path) -> None:
-    """Move the files of an incomplete `folder`, which a person may have put there, to the staging folder."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            os.replace(path, staging / path.name)
-        folder.rmdir()
 
 
 @contextmanager

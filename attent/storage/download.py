@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
 from typing import IO
 from urllib import error as web
@@ -109,12 +108,21 @@ def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) ->
     if offset and compute_sha256(part) == remote.sha256:  # the process ended between the last byte and the renaming
         return
     with _classify_errors(remote, part), _open_url(_build_request(remote, part, offset)) as response:
-        start = _parse_start(response.headers, offset) if response.status == PARTIAL_CONTENT else 0
-        total = _parse_total_size(response.headers, start)
+        start = 0
+        if response.status == PARTIAL_CONTENT:
+            start, content_range = offset, response.headers.get("Content-Range", "")
+            if not content_range.startswith(f"bytes {start}-"):
+                received = content_range or "without Content-Range"
+                raise _TransientError(f"the server sent another part of the file ({received})")
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdecimal() else None
         _check_size(remote, part, start, total)
         with open(part, "r+b" if start else "wb") as file:
             if start == 0:  # after truncation: the old bytes must never have the new validator
-                _get_validator_path(part).write_text(_get_validator(response.headers), encoding="utf-8")
+                etag = response.headers.get("ETag", "")
+                is_weak = etag.startswith("W/") or not etag  # If-Range accepts a strong ETag, else the date
+                validator = response.headers.get("Last-Modified", "") if is_weak else etag
+                _get_validator_path(part).write_text(validator, encoding="utf-8")
             file.seek(start)
             _copy_body(response, file, remote, total, progress)
 
@@ -133,25 +141,6 @@ def _build_request(remote: RemoteFile, part: Path, offset: int) -> request.Reque
 
 def _get_validator_path(part: Path) -> Path:
     return part.with_suffix(".mark")
-
-
-def _get_validator(headers: Message) -> str:
-    """Return what If-Range accepts: a strong ETag, else the modification date."""
-    etag = headers.get("ETag", "")
-    return headers.get("Last-Modified", "") if etag.startswith("W/") or not etag else etag
-
-
-def _parse_start(headers: Message, offset: int) -> int:
-    """Return the first byte of a partial response, which must be the first missing one."""
-    content_range = headers.get("Content-Range", "")
-    if not content_range.startswith(f"bytes {offset}-"):
-        raise _TransientError(f"the server sent another part of the file ({content_range or 'without Content-Range'})")
-    return offset
-
-
-def _parse_total_size(headers: Message, start: int) -> int | None:
-    length = headers.get("Content-Length", "")
-    return start + int(length) if length.isdecimal() else None
 
 
 def _check_size(remote: RemoteFile, part: Path, start: int, total: int | None) -> None:

@@ -151,7 +151,7 @@ def test_a_resolved_run_round_trips_through_its_file(tmp_path: Path) -> None:
         run.train, "tiny", model, DataSize(num_examples=100, num_tokens=1000), torch.device("cpu")
     )
     run = replace(run, size="tiny", model=model, train=train, data=replace(run.data, layout="bucketed"))
-    settings.write_toml(run, tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text(settings.to_toml(run), encoding="utf-8")
     assert read_run(tmp_path / "run.toml") == run
 
 
@@ -163,7 +163,7 @@ def test_the_file_written_by_a_run_can_be_used_again(tmp_path: Path) -> None:
     run = RUN_CLASSES[Seq2SeqConfig](
         size="small", model=model, train=train, data=DataConfig(train=("a",)), decode=DecodeConfig(beam_size=2)
     )
-    settings.write_toml(run, tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text(settings.to_toml(run), encoding="utf-8")
     again = read_overrides(file=tmp_path / "run.toml")
     assert build_run_config(again, "run.toml").train == replace(train, metric="chrf")
     assert build_model_config(again, presets.tiny(300)) == model
@@ -188,7 +188,7 @@ def test_settings_that_a_task_ignores_are_refused(tmp_path: Path, task: str, set
     with pytest.raises(TrainError, match=f"`{setting.partition('=')[0]}` has no effect with --task {task}; leave it"):
         read_overrides(setting, task=task)
     file = tmp_path / "run.toml"
-    settings.write_toml(read_like(task), file)
+    file.write_text(settings.to_toml(read_like(task)), encoding="utf-8")
     assert read_overrides(file=file)["task"] == task  # the file lists all settings, at their defaults
 
 
