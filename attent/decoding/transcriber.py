@@ -325,7 +325,7 @@ class Transcriber:
                 continue
             finished, window = cut_finished(window, self.max_seconds)
             for samples in finished:
-                yield self._finish_text(samples, known, options) + "\n"
+                yield from self._finish_text(samples, known, options)
                 known, previous = (), ()
             if not find_speech(window).any():
                 window = window[-SAMPLE_RATE:]
@@ -334,12 +334,12 @@ class Transcriber:
             searched = len(window)
             token_ids = self._continue_text(window, known, options)
             agreed = self._drop_partial_word(commonprefix([token_ids, previous]), token_ids)  # noqa: RUF071 - of tuples
-            if len(agreed) > len(known):
-                yield self._decode_after(known, agreed)
+            if len(agreed) > len(known) and (text := self._decode_after(known, agreed)):
+                yield text
                 known = agreed
             previous = token_ids
         if known or find_speech(window).any():
-            yield self._finish_text(window, known, options) + "\n"
+            yield from self._finish_text(window, known, options)
 
     def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
         """Return the tokens of a segment that start with known ones."""
@@ -347,13 +347,16 @@ class Transcriber:
         (hypothesis,) = self._search(source, lengths, options, known)
         return (*known, *hypothesis.token_ids)
 
-    def _finish_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> str:
-        return self._decode_after(known, self._continue_text(samples, known, options))
+    def _finish_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> Iterator[str]:
+        """Yield the rest of the text of a segment with a line break, unless it has no text at all."""
+        text = self._decode_after(known, self._continue_text(samples, known, options))
+        if text or known:
+            yield text + "\n"
 
     def _decode_after(self, known: tuple[int, ...], token_ids: tuple[int, ...]) -> str:
         """Return the text of the tokens after the known ones."""
         decode = self.tokenizer.target.decode
-        return decode(token_ids).removeprefix(decode(known))
+        return decode(token_ids).strip().removeprefix(decode(known).strip())
 
     def _drop_partial_word(self, agreed: Sequence[int], token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Drop the last word, unless another one follows it."""

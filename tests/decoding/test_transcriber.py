@@ -182,10 +182,12 @@ def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transc
 class ScriptedTranscriber(Transcriber):
     """Hears one of these words every half second; the last word of a growing recording is wrong."""
 
-    script = ("one", "two", "one", "zero", "two", "two")
+    script: tuple[str, ...] = ("one", "two", "one", "zero", "two", "two")
 
     def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
         words = list(self.script[: int(len(samples) / SAMPLE_RATE / 0.5)])
+        if not self.script:
+            return tuple(self.tokenizer.target.encode([" "])[0])
         if len(words) < len(self.script):
             words[-1] = words[-1][:2]
         token_ids = tuple(self.tokenizer.target.encode([" ".join(words)])[0])
@@ -203,3 +205,5 @@ def test_words_of_a_growing_recording_are_final_when_two_searches_agree(random_t
     assert list(scripted.stream([quiet] * 8)) == []
     lines = "".join(scripted.stream([*blocks, *[quiet] * 4, *blocks])).splitlines()
     assert lines == ["one two one zero two two"] * 2
+    scripted.script = ()
+    assert list(scripted.stream([*blocks, *[quiet] * 4, *blocks])) == []
