@@ -97,7 +97,7 @@ function describeToken(doc, layer, head, focus) {
   return focus.side === "queries" ? [...attended, " ", ...attending] : [...attending, " ", ...attended];
 }
 
-/** The shortest part of a recording with half of the weight of a query, or of all tokens of its word. */
+/** The shortest part of a recording with half of the shown weight of a query, or of all tokens of its word. */
 export function attendedSpan(doc, { attention, queries, keys }, head, q) {
   const rows = doc.side(queries).audio ? [q] : wordIndices(doc.tokens(queries), q);
   const weights = new Float32Array(attention.Tk);

@@ -1,7 +1,7 @@
 // A recording as its spectrogram, tinted by attention, above the weights of every query over time. A word plays the part
 // of the recording that it attends to.
 
-import { h, clear, isTouch, quoteToken } from "./dom.js";
+import { h, clear, formatPercent, isTouch, quoteToken } from "./dom.js";
 import { maxWeight } from "./colors.js";
 import { decodeBase64 } from "./data.js";
 import { attendedSpan, formatSpan, getFocus } from "./description.js";
@@ -60,6 +60,7 @@ export function soundPanel(store) {
     const layer = doc.layer(path);
     const { Tq, Tk } = layer.attention;
     [canvas.width, canvas.height] = [Tk, Tq];
+    canvas.style.setProperty("image-rendering", Math.max(Tk, Tq) > field.clientWidth ? "auto" : "pixelated"); // smaller: no column is lost
     canvas.getContext("2d").drawImage(cellsImage(layer.attention, heads, maxWeight(doc, layer), 0, Tq, 0, Tk), 0, 0);
     focus();
   }
@@ -76,7 +77,7 @@ export function soundPanel(store) {
     placeSpan(column, "left", "width", key, 1, layer.attention.Tk);
     const span = query === null ? null : attendedSpan(state.doc, layer, state.heads[0], query);
     placeSpan(parts.best, "left", "width", span && span.first, span && span.count, layer.attention.Tk);
-    parts.note.textContent = span ? `${formatSpan(span)} has half of the weight` : "";
+    parts.note.textContent = span ? `${formatPercent(span.share)} of the weight on ${formatSpan(span)}` : "";
     part.hidden = state.query === null || !span;
     const name = state.doc.side(layer.queries).audio ? "" : ` for ${quoteToken(state.doc.tokens(layer.queries)[query])}`;
     if (span) part.textContent = `▶ Play ${formatSpan(span)}${name}`;
