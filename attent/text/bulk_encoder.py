@@ -91,21 +91,16 @@ class WordCache:
         prefix = "" if tag is None else f"{TAG_WORD} "
         texts = [text or EMPTY_TEXT for text in self._vocabulary.escape_texts(list(texts))]
         words = f"{prefix}{f' {END_OF_TEXT} {prefix}'.join(texts)} {END_OF_TEXT}".split(" ")
-        numbers = self._look_up(words)
-        self._ids[self._starts[self._tag]] = tag or 0
-        starts, lengths = self._starts[numbers], self._lengths[numbers]
-        ends = lengths.cumsum()
-        ids = self._ids[np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])]
-        return EncodedSentences(ids.astype(dtype), np.diff(ends[numbers == self._end], prepend=0))
-
-    def _look_up(self, words: list[str]) -> Array:
-        """Return the index of each word; new words are encoded in one call."""
         if len(self._index) > MAX_CACHED_WORDS:
             self._reset()
         numbers = np.fromiter(map(self._index.__getitem__, words), np.int32, len(words))
         if self._index.new_words:
             self._add_words(self._vocabulary.encode_escaped(self._index.new_words))
-        return numbers
+        self._ids[self._starts[self._tag]] = tag or 0
+        starts, lengths = self._starts[numbers], self._lengths[numbers]
+        ends = lengths.cumsum()
+        ids = self._ids[np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])]
+        return EncodedSentences(ids.astype(dtype), np.diff(ends[numbers == self._end], prepend=0))
 
     def _add_words(self, encoded_words: list[list[int]]) -> None:
         """Append the ids of the new words."""

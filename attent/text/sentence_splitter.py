@@ -44,10 +44,6 @@ class SentencePart:
     gap: str = ""
 
 
-def join_parts(parts: Sequence[SentencePart]) -> str:
-    return "".join(part.text + part.gap for part in parts)
-
-
 def split_sentences(text: str, language: str | None = None, max_chars: int = 2000) -> list[SentencePart]:
     """Split a text into sentences, also at line breaks, and sentences of more than `max_chars` into parts."""
     if max_chars < 1:
@@ -73,7 +69,7 @@ def split_by_tokens(
             result.append(sentence)
             continue
         max_chars = max(1, min(length * max_tokens // tokens, length - 1))
-        parts = list(_split_long(join_parts([sentence]), (0, length, length + len(sentence.gap)), max_chars))
+        parts = list(_split_long(sentence.text + sentence.gap, (0, length, length + len(sentence.gap)), max_chars))
         result += split_by_tokens(parts, count_tokens, max_tokens)
     return result
 

@@ -55,10 +55,6 @@ class PieceTable:
             symbols=re.compile(f"({'|'.join(map(re.escape, longest_first))})"),
         )
 
-    def build_sampler(self) -> SegmentationSampler:
-        is_bpe = all(score.is_integer() for score in self.scores.values())  # ranks of the merges
-        return BPEDropout(self) if is_bpe else UnigramSampler(self)
-
     def get_piece_ids(self, piece: str) -> list[int]:
         """Return the id of a learned piece, or the byte ids of a letter without one."""
         if piece in self.scores:
@@ -151,18 +147,15 @@ class UnigramSampler:
 
     def _build_lattice(self, part: str, rate: float) -> list[tuple[list[int], list[float]]]:
         """Return for each end the starts of the last piece, and the cumulative shares of the segmentations."""
+        scores = self._table.scores
         total, lattice = [0.0], [([0], [1.0])]  # total: log of the summed weights of all segmentations
         for end in range(1, len(part) + 1):
-            pieces = self._pieces_ending_at(part, end)
+            starts = range(max(0, end - self._max_piece_length), end)
+            pieces = [(start, scores[part[start:end]]) for start in starts if part[start:end] in scores]
+            pieces = pieces or [(end - 1, 0.0)]  # a letter without a piece is encoded as bytes
             logs = [total[start] + ALPHA_PER_RATE / rate * score for start, score in pieces]
             best = max(logs)
             shares = list(accumulate(math.exp(log - best) for log in logs))
             total.append(best + math.log(shares[-1]))
             lattice.append(([start for start, _ in pieces], shares))
         return lattice
-
-    def _pieces_ending_at(self, part: str, end: int) -> list[tuple[int, float]]:
-        scores = self._table.scores
-        starts = range(max(0, end - self._max_piece_length), end)
-        pieces = [(start, scores[part[start:end]]) for start in starts if part[start:end] in scores]
-        return pieces or [(end - 1, 0.0)]  # a letter without a piece is encoded as bytes

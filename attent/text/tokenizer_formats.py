@@ -131,6 +131,11 @@ def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
 class ImportedVocabulary:
     """Base of vocabularies that other toolkits trained, which support no subword sampling."""
 
+    _tags: Mapping[str, int] = {}
+
+    def get_tag_id(self, language: str) -> int:
+        return find_tag(self._tags, language)
+
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError
 
@@ -151,6 +156,7 @@ class MarianVocabulary(ImportedVocabulary):
         self._ids = ids
         self._tokens = sorted(ids, key=lambda name: ids[name])
         self._tags = {match[1]: i for name, i in ids.items() if (match := MARIAN_TAG.fullmatch(name))}
+        self.tags = tuple(self._tags)
         self.size = len(ids)
         self.end, self.unknown, self.pad = ids["</s>"], ids["<unk>"], ids["<pad>"]
         self.start = self.pad
@@ -159,10 +165,6 @@ class MarianVocabulary(ImportedVocabulary):
         self.suffix_ids: tuple[int, ...] = (self.end,)
         self.mask: int | None = None
         self.sentinels: tuple[int, ...] = ()
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # By pieces, not by SentencePiece's ids: `vocab.json` may have pieces that this side's model lacks.
@@ -177,9 +179,6 @@ class MarianVocabulary(ImportedVocabulary):
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)
         return [self._tokens[i] for i in ids]
-
-    def get_tag_id(self, language: str) -> int:
-        return find_tag(self._tags, language)
 
 
 # --- Hugging Face's `tokenizers` --------------------------------------------------------------------------------------
@@ -374,9 +373,6 @@ class FastVocabulary(ImportedVocabulary):
         check_ids(ids, self.size)
         return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
 
-    def get_tag_id(self, language: str) -> int:
-        return find_tag({}, language)
-
 
 # --- Whisper ---------------------------------------------------------------------------------------------------------
 
@@ -417,9 +413,6 @@ class WhisperVocabulary(FastVocabulary):
             f"<|{self.get_seconds(i):.2f}|>" if i in self.timestamps else piece
             for i, piece in zip(ids, pieces, strict=True)
         ]
-
-    def get_tag_id(self, language: str) -> int:
-        return find_tag(self._tags, language)
 
     def get_seconds(self, timestamp_id: int) -> float:
         """Return the time of a timestamp token, since the start of the window."""

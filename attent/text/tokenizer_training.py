@@ -148,14 +148,8 @@ def choose_vocab_size(sample: CorpusSample, counts: Counter[str]) -> int:
     """Choose the vocabulary size: five times the square root of the number of letters and, beyond four million letters,
     where most words have an id, three times as many ids for forty times as many letters.
 
-    Tuned by the scores of trained models (docs/log.md): Multi30k, of 3.8M letters, has 37.9 BLEU with 3,328 ids and
-    40.0 with 10,000, although most of these are rare. For joint BPE it gives:
-
-                       pairs   letters      ids
-        multi30k      29,000      3.8M    9,792
-        bible en-twi  29,500      7.1M   12,160
-        tatoeba      161,800     11.3M   14,016
-        europarl     500,000      160M   31,872
+    Tuned by the scores of trained models (docs/log.md). It gives Multi30k (3.8M letters) 9,792 ids, and 500,000 pairs
+    of Europarl (160M letters) 31,872.
     """
     in_sample = sum(counts.values())
     wide = sum(count for letter, count in counts.items() if letter >= FIRST_CJK)

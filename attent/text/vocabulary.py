@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from attent.text.subword_sampling import SPACE, PieceTable, SegmentationSampler
+from attent.text.subword_sampling import SPACE, BPEDropout, PieceTable, SegmentationSampler, UnigramSampler
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
@@ -47,39 +47,17 @@ class SubwordSampling:
 class Vocabulary(Protocol):
     """The tokenizer of one language side."""
 
-    @property
-    def size(self) -> int: ...
-    @property
-    def pad(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def unknown(self) -> int: ...
-    @property
-    def prefix_ids(self) -> tuple[int, ...]:
-        """Ids before a text for single-stack models: BERT's [CLS], the start token."""
-
-    @property
-    def suffix_ids(self) -> tuple[int, ...]:
-        """Ids after such a text: BERT's [SEP], the end token; none for models that continue texts."""
-
-    @property
-    def mask(self) -> int | None:
-        """The mask token of masked language models, if there is one."""
-
-    @property
-    def sentinels(self) -> tuple[int, ...]:
-        """T5's sentinels for masked spans, in the order of their use."""
-
-    @property
-    def byte_ids(self) -> frozenset[int]:
-        """Byte tokens that decode only as whole runs: an incomplete character invalidates its run."""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Languages with a tag, such as ("de", "fr")."""
+    size: int
+    pad: int
+    start: int
+    end: int
+    unknown: int
+    prefix_ids: tuple[int, ...]  # before a text for single-stack models: BERT's [CLS], the start token
+    suffix_ids: tuple[int, ...]  # after it: BERT's [SEP], the end token; none for models that continue texts
+    mask: int | None  # of masked language models
+    sentinels: tuple[int, ...]  # of T5 for masked spans, in the order of their use
+    byte_ids: frozenset[int]  # decode only as whole runs: an incomplete character invalidates its run
+    tags: tuple[str, ...]  # languages with a tag, such as ("de", "fr")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""
@@ -149,6 +127,7 @@ class SentencePieceVocabulary:
         own_ids = list(range(own))
         names, control = processor.id_to_piece(own_ids), processor.is_control(own_ids)
         self._tags = {match[1]: i for i in own_ids if control[i] and (match := TAG_PATTERN.fullmatch(names[i]))}
+        self.tags = tuple(self._tags)
         texts = {i for i, piece in self._added_tokens.items() if not piece.special}
         self._skipped_ids = {i for i in own_ids if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
         has_start = processor.bos_id() >= 0
@@ -175,10 +154,6 @@ class SentencePieceVocabulary:
         own = self.processor.piece_to_id(options.eos_token)
         is_known = self.processor.id_to_piece(own) == options.eos_token
         return int(own if is_known else self.processor.eos_id())
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return tuple(self._tags)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self.encode_escaped(self.escape_texts(list(texts)))
@@ -221,7 +196,8 @@ class SentencePieceVocabulary:
     @cached_property
     def _sampler(self) -> tuple[PieceTable, SegmentationSampler]:
         table = PieceTable.from_processor(self.processor, ESCAPE)
-        return table, table.build_sampler()
+        is_bpe = all(score.is_integer() for score in table.scores.values())  # ranks of the merges
+        return table, BPEDropout(table) if is_bpe else UnigramSampler(table)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]
@@ -270,7 +246,7 @@ def check_ids(ids: Sequence[int], size: int) -> None:
         )
 
 
-def find_tag(tags: dict[str, int], language: str) -> int:
+def find_tag(tags: Mapping[str, int], language: str) -> int:
     if language in tags:
         return tags[language]
     known = f"its languages are {', '.join(tags)}" if tags else "it has no tags, since it has one target language"

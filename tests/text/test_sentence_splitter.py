@@ -15,7 +15,6 @@ from attent.text.sentence_splitter import (
     FULL_STOPS,
     WIDE_STOPS,
     SentencePart,
-    join_parts,
     split_by_tokens,
     split_sentences,
 )
@@ -35,6 +34,10 @@ PIECES_OF_TEXT = st.sampled_from(
         "...",
     ]
 )
+
+
+def join_parts(parts: Sequence[SentencePart]) -> str:
+    return "".join(part.text + part.gap for part in parts)
 
 
 def sentences(text: str, language: str | None = None) -> list[str]:
