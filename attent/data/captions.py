@@ -49,6 +49,9 @@ class CaptionRows:
         files = tuple((path, number) for number, path in enumerate(self.images))
         return FolderSplit(self.name, self.files[0].parent, (), files)
 
+    def list_items(self) -> list[CaptionItem]:
+        return group_references(self.image_ids, self.languages, self.texts)
+
 
 @dataclass(frozen=True)
 class CaptionItem:
@@ -89,16 +92,22 @@ class CaptionDataset:
         )
 
     def list_items(self) -> list[CaptionItem]:
-        """Return each image once for each language of its captions, with these as references."""
-        references: dict[tuple[int, str | None], list[str]] = {}
-        for image_id, language, text in zip(self.image_ids.tolist(), self.languages, self.texts, strict=True):
-            references.setdefault((image_id, language), []).append(text)
-        return [CaptionItem(image_id, language, tuple(texts)) for (image_id, language), texts in references.items()]
+        return group_references(self.image_ids.tolist(), self.languages, self.texts)
 
     def describe_skipped(self) -> str | None:
         """Return a sentence about rows and images that are left out, or None."""
         examples = "; ".join(self.skipped[:MAX_LISTED_FILES])
         return f"{self.name}: {len(self.skipped):,} rows or images are skipped: {examples}" if self.skipped else None
+
+
+def group_references(
+    image_ids: Sequence[int], languages: Sequence[str | None], texts: Sequence[str]
+) -> list[CaptionItem]:
+    """Return each image once for each language of its captions, with these as references."""
+    references: dict[tuple[int, str | None], list[str]] = {}
+    for image_id, language, text in zip(image_ids, languages, texts, strict=True):
+        references.setdefault((image_id, language), []).append(text)
+    return [CaptionItem(image_id, language, tuple(texts)) for (image_id, language), texts in references.items()]
 
 
 def read_captions(files: Sequence[Path]) -> CaptionRows:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from attent.nn.frontends import FrontEndConfig
 
-__all__ = ["FAMILIES", "detect_family", "get_model_kind", "is_speech_folder", "load", "load_as", "save_hf"]
+__all__ = [
+    "FAMILIES", "detect_family", "get_model_kind", "is_caption_folder", "is_speech_folder", "load", "load_as",
+    "save_hf",
+]  # fmt: skip
 
 M = TypeVar("M", Seq2Seq, CausalLM, TextEncoder, VisionTransformer)
 MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of model, and its commands
@@ -118,13 +121,23 @@ def get_model_kind(model: Model) -> type:
 
 def is_speech_folder(folder: str | os.PathLike[str]) -> bool:
     """True for the folder of a speech model, by its config.json alone; False where there is none."""
+    return has_frontend(folder, AudioConfig, "whisper")
+
+
+def is_caption_folder(folder: str | os.PathLike[str]) -> bool:
+    """The same of a caption model."""
+    return has_frontend(folder, ImageConfig, "vision-encoder-decoder")
+
+
+def has_frontend(folder: str | os.PathLike[str], kind: type[FrontEndConfig], family: str) -> bool:
+    """True for a model with this front-end, of attent or of a `family` of transformers."""
     path = Path(folder).expanduser() / hf_folder.CONFIG_FILE
     config = hf_folder.read_json(path) if path.is_file() else {}
     if config.get("format") != "attent":
-        return config.get("model_type") == "whisper"
+        return config.get("model_type") == family
     model = config.get("model")
     frontend = model.get("frontend") if isinstance(model, dict) else None
-    return isinstance(frontend, dict) and frontend.get("kind") == AudioConfig.kind
+    return isinstance(frontend, dict) and frontend.get("kind") == kind.kind
 
 
 def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

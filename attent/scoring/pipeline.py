@@ -13,15 +13,19 @@ from typing import Any
 from torch import nn
 
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
+from attent.data.captions import SUFFIXES, read_captions
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
+from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
+from attent.decoding.captioner import Captioner
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, InputError, SamplingOptions, SearchOptions
+from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator, load_translator
-from attent.interop import is_speech_folder
+from attent.interop import is_caption_folder, is_speech_folder
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,
@@ -31,9 +35,11 @@ from attent.scoring.alignment import (
 )
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import (
+    CAPTION_METRICS,
     DEFAULT_SCORE_METRICS,
     SPEECH_METRICS,
     PairedComparison,
+    Reference,
     ScoreError,
     compare_outputs,
     make_metric,
@@ -75,12 +81,20 @@ class TestSet:
     skipped: ReasonTally[str]  # lines that are no pairs
     files: list[Path]
     recordings: tuple[Recording, ...] = ()  # whose texts are the references; `sources` has their names
+    captions: tuple[tuple[str, ...], ...] = ()  # of images: all references of each; `sources` has the names of files
 
     @property
     def language(self) -> str | None:
         """The language of all references, if there is only one."""
         languages = set(self.languages)
         return languages.pop() if len(languages) == 1 else None
+
+    @property
+    def default_limit(self) -> str:
+        """The length of an output that a search stops at by default."""
+        if self.captions:
+            return f"{IMAGE_MAX_LENGTH} tokens"
+        return "25 tokens per second" if self.recordings else f"source + {MAX_EXTRA_TOKENS} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +125,8 @@ def score(
     notify: Notify = lambda _: None,
     warn: Notify = warnings.warn,
 ) -> ScoreReport:
-    """Translate (or transcribe) a test set with a model and score it, as `options` say; files are read before models
-    are loaded.
+    """Translate (transcribe, caption) a test set with a model and score it, as `options` say; files are read before
+    models are loaded.
 
     `notify` receives progress, `warn` doubts about the test set.
     """
@@ -121,6 +135,8 @@ def score(
     languages = LanguagePair(src, tgt)
     if model is not None and is_speech_folder(model):
         test_set, options = read_speech_test_set(names, languages), adapt_to_speech(options, languages)
+    elif model is not None and is_caption_folder(model):
+        test_set, options = read_caption_test_set(names, tgt), adapt_to_captions(options)
     else:
         test_set = read_test_set(names, languages, warn)
     if test_set.skipped.counts:
@@ -188,11 +204,43 @@ def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestS
     )
 
 
-def adapt_to_speech(options: ScoreOptions, languages: LanguagePair) -> ScoreOptions:
-    """Refuse what speech models cannot do, and score transcripts by their error rates unless metrics are named."""
+def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet:
+    """Read images with their captions, all or those in one language; of a folder the test part."""
+    rows = read_captions(list_eval_files(names, "test", SUFFIXES))
+    items = [item for item in rows.list_items() if language is None or item.language == language]
+    if not items:
+        known = ", ".join(sorted(filter(None, set(rows.languages)))) or "none"
+        raise ScoreError(f"{rows.name}: must have captions in `{language}`, but its languages are {known}")
+    skipped = ReasonTally[str]()
+    for problem in rows.skipped:
+        skipped.add("no image or no text", problem)
+    return TestSet(
+        name=rows.name,
+        sources=[str(rows.images[item.image_id]) for item in items],
+        references=[item.references[0] for item in items],
+        languages=[item.language for item in items],
+        skipped=skipped,
+        files=list(rows.files),
+        captions=tuple(item.references for item in items),
+    )
+
+
+def adapt_to_captions(options: ScoreOptions) -> ScoreOptions:
+    """Refuse what caption models cannot do, and score by the metrics of captions unless others are named."""
+    check_translator_options(options, "a caption model")
+    is_default = tuple(options.metrics) == DEFAULT_SCORE_METRICS
+    return replace(options, metrics=CAPTION_METRICS) if is_default else options
+
+
+def check_translator_options(options: ScoreOptions, model_kind: str) -> None:
     for name in ("force_decode", "alignment", "ensemble"):
         if getattr(options, name):
-            raise ScoreError(f"`{name}` is for translators, but this is a speech model; leave it out")
+            raise ScoreError(f"`{name}` is for translators, but this is {model_kind}; leave it out")
+
+
+def adapt_to_speech(options: ScoreOptions, languages: LanguagePair) -> ScoreOptions:
+    """Refuse what speech models cannot do, and score transcripts by their error rates unless metrics are named."""
+    check_translator_options(options, "a speech model")
     is_default = tuple(options.metrics) == DEFAULT_SCORE_METRICS
     if is_default and not has_translations(languages.source, languages.target):
         return replace(options, metrics=SPEECH_METRICS)
@@ -259,19 +307,20 @@ class _Scorer:
             baseline, _ = self.produce_outputs(options.baseline)
         if options.save:
             write_output(options.save, "".join(f"{line}\n" for line in outputs).encode())
-        references, metrics, language = test_set.references, options.metrics, test_set.language
+        references: Sequence[Reference] = test_set.captions or test_set.references
+        metrics, language = options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
         return replace(
             self.start_report(),
             search=search_to_dict(options, dtype) if dtype else None,
-            search_summary=describe_search(options, dtype, bool(test_set.recordings)) if dtype else None,
+            search_summary=describe_search(options, dtype, test_set.default_limit) if dtype else None,
             evaluation=evaluate(
                 test_set.sources,
                 references,
                 outputs,
                 metrics=metrics,
                 language=language,
-                by_length=not test_set.recordings,
+                by_length=not (test_set.recordings or test_set.captions),
             ),
             baseline=str(options.baseline) if options.baseline else None,
             comparisons=tuple(compared),
@@ -313,6 +362,9 @@ class _Scorer:
             device = self.options.device
             transcriber = Transcriber.load(folder, device=device.device, dtype=device.dtype)
             return self.transcribe(transcriber), get_dtype_name(transcriber.model)
+        if folder is not None and self.test_set.captions:
+            captioner = Captioner.load(folder, device=self.options.device.device, dtype=self.options.device.dtype)
+            return self.caption(captioner), get_dtype_name(captioner.model)
         loaded = self.load(folder, *others)
         return self.translate(loaded), get_dtype_name(loaded.translator.model)
 
@@ -326,6 +378,15 @@ class _Scorer:
             if isinstance(result, AudioError):
                 raise result
             outputs.append(" ".join(result.text.splitlines()))
+        return outputs
+
+    def caption(self, captioner: Captioner) -> list[str]:
+        sources, outputs = self.test_set.sources, [""] * len(self.test_set.sources)
+        self.notify(f"captioning {len(sources):,} images with {captioner.name} ...")
+        for language, indices in group_languages(self.test_set, captioner.languages, Path(captioner.name)):
+            captions = captioner.caption([sources[i] for i in indices], self.options.search, to=language)
+            for i, caption in zip(indices, captions, strict=True):
+                outputs[i] = " ".join(caption.text.splitlines())
         return outputs
 
     def translate(self, loaded: LoadedModel) -> list[str]:
@@ -409,15 +470,14 @@ class LoadedModel:
         return self.translator.tokenizer
 
     def group_by_language(self, test_set: TestSet) -> list[tuple[str | None, list[int]]]:
-        """(target language, indices of its pairs); the language is None for a model without language tags."""
-        tags = self.tokenizer.source.tags
-        languages = [language if tags else None for language in test_set.languages]
-        tag_by_language = {
-            language: find_language_tag(language, tags, self.folder) for language in dict.fromkeys(languages)
-        }
-        return [
-            (tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()
-        ]
+        return group_languages(test_set, self.tokenizer.source.tags, self.folder)
+
+
+def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> list[tuple[str | None, list[int]]]:
+    """(target language, indices of its sources); the language is None for a model without language tags."""
+    languages = [language if tags else None for language in test_set.languages]
+    tag_by_language = {language: find_language_tag(language, tags, folder) for language in dict.fromkeys(languages)}
+    return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
 
 
 def get_dtype_name(model: nn.Module) -> str:
@@ -448,11 +508,12 @@ DESCRIBED_OPTIONS = frozenset(
 )
 
 
-def describe_search(options: ScoreOptions, dtype: str, is_speech: bool = False) -> str:
+def describe_search(
+    options: ScoreOptions, dtype: str, default_limit: str = f"source + {MAX_EXTRA_TOKENS} tokens"
+) -> str:
     """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
     search = options.search
     changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
-    default_limit = "25 tokens per second" if is_speech else f"source + {MAX_EXTRA_TOKENS} tokens"
     limit = default_limit if search.max_length is None else f"{search.max_length:,} tokens"
     parts = [
         describe_sampling(search.sampling) if search.sampling else describe_beam(search),

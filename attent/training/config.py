@@ -72,6 +72,7 @@ RESUMABLE_CHANGES = frozenset(
 
 STACK_FIELDS = {field.name for field in fields(StackConfig)} - {"causal", "cross_attention"}
 PLACEHOLDER_VOCAB = 1000  # to validate the model's settings before the vocabulary is known
+FRONTEND_KINDS = {"speech": "audio", "caption": "image"}  # by task
 DATA_DERIVED_FIELDS = ("vocab", "target_vocab", "labels")  # of a model; settings for them are ignored
 UserSettings = dict[str, Any]  # nested tables
 
@@ -95,6 +96,9 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
             settings.apply_override(RunConfig, requested, override)
     run_class = get_run_class(requested)
     _set_layer_kinds(requested)
+    frontend = FRONTEND_KINDS.get(str(requested.get("task")))
+    if frontend and any(override.strip().startswith("model.frontend.") for override in overrides):
+        set_path(requested, ["model", "frontend", "kind"], frontend)
     _expand_stack_settings(requested, where, run_class)
     for override in overrides:
         for expanded in _expand_override(override, run_class):

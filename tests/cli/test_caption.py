@@ -11,9 +11,11 @@ import torch
 
 import attent
 from attent.cli import main
+from attent.decoding.options import SearchOptions
 from attent.models import build
 from attent.models.weights import save_model
 from attent.nn import ImageConfig
+from attent.scoring.metrics import CAPTION_METRICS, compute_metrics
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.tasks.captioning import build_caption_config
@@ -104,3 +106,46 @@ def test_translating_names_the_command_for_captions(
 def test_a_beam_must_be_positive(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caption", str(model), "x.png", "--beam-size", "0"]) == 2
     assert "`--beam-size` must be 1 or more" in capsys.readouterr().err
+
+
+def test_a_caption_model_is_scored_against_all_references(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_captions(tmp_path, 4)  # two captions of each image
+    with file.open("a") as stream:
+        stream.write("gone.png\tmissing\n")
+    captioner = attent.Captioner.load(model, device="cpu")
+    options = SearchOptions(beam_size=1, max_length=5)
+    outputs = [caption.text for caption in captioner.caption([tmp_path / f"{i}.png" for i in range(4)], options)]
+    flags = ["--beam-size", "1", "--max-length", "5", "--device", "cpu"]
+    assert main(["score", str(model), "--data", str(file), "--json", *flags]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert "gone.png does not exist" in err
+    assert (report["num_pairs"], report["num_skipped"]) == (4, 1)
+    assert [sentence["output"] for sentence in report["sentences"]] == [" ".join(text.splitlines()) for text in outputs]
+    label = CAPTIONS["en"][0]
+    assert report["sentences"][0]["reference"] == f"{label} | there is {label}"
+    expected = compute_metrics(
+        [sentence["output"] for sentence in report["sentences"]],
+        [(text, f"there is {text}") for text in (CAPTIONS["en"][i % 3] for i in range(4))],
+        CAPTION_METRICS,
+        resamples=0,
+    )
+    assert {score["metric"]: score["value"] for score in report["scores"]} == {s.metric: s.value for s in expected}
+    assert main(["score", str(model), "--data", str(file), *flags]) == 0
+    assert "at most 5 tokens" in capsys.readouterr().out
+    assert main(["score", str(model), "--data", str(file), "--force-decode", *flags]) == 1
+    assert "is for translators, but this is a caption model" in capsys.readouterr().err
+
+
+def test_captions_in_one_language_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, flags = save_captioner(tmp_path / "model", ("de", "en")), ["--max-length", "5", "--device", "cpu", "--json"]
+    file = write_captions(tmp_path, 3, languages=("en", "de"))
+    assert main(["score", str(model), "--data", str(file), "-m", "exact", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["num_pairs"] == 6
+    assert main(["score", str(model), "--data", str(file), "-m", "exact", "--tgt", "de", *flags]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [sentence["reference"] for sentence in report["sentences"]] == list(CAPTIONS["de"])
+    assert main(["score", str(model), "--data", str(file), "--tgt", "fr", *flags]) == 1
+    assert "must have captions in `fr`, but its languages are de, en" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from attent.cli import main
 from attent.data.captions import CaptionDataset, prepare_captions, read_captions
 from attent.data.images import ImageDataConfig, ImageShape
 from attent.data.text_batches import IGNORE_INDEX
-from attent.models import Seq2Seq, VisionTransformer, build
+from attent.models import Seq2Seq, Seq2SeqConfig, VisionTransformer, build
 from attent.nn import ImageConfig
 from attent.nn.frontends import normalize_pixels
 from attent.text.tokenizer import Tokenizer
@@ -167,7 +167,8 @@ def test_a_run_learns_captions_in_two_languages(tmp_path: Path, capsys: pytest.C
 
 
 def run_captions(file: Path, out: Path, *flags: str) -> int:
-    small = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+    sizes = SMALL | {"model.frontend.patch_size": 2}
+    small = [part for name, value in sizes.items() for part in ("--set", f"{name}={value}")]
     fixed = ["--batch-tokens", "32", "--device", "cpu", "--threads", "1", "--precision", "float32"]
     return main(
         ["train", "--task", "caption", "--data", str(file), "--out", str(out), *fixed, *small, "--erase", "0.5", *flags]
@@ -180,6 +181,10 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path) -> None:
     assert run_captions(file, tmp_path / "whole", "--steps", "4", *flags) == 0
     assert run_captions(file, tmp_path / "parts", "--steps", "2", *flags) == 0
     assert run_captions(file, tmp_path / "parts", "--steps", "4", *flags) == 0
+    config = load(tmp_path / "whole").config
+    assert isinstance(config, Seq2SeqConfig)
+    assert isinstance(config.frontend, ImageConfig)
+    assert config.frontend.num_patches == 16
     states = [load(tmp_path / name).state_dict() for name in ("whole", "parts")]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     summaries = [json.loads((tmp_path / name / "state" / "finished.json").read_text()) for name in ("whole", "parts")]
@@ -218,7 +223,7 @@ def test_a_run_starts_from_an_image_encoder(tmp_path: Path, capsys: pytest.Captu
     ("options", "message"),
     [
         ({"mixup": 0.2}, "`data.images.mixup` must be 0 for captions"),
-        ({"settings": {"model.frontend.patch_size": 3}}, "patch_size` must divide 8"),
+        ({"overrides": ["model.frontend.patch_size=3"]}, "patch_size` must divide 8"),
         ({"hold_out": 12}, "must be less than the 12 images"),
     ],
 )
