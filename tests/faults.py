@@ -702,9 +702,9 @@ FAULTS = """
 + self.beams = self.beams.replace_rows(rows, beams)
 
 # decoding: hypotheses assigned to the wrong sources
-@ decoding/engines/reference.py::SearchSession._collect_hypotheses: decoding/engines/test_reference.py -k refilled
-- zip(finished_rows, *columns
-+ zip(reversed(finished_rows), *columns
+@ decoding/engines/reference.py::SearchSession.collect_and_refill: decoding/engines/test_reference.py -k refilled
+- zip(finished, best, strict=True)
++ zip(reversed(finished), best, strict=True)
 
 # decoding: prefix not forced
 @ decoding/constraints/prefix.py::ForcedPrefix.get_forced_tokens: decoding/test_translator.py -k prefix

@@ -25,7 +25,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,34 +161,47 @@ class CTranslate2Engine:
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield (request index, hypotheses, best first), in order of completion."""
-        call = TranslateCall.from_options(options)
-        again: list[int] = []
-        for index, hypotheses in self._run_batches(batch_by_source_length(requests, options.beam_size), requests, call):
+        # Request all hypotheses that must finish before it stops: the longest of them shows when that was.
+        count, more = round((options.patience or DEFAULT_PATIENCE) * options.beam_size), options.beam_size
+        if options.beam_size == 1:
+            count, more = 1, 0
+        lengths = [len(request.source_ids) for request in requests]
+        batch_tokens = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // options.beam_size)
+        order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
+        again: dict[int, list[int]] = {}  # by the maximum target length
+        batches: Iterator[list[int]] = split_batches(order, lengths, batch_tokens)
+        for index, hypotheses in self._run_batches(batches, requests, options, count):
             accepted = self._accept_hypotheses(hypotheses, requests[index].max_length, options)
             if accepted is None:
-                again.append(index)
+                again.setdefault(requests[index].max_length, []).append(index)
             else:
                 yield index, self._rescore(requests[index], accepted, options)
-        batches = batch_by_max_length(again, requests, options.beam_size)
-        for index, hypotheses in self._run_batches(batches, requests, call.with_more_hypotheses()):
+        # A search that reaches its maximum length has fewer finished hypotheses than `count`. With K more it is the
+        # same search, and returns every hypothesis that finished or was truncated.
+        batches = chain.from_iterable(split_batches(group, lengths, batch_tokens) for group in again.values())
+        for index, hypotheses in self._run_batches(batches, requests, options, count + more):
             yield index, self._rescore(requests[index], rank_hypotheses(hypotheses)[: options.n_best], options)
 
     def _run_batches(
-        self, batches: Iterable[list[int]], requests: Sequence[SearchRequest], call: TranslateCall
+        self,
+        batches: Iterable[list[int]],
+        requests: Sequence[SearchRequest],
+        options: SearchOptions,
+        num_hypotheses: int,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield (request index, hypotheses); submit batches ahead while they are fast."""
         pending: deque[tuple[list[int], list[Any]]] = deque()
         prefetch, last_time = 0, time.monotonic()
         for indices in batches:
-            pending.append((indices, self._submit([requests[index] for index in indices], call)))
+            pending.append((indices, self._submit([requests[index] for index in indices], options, num_hypotheses)))
             while len(pending) > prefetch:
-                yield from self._collect_results(*pending.popleft(), call.options)
+                yield from self._collect_results(*pending.popleft(), options)
                 now = time.monotonic()
                 prefetch, last_time = PREFETCH_BATCHES if now - last_time < SLOW_BATCH_SECONDS else 0, now
         while pending:
-            yield from self._collect_results(*pending.popleft(), call.options)
+            yield from self._collect_results(*pending.popleft(), options)
 
-    def _submit(self, requests: list[SearchRequest], call: TranslateCall) -> list[Any]:
+    def _submit(self, requests: list[SearchRequest], options: SearchOptions, num_hypotheses: int) -> list[Any]:
         max_length = max(request.max_length for request in requests)
         prefixes = [to_names(request.prefix_ids, self._target_names) for request in requests]
         return self._translator.translate_batch(
@@ -195,14 +209,14 @@ class CTranslate2Engine:
             prefixes if any(prefixes) else None,
             max_batch_size=0,
             asynchronous=True,
-            beam_size=call.options.beam_size,
-            patience=call.num_hypotheses / call.options.beam_size,
-            num_hypotheses=call.num_hypotheses,
-            length_penalty=get_length_exponent(call.options),
-            no_repeat_ngram_size=call.options.no_repeat_ngram_size,
+            beam_size=options.beam_size,
+            patience=num_hypotheses / options.beam_size,
+            num_hypotheses=num_hypotheses,
+            length_penalty=get_length_exponent(options),
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
             max_input_length=0,
             max_decoding_length=max_length,
-            min_decoding_length=min(call.options.min_length, max_length),
+            min_decoding_length=min(options.min_length, max_length),
             return_scores=True,
             return_end_token=True,
         )
@@ -255,8 +269,13 @@ class CTranslate2Engine:
         sources = [to_names(request.source_ids, self._source_names)] * len(hypotheses)
         targets = [to_names(each.token_ids, self._target_names) for each in hypotheses]
         results = self._translator.score_batch(sources, targets, max_input_length=0)
-        rows = zip(hypotheses, results, strict=True)
-        return [replace_log_prob(hypothesis, result.log_probs, options) for hypothesis, result in rows]
+        rescored = []
+        for hypothesis, result in zip(hypotheses, results, strict=True):
+            length = len(hypothesis.token_ids) + hypothesis.is_finished
+            log_prob = math.fsum(result.log_probs[:length])  # those of the tokens and of the end
+            score = log_prob / options.compute_score_divisor(length)
+            rescored.append(replace(hypothesis, log_prob=log_prob, score=score))
+        return rescored
 
 
 def explain_unsupported(name: str) -> str:
@@ -270,27 +289,6 @@ def to_names(ids: Sequence[int], names: list[str]) -> list[str]:
 # --- calls of CTranslate2 ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TranslateCall:
-    """The options of one call."""
-
-    options: SearchOptions
-    num_hypotheses: int
-
-    @classmethod
-    def from_options(cls, options: SearchOptions) -> TranslateCall:
-        """Request all hypotheses that must finish before it stops: the longest of them shows when that was."""
-        if options.beam_size == 1:
-            return cls(options, 1)
-        return cls(options, round((options.patience or DEFAULT_PATIENCE) * options.beam_size))
-
-    def with_more_hypotheses(self) -> TranslateCall:
-        """For a search that reached its maximum length, where fewer than `num_hypotheses` had finished. With K more the
-        search is the same, and returns every hypothesis that finished or was truncated."""
-        more = 0 if self.options.beam_size == 1 else self.options.beam_size
-        return replace(self, num_hypotheses=self.num_hypotheses + more)
-
-
 def get_length_exponent(options: SearchOptions) -> float:
     """Return the exponent of the length. With a beam of one it only affects the score, which we compute ourselves."""
     if options.beam_size == 1 or options.length_penalty_type != "avg":
@@ -298,32 +296,9 @@ def get_length_exponent(options: SearchOptions) -> float:
     return max(options.length_penalty, ZERO_LENGTH_PENALTY)
 
 
-def batch_by_source_length(requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
-    lengths = [len(request.source_ids) for request in requests]
-    order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
-    return split_batches(order, lengths, min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams))
-
-
-def batch_by_max_length(indices: list[int], requests: Sequence[SearchRequest], num_beams: int) -> Iterator[list[int]]:
-    """Yield batches of requests with the same maximum target length."""
-    lengths = [len(request.source_ids) for request in requests]
-    groups: dict[int, list[int]] = {}
-    for index in indices:
-        groups.setdefault(requests[index].max_length, []).append(index)
-    for group in groups.values():
-        yield from split_batches(group, lengths, min(BATCH_TOKENS, BATCH_BEAM_TOKENS // num_beams))
-
-
 def rank_hypotheses(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     """Sort best first, truncated ones after all finished ones."""
     return sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))
-
-
-def replace_log_prob(hypothesis: Hypothesis, log_probs: list[float], options: SearchOptions) -> Hypothesis:
-    """`log_probs` are those of the tokens and of the end token, which the hypothesis may lack."""
-    log_prob = math.fsum(log_probs if hypothesis.is_finished else log_probs[:-1])
-    length = len(hypothesis.token_ids) + hypothesis.is_finished
-    return replace(hypothesis, log_prob=log_prob, score=log_prob / options.compute_score_divisor(length))
 
 
 # --- the conversion ------------------------------------------------------------------------------------------------
@@ -341,7 +316,7 @@ def open_conversion(
     options: dict[str, Any] = {"quantization": quantization, "suppressed_tokens": suppressed_tokens}
     if use_cache:
         fingerprint = converter.compute_fingerprint(model, tokenizer, quantization, suppressed_tokens)
-        cached = get_conversion_cache() / f"{fingerprint}-{quantization}"
+        cached = get_cache_folder() / "ctranslate2" / f"{fingerprint}-{quantization}"
         is_intact = converter.is_intact(cached, fingerprint)
         if not is_intact:
             with suppress(FolderError, OSError):  # a read-only or full cache
@@ -359,10 +334,6 @@ def open_conversion(
     with tempfile.TemporaryDirectory(prefix="attent-", ignore_cleanup_errors=True) as scratch:
         converter.write_conversion(model, tokenizer, Path(scratch) / "conversion", **options)
         yield Path(scratch) / "conversion"
-
-
-def get_conversion_cache() -> Path:
-    return get_cache_folder() / "ctranslate2"
 
 
 def remove_unused_conversions(folder: Path) -> None:

@@ -7,14 +7,13 @@ sets any other field goes to the torch engine, so that a new option is never ign
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
-
-class DataclassInstance(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def are_supported(values: Sequence[DataclassInstance], supported: frozenset[str]) -> bool:

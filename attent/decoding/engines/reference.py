@@ -126,14 +126,11 @@ class TorchEngine(Generic[State]):
                 result = search.search(self.model, batch, context, max_rows, self.check_cancelled)
                 return result or Unavailable.OUT_OF_MEMORY
             except eligibility.get_recoverable_errors() as error:
-                self._disable_gpu_search(error)
+                eligibility.drop_cached_searches(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
+                if self.notify is not None:
+                    reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                    self.notify(f"the GPU kernels failed ({reason}); using the slower torch search")
                 return Unavailable.UNSUPPORTED
-
-    def _disable_gpu_search(self, error: Exception) -> None:
-        eligibility.drop_cached_searches(self.model, failed=not isinstance(error, torch.OutOfMemoryError))
-        if self.notify is not None:
-            reason = next(iter(str(error).splitlines()), "")
-            self.notify(f"the GPU kernels failed ({type(error).__name__}: {reason}); using the slower torch search")
 
     def _choose_max_rows(self, batch: RequestBatch, num_beams: int) -> int:
         """The GPU engine does not pad, so use the mean length of the longest rows."""
@@ -185,8 +182,10 @@ class SearchSession(Generic[State]):
         return BeamState.from_requests(requests, self.capacity, self.context), state
 
     def step(self) -> None:
-        if self.graphed_step is None and self.num_steps >= WARMUP_STEPS and self.engine.use_gpu_engine:
-            self.graphed_step = self._make_graphed_step()
+        state: object = self.decoder_state
+        may_capture = self.engine.use_gpu_engine and self.num_steps >= WARMUP_STEPS and can_capture(state, self.context)
+        if self.graphed_step is None and may_capture and type(state) is Cache:  # not a subclass: prompts differ per row
+            self.graphed_step = GraphedSearchStep(self.engine.model, state, self.beams, self.context)
         if self.graphed_step is None:
             self.beams = search_step(self.engine.model, self.decoder_state, self.beams, self.context)
         else:
@@ -194,31 +193,26 @@ class SearchSession(Generic[State]):
         self.num_steps += 1
         self.row_steps = [steps + 1 for steps in self.row_steps]
 
-    def _make_graphed_step(self) -> GraphedSearchStep | None:
-        state: object = self.decoder_state
-        if type(state) is not Cache or not can_capture(state, self.context):  # not a subclass: prompts differ per row
-            return None
-        return GraphedSearchStep(self.engine.model, state, self.beams, self.context)
-
     def collect_and_refill(self) -> Results:
         """Yield the hypotheses of finished rows, then refill these rows or drop them."""
         finished = [i for i, done in enumerate(self.beams.done.tolist()) if done and self.row_requests[i] is not None]
         if finished:
-            yield from self._collect_hypotheses(finished)
-            for row in finished:
-                self.row_requests[row] = None
+            beams = self.beams.select_rows(torch.tensor(finished, device=self.engine.device))
+            best = select_n_best(beams, self.context).to_hypotheses(self.engine.end_id)
+            for row, hypotheses in zip(finished, best, strict=True):
+                index, self.row_requests[row] = self.row_requests[row], None
+                assert index is not None
+                yield index, hypotheses
         if max(self.row_steps) == self.capacity:
             self._update_row_lengths()
         size, free = len(self.row_requests), [row for row, index in enumerate(self.row_requests) if index is None]
         if self.pending:
             if len(free) * REFILL_DIVISOR >= min(size, REFILL_DIVISOR * len(self.pending)):
                 self._refill(free)
-        elif size - len(free) <= self._shrink_threshold * size:
-            self._shrink()
-
-    @property
-    def _shrink_threshold(self) -> float:
-        return SHRINK_THRESHOLD if self.graphed_step is None else GRAPHED_SHRINK_THRESHOLD
+        else:
+            threshold = SHRINK_THRESHOLD if self.graphed_step is None else GRAPHED_SHRINK_THRESHOLD
+            if size - len(free) <= threshold * size:
+                self._shrink()
 
     def list_candidates(self) -> list[list[int]]:
         """For streaming: the tokens of all hypotheses of the first row that may still win."""
@@ -227,14 +221,6 @@ class SearchSession(Generic[State]):
         real = finished.scores[0] > NEG_INF
         rows = zip(finished.tokens[0, real].tolist(), finished.lengths[0, real].tolist(), strict=True)
         return candidates + [tokens[: length - 1] for tokens, length in rows]
-
-    def _collect_hypotheses(self, finished_rows: list[int]) -> Results:
-        beams = self.beams.select_rows(torch.tensor(finished_rows, device=self.engine.device))
-        best = select_n_best(beams, self.context)
-        for row, hypotheses in zip(finished_rows, best.to_hypotheses(self.engine.end_id), strict=True):
-            index = self.row_requests[row]
-            assert index is not None
-            yield index, hypotheses
 
     def _refill(self, free_rows: list[int]) -> None:
         indices, self.pending = self.pending[: len(free_rows)], self.pending[len(free_rows) :]

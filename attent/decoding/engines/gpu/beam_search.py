@@ -52,16 +52,6 @@ class BufferSizes:
     max_target_length: int
     max_source_length: int
 
-    def fits_in(self, other: BufferSizes) -> bool:
-        return all(size <= getattr(other, name) for name, size in vars(self).items())
-
-    def round_up(self) -> BufferSizes:
-        return BufferSizes(**{name: round_up_size(size) for name, size in vars(self).items()})
-
-    def merge_max(self, other: BufferSizes) -> BufferSizes:
-        """Sizes for both, so that alternating searches do not reallocate each time."""
-        return BufferSizes(**{name: max(size, getattr(other, name)) for name, size in vars(self).items()})
-
 
 MIN_BUFFER_SIZES = BufferSizes(
     rows=MIN_ROWS,
@@ -234,7 +224,13 @@ class GpuBeamSearch:
         self._encode_sources(batch, device_batch, buffers)
         buffers.reset(device_batch.rows, device_batch.sources, device_batch.forbid_loops, context)
         self._run_steps(buffers, graph_rows, context, check_cancelled)
-        return collect_hypotheses(buffers, device_batch.sources, sizes.max_target_length, context)
+        best = select_n_best(buffers.to_beam_state(len(batch)), context)
+        nodes = best.tokens[:, :, 0].to(torch.int32)
+        token_ids = kernels.backtrack_tokens(
+            nodes, device_batch.sources, buffers.tree_tokens, buffers.tree_parents, sizes.max_target_length
+        )
+        columns = (nodes // context.num_beams, best.lengths, best.log_probs, best.scores)
+        return HypothesisBatch(token_ids.cpu().numpy(), *(x.flatten().cpu().numpy() for x in columns))
 
     def _count_allocated_rows(self, max_target_length: int) -> int:
         """Rows that fit into the existing buffers, whose memory no longer counts as free."""
@@ -247,9 +243,13 @@ class GpuBeamSearch:
         if decoder.grow_position_table(decoder_stack, sizes.max_target_length):
             self._drop_graphs()
         self.inference_model.encoder.grow_position_table(encoder_stack, sizes.max_source_length)
-        if self.buffers is None or not sizes.fits_in(self.buffers.sizes):
+        allocated = MIN_BUFFER_SIZES if self.buffers is None else self.buffers.sizes
+        if self.buffers is None or any(size > getattr(allocated, name) for name, size in vars(sizes).items()):
             self._drop_graphs()
-            sizes = sizes.round_up().merge_max(MIN_BUFFER_SIZES if self.buffers is None else self.buffers.sizes)
+            # Never smaller than before, so that alternating searches do not reallocate each time.
+            sizes = BufferSizes(
+                **{name: max(round_up_size(size), getattr(allocated, name)) for name, size in vars(sizes).items()}
+            )
             self.buffers = None  # free the old ones first
             self.buffers = SearchBuffers(decoder, context, sizes)
         return self.buffers
@@ -261,15 +261,20 @@ class GpuBeamSearch:
 
     def _encode_sources(self, batch: RequestBatch, device_batch: DeviceBatch, buffers: SearchBuffers) -> None:
         """Fill the cross-attention caches."""
-        for part in split_for_encoder(batch.encoder_order_lengths, batch.encoder_order_offsets):
+        lengths, offsets = batch.encoder_order_lengths, batch.encoder_order_offsets
+        first, ends = 0, offsets + lengths
+        while first < len(batch):
+            last = max(first + 1, int(np.searchsorted(ends, offsets[first] + ENCODER_BATCH_TOKENS, "right")))
+            sources, tokens = slice(first, last), slice(int(offsets[first]), int(ends[last - 1]))
             states = self.inference_model.encoder.encode(
-                device_batch.token_ids[part.tokens],
-                device_batch.positions[part.tokens],
-                device_batch.encoder_order_offsets[part.sources] - part.tokens.start,
-                device_batch.encoder_order_lengths[part.sources],
-                part.max_length,
+                device_batch.token_ids[tokens],
+                device_batch.positions[tokens],
+                device_batch.encoder_order_offsets[sources] - tokens.start,
+                device_batch.encoder_order_lengths[sources],
+                int(lengths[first]),
             )
-            self.inference_model.decoder.cache_memory(states, buffers.layer_caches, part.tokens.start)
+            self.inference_model.decoder.cache_memory(states, buffers.layer_caches, tokens.start)
+            first = last
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -316,16 +321,6 @@ class GpuBeamSearch:
             logits, rows, buffers.settings, context.num_beams, context.end_id, buffers
         )
         kernels.advance_rows(buffers, rows, input_tokens, ids, log_probs, context.start_id, context.end_id)
-
-
-def collect_hypotheses(
-    buffers: SearchBuffers, sources: Tensor, max_target_length: int, context: SearchContext
-) -> HypothesisBatch:
-    best = select_n_best(buffers.to_beam_state(len(sources)), context)
-    nodes = best.tokens[:, :, 0].to(torch.int32)
-    tokens = kernels.backtrack_tokens(nodes, sources, buffers.tree_tokens, buffers.tree_parents, max_target_length)
-    columns = (nodes // context.num_beams, best.lengths, best.log_probs, best.scores)
-    return HypothesisBatch(tokens.cpu().numpy(), *(x.flatten().cpu().numpy() for x in columns))
 
 
 class AsyncRowCount:
@@ -398,22 +393,6 @@ def compute_buffer_sizes(batch: RequestBatch, rows: int) -> BufferSizes:
         max_target_length=int(batch.max_target_lengths.max()),
         max_source_length=int(batch.encoder_order_lengths[0]),
     )
-
-
-class EncoderBatch(NamedTuple):
-    """Sources that are encoded at once."""
-
-    sources: slice  # in encoder order
-    tokens: slice
-    max_length: int
-
-
-def split_for_encoder(lengths: Array, offsets: Array) -> Iterator[EncoderBatch]:
-    first, count, ends = 0, len(lengths), offsets + lengths
-    while first < count:
-        last = max(first + 1, int(np.searchsorted(ends, offsets[first] + ENCODER_BATCH_TOKENS, "right")))
-        yield EncoderBatch(slice(first, last), slice(int(offsets[first]), int(ends[last - 1])), int(lengths[first]))
-        first = last
 
 
 @contextmanager

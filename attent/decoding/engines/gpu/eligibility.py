@@ -56,24 +56,20 @@ def get_gpu_search(
     assert isinstance(model, Seq2Seq)
     if not supports_search(model, context) or not has_positions_for(model, batch):
         return None
-    key = (context.num_beams, context.options.n_best, context.start_id, context.end_id, suppressed_tokens)
-    with LOCK:
-        return get_or_build_search(model, context, key)
-
-
-def get_or_build_search(model: Seq2Seq, context: SearchContext, key: object) -> GpuBeamSearch:
     from attent.decoding.engines.gpu.beam_search import GpuBeamSearch
 
-    searches = CACHED_SEARCHES.setdefault(model, {})
-    for stale in [key for key, search in searches.items() if not search.inference_model.matches_model(model)]:
-        del searches[stale]
-    search = searches.pop(key, None)
-    if search is None:
-        while len(searches) >= MAX_SEARCHES_PER_MODEL:
-            del searches[next(iter(searches))]
-        search = GpuBeamSearch(model, context)
-    searches[key] = search
-    return search
+    key = (context.num_beams, context.options.n_best, context.start_id, context.end_id, suppressed_tokens)
+    with LOCK:
+        searches = CACHED_SEARCHES.setdefault(model, {})
+        for stale in [key for key, search in searches.items() if not search.inference_model.matches_model(model)]:
+            del searches[stale]
+        search = searches.pop(key, None)
+        if search is None:
+            while len(searches) >= MAX_SEARCHES_PER_MODEL:
+                del searches[next(iter(searches))]
+            search = GpuBeamSearch(model, context)
+        searches[key] = search
+        return search
 
 
 def drop_cached_searches(model: object, failed: bool = False) -> None:

@@ -7,7 +7,7 @@ and is refreshed for each search; all others are the model's own. `find_unsuppor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +44,10 @@ def find_unsupported_reason(model: object) -> str | None:
     modules = list(model.modules())[1:]
     if model.training or any(module.training for module in modules):
         return "it, or a part of it, is in training mode"
-    if (
-        {"init_decoder_state", "step"} & vars(model).keys()
-        or any(map(is_customized, modules))
-        or has_forward_hooks(modules)
-    ):
+    is_customized = any(type(module) not in SUPPORTED_MODULES or "forward" in vars(module) for module in modules)
+    has_global_hooks = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    has_hooks = has_global_hooks or any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    if {"init_decoder_state", "step"} & vars(model).keys() or is_customized or has_hooks:
         return "a part of it was replaced, or has a hook"
     weights, dtype, device = list(model.parameters()), model.output.weight.dtype, model.output.weight.device
     if dtype not in SUPPORTED_DTYPES or any((weight.dtype, weight.device) != (dtype, device) for weight in weights):
@@ -65,18 +64,6 @@ def find_unsupported_reason(model: object) -> str | None:
     if any(each.observers or not each.heads or each.head_width not in HEAD_WIDTHS for each in attentions):
         return f"its heads are observed, pruned, or of a width other than {HEAD_WIDTHS}"
     return None
-
-
-def is_customized(module: nn.Module) -> bool:
-    """True for another class, or an instance with its own `forward`."""
-    return type(module) not in SUPPORTED_MODULES or "forward" in vars(module)
-
-
-def has_forward_hooks(modules: Sequence[nn.Module]) -> bool:
-    """True if any forward hook is registered, on a module or globally."""
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return True
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def is_standard_block(block: Block) -> bool:
@@ -115,18 +102,6 @@ class FusedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def forward_into(self, x: Tensor, out: Tensor) -> None:
-        if self.bias is None:
-            torch.mm(x, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, x, self.weight.t(), out=out)
-
-    def forward_relu(self, x: Tensor) -> Tensor:
-        """max(0, x W + b), in the epilogue of the product."""
-        if self.bias is None:
-            return self(x).relu_()
-        return torch._addmm_activation(self.bias, x, self.weight.t())
-
 
 @dataclass(frozen=True, eq=False)
 class NormWeights:
@@ -163,7 +138,10 @@ class InferenceFeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.activation == "relu" and self.gate is None:
-            return self.contract(self.expand.forward_relu(x))
+            if self.expand.bias is None:
+                return self.contract(self.expand(x).relu_())
+            # max(0, x W + b), in the epilogue of the product.
+            return self.contract(torch._addmm_activation(self.expand.bias, x, self.expand.weight.t()))
         hidden = ACTIVATIONS[self.activation](self.expand(x))
         return self.contract(hidden if self.gate is None else hidden * self.gate(x))
 
@@ -223,7 +201,12 @@ class InferenceStack:
         self.embedding_weight, self.scale = embedding.weight.detach(), embedding.scale
         self.layers = [InferenceBlock(block) for block in stack.blocks]
         self.pre_norm = stack.config.norm_order == "pre"
-        norms = [NormWeights.from_module(residual.norm) for block in stack.blocks for residual in iter_residuals(block)]
+        residuals = [
+            residual
+            for block in stack.blocks
+            for residual in (block.self_attn_residual, block.cross_attn_residual, block.feedforward_residual)
+        ]
+        norms = [NormWeights.from_module(residual.norm) for residual in residuals if residual is not None]
         self.first_norm = norms.pop(0) if self.pre_norm else None
         self.norms = [*norms, NormWeights.from_module(stack.norm)] if self.pre_norm else norms  # after each sub-layer
         self.embedding_norm = NormWeights.from_module(stack.embedding_norm) if stack.config.embedding_norm else None
@@ -314,7 +297,11 @@ class InferenceDecoder(InferenceStack):
     def cache_memory(self, states: Tensor, caches: Sequence[GpuLayerCache], offset: int) -> None:
         """Project encoder states (N, E) to keys and values, stored from token `offset` on."""
         for cross_attn, cache in zip(self.cross_attns, caches, strict=True):
-            cross_attn.key_value.forward_into(states, cache.memory[offset : offset + len(states)].flatten(1))
+            linear, out = cross_attn.key_value, cache.memory[offset : offset + len(states)].flatten(1)
+            if linear.bias is None:
+                torch.mm(states, linear.weight.t(), out=out)
+            else:
+                torch.addmm(linear.bias, states, linear.weight.t(), out=out)
 
     def compute_logits(
         self, rows: Tensor, input_tokens: Tensor, ancestors: Tensor, caches: Sequence[GpuLayerCache]
@@ -351,13 +338,6 @@ class InferenceModel:
         """Take over the current values of the weights."""
         self.encoder.refresh(model.stacks[0])
         self.decoder.refresh_model(model)
-
-
-def iter_residuals(block: Block) -> Iterator[Residual]:
-    yield block.self_attn_residual
-    if block.cross_attn_residual is not None:
-        yield block.cross_attn_residual
-    yield block.feedforward_residual
 
 
 def collect_graph_constants(model: Seq2Seq) -> list[object]:

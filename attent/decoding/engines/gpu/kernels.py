@@ -135,7 +135,7 @@ def topk_log_probs(
     groups = -(-V // GROUP_SIZE)
     chunk = min(GROUPS_PER_CHUNK, triton.next_power_of_2(groups))
     chunks = -(-groups // chunk)
-    count = count_candidates(num_beams)
+    count = 1 if num_beams == 1 else 2 * num_beams
     best_groups = min(count, groups)
     group_max = logits.new_empty(N, chunks * chunk, dtype=torch.float32)
     chunk_sums = logits.new_empty(N, chunks, 2, dtype=torch.float32)
@@ -173,10 +173,6 @@ class LoopLimits(NamedTuple):
     def count_tokens_before(self, unit: int) -> int:
         """Return how many tokens come before the one that closes a loop of such units."""
         return max(self.min_repeats, -(-self.min_tokens // unit)) * unit - 1
-
-
-def count_candidates(num_beams: int) -> int:
-    return 1 if num_beams == 1 else 2 * num_beams
 
 
 # --- beams -----------------------------------------------------------------------------------------------------------

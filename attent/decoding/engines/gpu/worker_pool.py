@@ -189,20 +189,16 @@ class RemoteEngine:
                 remaining.remove(index)
                 yield index, hypotheses
         if remaining:
-            yield from self._search_requests(requests, sorted(remaining), options)
+            indices = sorted(remaining)
+            results = self._call(SearchCall([pack_request(requests[index]) for index in indices], options))
+            for index, rows in zip(indices, results, strict=True):
+                yield index, [Hypothesis(**dict(zip(HYPOTHESIS_FIELDS, row, strict=True))) for row in rows]
 
     def _search_batch(self, batch: RequestBatch, options: SearchOptions) -> HypothesisBatch | Unavailable:
         result: HypothesisBatch | Unavailable = self._call(SearchCall(batch, options))
         if result is Unavailable.UNSUPPORTED:
             self.unsupported.add(options)
         return result
-
-    def _search_requests(
-        self, requests: Sequence[SearchRequest], indices: Sequence[int], options: SearchOptions
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        results = self._call(SearchCall([pack_request(requests[index]) for index in indices], options))
-        for index, rows in zip(indices, results, strict=True):
-            yield index, [Hypothesis(**dict(zip(HYPOTHESIS_FIELDS, row, strict=True))) for row in rows]
 
     def _call(self, call: SearchCall) -> Any:
         self.connection.send(call)
