@@ -20,7 +20,7 @@ from attent.cli.search_flags import (
     check_positive,
     use_flag_names,
 )
-from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS
+from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS, SPEECH_METRICS
 
 if TYPE_CHECKING:
     from attent.scoring.pipeline import ScoreOptions, ScoreReport
@@ -35,6 +35,7 @@ input_flag, output_flag = (
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 STDOUT = "-"
+METRICS_HELP = f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}; of transcripts {' '.join(SPEECH_METRICS)}"
 ALIGNMENT_HELP = (
     "alignment error rate of every layer and head against gold alignments (0-0 1-2); or auto: select the heads on "
     "which both directions agree most. The best heads are saved in the folder"
@@ -58,7 +59,7 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     metrics: Annotated[
         tuple[MetricName, ...],
         LIST,
-        output_flag(name=["--metrics", "-m"], help=f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}"),
+        output_flag(name=["--metrics", "-m"], help=METRICS_HELP),
     ] = DEFAULT_SCORE_METRICS
     score_only: Annotated[bool, SWITCH, output_flag(name=["--score-only", "-b"], help="print only the numbers")] = False
     json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
@@ -93,9 +94,11 @@ def score(
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals.
+    """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals. Transcripts of
+    a speech model are scored by word and character error rate.
 
     attent score runs/en-de --data test.tsv --src en --tgt de
+    attent score runs/asr --data recordings.tsv
     """
     check_usage(model, flags)
     from attent.scoring import pipeline
