@@ -94,8 +94,8 @@ def score(
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
 ) -> None:
-    """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals. Transcripts of
-    a speech model are scored by word and character error rate.
+    """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals. Transcripts
+    of a speech model are scored by word and character error rate.
 
     attent score runs/en-de --data test.tsv --src en --tgt de
     attent score runs/asr --data recordings.tsv
