@@ -443,8 +443,8 @@ FAULTS = """
 
 # memory without the encoder lengths
 @ models/seq2seq.py::Seq2Seq.encode: laws/test_seq2seq.py -k padding
-- return Memory(self.encoder(x, lengths, packing=packing), lengths, packing)
-+ return Memory(self.encoder(x, lengths, packing=packing), None, packing)
+- return Memory(states, lengths, packing)
++ return Memory(states, None, packing)
 
 # source and target packing swapped
 @ models/seq2seq.py::Seq2Seq.forward: laws/test_seq2seq.py -k packed
@@ -767,9 +767,9 @@ FAULTS = """
 + self.dense(states)
 
 # models: class token appended, not prepended
-@ models/vision.py::VisionTransformer.compute_states: interop/test_parity.py
-- [self.class_token.expand(len(x), 1, -1).to(x.dtype), x]
-+ [x, self.class_token.expand(len(x), 1, -1).to(x.dtype)]
+@ nn/frontends.py::add_class_token: interop/test_parity.py
+- [class_token.expand(len(patches), 1, -1).to(patches.dtype), patches]
++ [patches, class_token.expand(len(patches), 1, -1).to(patches.dtype)]
 
 # models: mean pooling includes the class token
 @ models/vision.py::VisionTransformer.pool: laws/test_family.py -k mean
@@ -777,12 +777,12 @@ FAULTS = """
 + states.mean(1)
 
 # models: patches in column-major order
-@ models/vision.py::PatchEmbedding.forward: laws/test_family.py -k patches
+@ nn/frontends.py::PatchEmbedding.forward: laws/test_family.py -k patches
 - permute(0, 2, 3, 1, 4, 5)
 + permute(0, 3, 2, 1, 4, 5)
 
 # models: float pixels divided by 255
-@ models/vision.py::VisionTransformer.normalize: laws/test_family.py -k bytes
+@ nn/frontends.py::normalize_pixels: laws/test_family.py -k bytes
 - / (255 if pixels.dtype == torch.uint8 else 1)
 + / 255
 
@@ -1056,7 +1056,7 @@ FAULTS = """
 + mixup_loss(logits.detach(), batch, self.smoothing)
 
 # images: every epoch in the same order
-@ training/tasks/image_batches.py::ImageLoader._epoch_order: training/tasks/test_image_classification.py -k epoch
+@ training/tasks/image_batches.py::ShuffledLoader._epoch_order: training/tasks/test_image_classification.py -k epoch
 - default_rng((self.seed, epoch)).permutation
 + default_rng(self.seed).permutation
 
