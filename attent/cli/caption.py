@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import CycloptsError, Parameter
 
+from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import print_message, use_utf8
 from attent.cli.search_flags import (
     COMMON_GROUP,
@@ -79,17 +80,12 @@ def caption(
         )
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("caption",)) from error
-    import torch
-
     from attent.decoding.captioner import Captioner
-    from attent.decoding.loading import check_model_exists
     from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
 
     check_outputs([flags.output], [model, *images])
-    check_model_exists(model)
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
+    prepare_loading(model, flags.threads)
     captioner = Captioner.load(model, device=flags.device, dtype=flags.dtype)
     captioner.resolve_language(flags.to)  # fails before images are read
     use_utf8(sys.stdout)

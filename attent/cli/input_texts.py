@@ -42,19 +42,22 @@ def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> 
     check_positive(command, threads=flags.threads, batch_tokens=flags.batch_tokens, top=top)
 
 
-def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
+def prepare_loading(folder: Path, threads: int | None) -> None:
     import torch
 
     from attent.decoding.loading import check_model_exists
-    from attent.decoding.predictor import Predictor
-    from attent.nn.devices import choose_device
 
     check_model_exists(folder)
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
-    device = choose_device(flags.device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
+    from attent.decoding.predictor import Predictor
+
+    prepare_loading(folder, flags.threads)
     return Predictor.load(
-        folder, device=device, dtype=flags.dtype, batch_tokens=flags.batch_tokens, notify=print_message
+        folder, device=flags.device, dtype=flags.dtype, batch_tokens=flags.batch_tokens, notify=print_message
     )
 
 

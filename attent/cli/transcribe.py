@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from cyclopts import CycloptsError, Parameter
 
+from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
 from attent.cli.search_flags import (
     COMMON_GROUP,
@@ -23,19 +24,13 @@ from attent.cli.search_flags import (
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
-if TYPE_CHECKING:
-    from attent.decoding.transcriber import Transcriber
-
 STDIN = Path("-")
-# Of the search options, those that make sense for one transcript of a recording:
-SEARCH_OPTIONS = ("beam_size", "length_penalty", "length_penalty_type", "no_repeat_ngram_size", "patience")
-_UNUSED_OPTIONS = {"n_best", "max_length", "min_length", "beam_groups", "diversity_penalty"}
+SEARCH_FLAGS = list(
+    derive_flags(SearchOptions, exclude={"n_best", "max_length", "min_length", "beam_groups", "diversity_penalty"})
+)
 SpeechSearchFlags: Any = make_dataclass(
     "SpeechSearchFlags",
-    [
-        *derive_flags(SearchOptions, exclude=_UNUSED_OPTIONS),
-        *derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")),
-    ],
+    [*SEARCH_FLAGS, *derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))],
     frozen=True,
     kw_only=True,
 )
@@ -105,7 +100,7 @@ def transcribe(
     names = recordings or [STDIN]
     check_usage(names, flags)
     try:
-        options = SearchOptions(**{name: getattr(flags, name) for name in SEARCH_OPTIONS})
+        options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("transcribe",)) from error
     files = list_files(names)
@@ -115,19 +110,52 @@ def transcribe(
         problem = f"--format {flags.format} of several recordings needs --output with an existing folder"
         raise CycloptsError(msg=problem, command_chain=("transcribe",))
 
+    from attent.data.audio import AudioError
+    from attent.decoding.transcriber import Transcriber, read_live_audio
+    from attent.decoding.transcript_format import format_transcript
+    from attent.storage.atomic import open_output, write_output
     from attent.storage.manifest import check_outputs
 
-    outputs = [flags.output] if folder is None else list_outputs(files, folder, flags.format)
-    check_outputs(outputs, [model, *(file for file in files if file != STDIN)])
+    suffix = "txt" if flags.format == "text" else flags.format
+    outputs = [folder / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files] if folder else None
+    check_outputs(outputs or [flags.output], [model, *(file for file in files if file != STDIN)])
+    prepare_loading(model, flags.threads)
+    transcriber = Transcriber.load(
+        model,
+        device=flags.device,
+        dtype=flags.dtype,
+        max_seconds=flags.max_seconds,
+        language=flags.language,
+        task=flags.task,
+    )
     use_utf8(sys.stdout)
-    with ProgressDisplay(sys.stderr) as progress:
-        transcriber = load_transcriber(model, flags)
+    to_stdout = flags.output in (None, STDIN) or outputs is not None
+    with (
+        ProgressDisplay(sys.stderr) as progress,
+        nullcontext(sys.stdout) if to_stdout else open_output(flags.output, progress.print_message) as out,  # type: ignore[arg-type]
+    ):
         if flags.partial:
-            print_partial_text(transcriber, options, flags.output, progress)
+            for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
+                out.write(piece)
+                out.flush()
             return 0
-        return write_transcripts(
-            transcriber, options, files, flags, None if folder is None else outputs, is_single, progress
-        )
+        progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
+        sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
+        results = transcriber.transcribe_all(sources, options, word_times=flags.format != "text")
+        num_bad = 0
+        for i, (file, result) in enumerate(zip(files, results, strict=True)):
+            if isinstance(result, AudioError):
+                progress.print_message(str(result))
+                num_bad += 1
+            elif outputs is not None:
+                write_output(outputs[i], format_transcript(result, flags.format).encode())
+            else:
+                out.write(format_transcript(result, flags.format, None if is_single else str(file)))
+                out.flush()
+            progress.update(i + 1, 0, len(files))
+        if num_bad and len(files) > 1:
+            progress.print_message(f"{num_bad:,} of {len(files):,} recordings could not be transcribed")
+        return 1 if num_bad else 0
 
 
 def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
@@ -159,76 +187,3 @@ def list_files(names: Sequence[Path]) -> list[Path]:
             raise AudioError(f"{name}: must be a folder with recordings, but has none; give another, or files")
         files += inside
     return files
-
-
-def list_outputs(files: Sequence[Path], folder: Path, kind: TranscriptFormat) -> list[Path]:
-    suffix = "txt" if kind == "text" else kind
-    return [folder / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
-
-
-def load_transcriber(model: Path, flags: TranscribeFlags) -> Transcriber:
-    import torch
-
-    from attent.decoding.loading import check_model_exists
-    from attent.decoding.transcriber import Transcriber
-
-    check_model_exists(model)
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
-    return Transcriber.load(
-        model,
-        device=flags.device,
-        dtype=flags.dtype,
-        max_seconds=flags.max_seconds,
-        language=flags.language,
-        task=flags.task,
-    )
-
-
-def write_transcripts(
-    transcriber: Transcriber,
-    options: SearchOptions,
-    files: Sequence[Path],
-    flags: TranscribeFlags,
-    outputs: Sequence[Path | None] | None,
-    is_single: bool,
-    progress: ProgressDisplay,
-) -> int:
-    """Write the transcripts to their `outputs`, or all to one file or stdout. Returns 1 if a recording is bad."""
-    from attent.data.audio import AudioError
-    from attent.decoding.transcript_format import format_transcript
-    from attent.storage.atomic import open_output, write_output
-
-    sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
-    results = transcriber.transcribe_all(sources, options, word_times=flags.format != "text")
-    to_stdout = flags.output is None or flags.output == STDIN or outputs is not None
-    num_bad = 0
-    progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
-    with nullcontext(sys.stdout) if to_stdout else open_output(flags.output, progress.print_message) as out:  # type: ignore[arg-type]
-        for i, (file, result) in enumerate(zip(files, results, strict=True)):
-            if isinstance(result, AudioError):
-                progress.print_message(str(result))
-                num_bad += 1
-            elif outputs is not None:
-                write_output(outputs[i], format_transcript(result, flags.format).encode())  # type: ignore[arg-type]
-            else:
-                out.write(format_transcript(result, flags.format, None if is_single else str(file)))
-                out.flush()
-            progress.update(i + 1, 0, len(files))
-    if num_bad and len(files) > 1:
-        progress.print_message(f"{num_bad:,} of {len(files):,} recordings could not be transcribed")
-    return 1 if num_bad else 0
-
-
-def print_partial_text(
-    transcriber: Transcriber, options: SearchOptions, output: Path | None, progress: ProgressDisplay
-) -> None:
-    """Print text as soon as two searches of the growing recording agree on it."""
-    from attent.decoding.transcriber import read_live_audio
-    from attent.storage.atomic import open_output
-
-    to_stdout = output is None or output == STDIN
-    with nullcontext(sys.stdout) if to_stdout else open_output(output, progress.print_message) as out:  # type: ignore[arg-type]
-        for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
-            out.write(piece)
-            out.flush()
