@@ -79,8 +79,12 @@ class BannedPhrases:
 
     def _advance_prefix(self, request: SearchRequest, state: Tensor) -> Tensor:
         """Return the state (1, 4) after the prefix, in advance: a phrase in the prefix is allowed."""
-        for token in request.prefix_ids:
-            state = self.advance_state(state, torch.tensor([token], device=state.device))
+        initial = state
+        for token_id in request.prefix_ids:
+            token = torch.tensor([token_id], device=state.device)
+            state = self.advance_state(state, token)
+            if bool(state[0, 0] == initial[0, 0]):  # restarted after a banned phrase: the token may begin another
+                state = self.advance_state(initial, token)
         automaton_state, partial_char, start, _ = state.unbind(1)
         if request.prefix_ends_word:  # a banned phrase at its end is complete and stays
             automaton_state = torch.where(self.ends_in_match[automaton_state], start, automaton_state)

@@ -414,6 +414,23 @@ def check_met_or_refused(requests: list[SearchRequest], beam_size: int, sharp: f
             assert not has_banned(request, tokens), (request, tokens)
 
 
+@pytest.mark.parametrize("sharp", [0.1, 2.0, 30.0])
+def test_a_banned_phrase_in_the_prefix_hides_no_other(sharp: float) -> None:
+    """After the prefix `a c a`, which contains the banned `c`, `b` would complete `a b`."""
+    requests = [
+        SearchRequest(
+            source_ids=(source, END),
+            required_phrases=((3,),),
+            prefix_ids=(3, 5, 3),
+            max_length=max_length,
+            banned_phrases=("a b", "c"),
+        )
+        for source in range(3, 9)
+        for max_length in (4, 5, 9)
+    ]
+    check_met_or_refused(requests, 1, sharp)
+
+
 # --- through Translator ----------------------------------------------------------------------------------------------
 
 TARGET_WORDS = ["ein", "eine", "einem Park", "in", "in einem", "Hund", "Hunde", "Hundehaus", "und", "Haus", "Hausboot"]
