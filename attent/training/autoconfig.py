@@ -89,9 +89,6 @@ def look_up(thresholds: Sequence[tuple[int, T]], count: int) -> T:
     return next(value for minimum, value in reversed(thresholds) if count >= minimum)
 
 
-# ---- the model -------------------------------------------------------------------------------------------------------
-
-
 def choose_recipe(num_pairs: int, device_type: str) -> Recipe:
     return look_up(CPU_RECIPES if device_type == "cpu" else GPU_RECIPES, num_pairs)
 
@@ -167,9 +164,6 @@ def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.d
             f"`data.layout` must be bucketed or fixed for --arch {stacks[0].kind}, but is {requested}; leave it out"
         )
     return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
-
-
-# ---- the schedule ----------------------------------------------------------------------------------------------------
 
 
 def choose_batch_tokens(size: Size, device_type: str) -> int:
@@ -282,9 +276,6 @@ def plan_steps(seconds: float, step_seconds: float, scoring_seconds: float, vali
     """Return the steps that fit into `seconds` together with validations, checkpoints and the final scores."""
     usable = BUDGET_MARGIN * (seconds - min(scoring_seconds, MAX_SCORING_SHARE * seconds))
     return max(1, int(usable * (1 - (valid_share or VALID_SHARE)) / step_seconds))
-
-
-# ---- estimates -------------------------------------------------------------------------------------------------------
 
 
 def estimate_corpus(

@@ -20,7 +20,6 @@ from attent.training.run_options import TrainError
 
 
 def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """Average the weights of checkpoints."""
     return average_weights(checkpoint.load_checkpoint(path, groups=("weights",)).tensors["weights"] for path in folders)
 
 

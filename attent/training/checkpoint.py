@@ -49,9 +49,6 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]  # group ("weights", "optimizer", ...) -> name -> tensor
 
 
-# ---- saving ----------------------------------------------------------------------------------------------------------
-
-
 def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
     """Write `state/step-N`. Whatever happens meanwhile, older checkpoints load, and this one is complete or missing."""
     state_dir = Path(state_dir)
@@ -168,9 +165,6 @@ def _has_all_files(folder: Path) -> bool:
         return all((folder / name).stat().st_size == entry.bytes for name, entry in _read_manifest(folder).items())
     except (FolderError, OSError):
         return False
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def list_steps(state_dir: Path) -> list[int]:

@@ -85,8 +85,6 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMeasurements:
-    """Everything that the report shows of a run."""
-
     name: str
     data: str  # names of the training corpora
     conditions: str  # device, versions and date
@@ -116,9 +114,6 @@ class EntryResult:
     entry: ComparisonEntry
     runs: tuple[RunMeasurements, ...]  # one per seed, without those that failed
     failures: tuple[str, ...] = ()  # the errors of those
-
-
-# ---- the plan --------------------------------------------------------------------------------------------------------
 
 
 def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
@@ -182,9 +177,6 @@ def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: P
     steps = max(1, round(flops / count_step_flops(other, build(model), prepared)))
     unchanged = {path: value for path, value in planned.settings.items() if path != "train.minutes"}
     return replace(planned, settings=unchanged | {"train.steps": steps})
-
-
-# ---- running ---------------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -306,9 +298,6 @@ def train_and_measure(
     measured = replace(measure_run(folder), jobs=jobs)
     settings.write_json({"settings": planned.settings, "measurements": settings.to_dict(measured)}, path)
     return measured
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
 def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> PreparedData:

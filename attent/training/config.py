@@ -101,8 +101,14 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
         set_path(requested, ["model", "frontend", "kind"], frontend)
     _expand_stack_settings(requested, where, run_class)
     for override in overrides:
-        for expanded in _expand_override(override, run_class):
-            settings.apply_override(run_class, requested, expanded)
+        path, equals, value = override.partition("=")
+        table, _, name = path.strip().partition(".")
+        if equals and table == "model" and _is_stack_field(name.partition(".")[0], "--set"):
+            expanded = [f"model.{stack}.{name}={value}" for stack in get_stack_names(run_class)]
+        else:
+            expanded = [override]
+        for each in expanded:
+            settings.apply_override(run_class, requested, each)
     _set_layer_kinds(requested)
     build_run_config(requested, where)  # raises if they are invalid
     _reject_unused_settings(requested, in_file)
@@ -132,7 +138,6 @@ def get_run_class(requested: UserSettings) -> type[RunConfig]:
 
 
 def read_run(path: Path) -> RunConfig:
-    """Read a resolved run, of any task."""
     tables = settings.read_toml_dict(path)
     return settings.from_dict(get_run_class(tables), tables, where=str(path))
 
@@ -205,13 +210,10 @@ def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[
 
 
 def get_stack_names(run_class: type[RunConfig]) -> tuple[str, ...]:
-    """Names of the stacks in the model's table."""
     return ("encoder", "decoder") if run_class is RUN_CLASSES[Seq2SeqConfig] else ("stack",)
 
 
-MODEL_FIELDS = {
-    field.name for config in (Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig) for field in fields(config)
-}
+MODEL_FIELDS = {field.name for config in RUN_CLASSES for field in fields(config)}
 
 
 def _is_stack_field(name: str, where: str) -> bool:
@@ -219,15 +221,6 @@ def _is_stack_field(name: str, where: str) -> bool:
     if near and near[0] != name and name not in MODEL_FIELDS:
         raise settings.SettingsError(f"{where}: unknown key `model.{name}`; did you mean `model.{near[0]}`?")
     return name in STACK_FIELDS
-
-
-def _expand_override(override: str, run_class: type[RunConfig]) -> list[str]:
-    path, equals, value = override.partition("=")
-    parts = path.strip().split(".")
-    if equals and len(parts) > 1 and parts[0] == "model" and _is_stack_field(parts[1], "--set"):
-        rest = ".".join(parts[1:])
-        return [f"model.{stack}.{rest}={value}" for stack in get_stack_names(run_class)]
-    return [override]
 
 
 def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:

@@ -13,10 +13,14 @@ from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from attent.scoring.metrics import METRICS
 from attent.storage.atomic import write_atomic
 from attent.training.events import Ended, Event, Progress, Validated
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_POINTS = 400  # of a line
 DRAW_SECONDS = 60.0  # between two drawings: each takes half a second
@@ -32,8 +36,6 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class CurveLine:
-    """One quantity over the steps."""
-
     name: str
     points: tuple[Point, ...]
     has_markers: bool = False  # measured seldom: each measurement is shown
@@ -76,9 +78,6 @@ class CurveWriter:
     def _disable(self, reason: str) -> None:
         self._failed = True
         print(f"warning: {self.path}: {reason}; training continues without curves", file=sys.stderr)
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
 
 
 def collect_curves(events: Sequence[Event]) -> CurveData:
@@ -132,20 +131,17 @@ def compute_value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[flo
     return min(values), max(values)
 
 
-# ---- drawing ---------------------------------------------------------------------------------------------------------
-
-
 def draw_curves(events: Sequence[Event], path: Path) -> None:
     """Write the curves as SVG or PNG, by the suffix. Raise ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
     curves = collect_curves(events)
-    panels: tuple[tuple[str, tuple[CurveLine, ...]], ...] = (
-        ("Cross-entropy (nats)", curves.losses),
-        ("Validation metrics", curves.metrics),
-        ("Learning rate", (curves.learning_rate,)),
-    )
-    panels = tuple((title, lines) for title, lines in panels if lines and lines[0].points)
+    lines_by_title = {
+        "Cross-entropy (nats)": curves.losses,
+        "Validation metrics": curves.metrics,
+        "Learning rate": (curves.learning_rate,),
+    }
+    panels = [(title, lines) for title, lines in lines_by_title.items() if lines and lines[0].points]
     if not panels:
         return
     figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
@@ -156,10 +152,7 @@ def draw_curves(events: Sequence[Event], path: Path) -> None:
     write_atomic(path, image.getvalue())
 
 
-def _draw_panel(axes: object, title: str, lines: Sequence[CurveLine], curves: CurveData) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
+def _draw_panel(axes: Axes, title: str, lines: Sequence[CurveLine], curves: CurveData) -> None:
     colors = iter(COLORS)
     for line in lines:
         xs, ys = zip(*downsample(line.points), strict=True)

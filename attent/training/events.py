@@ -12,8 +12,6 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A message for the user."""
-
     text: str
     level: Literal["info", "warning"] = "info"
     step: int = 0
@@ -21,8 +19,6 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """Training starts or resumes."""
-
     step: int  # 0, or that of the checkpoint
     steps: int  # maximum
     steps_per_epoch: float

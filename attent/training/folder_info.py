@@ -142,10 +142,12 @@ def inspect_folder(folder: Path) -> FolderInfo:
 
 def inspect_model(root: Path, name: str) -> ModelInfo:
     model = interop.load(name)  # verifies the checksums of attent folders
-    is_ours = hf_folder.is_attent_folder(root)
+    is_ours, kind = hf_folder.is_attent_folder(root), MODEL_KINDS[model.config.kind]
+    if isinstance(model, Seq2Seq):
+        kind = kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
     stacks = {name: _describe_stack(config) for name, config in get_stack_configs(model.config).items()}
     return ModelInfo(
-        kind=_describe_kind(model),
+        kind=kind,
         saved_by="attent" if is_ours else "Hugging Face",
         encoder=stacks.get("encoder"),
         decoder=stacks.get("decoder"),
@@ -159,13 +161,6 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
         has_checksums=is_ours,
     )
-
-
-def _describe_kind(model: Model) -> str:
-    kind = MODEL_KINDS[model.config.kind]
-    if isinstance(model, Seq2Seq):
-        return kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
-    return kind
 
 
 def _describe_images(model: Model) -> str:

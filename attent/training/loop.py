@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
 from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
-from attent.training.state import Pauses, PendingReport, PendingSave, StepMetrics, TrainState
+from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
@@ -49,8 +49,6 @@ StopReason = Literal["steps", "patience", "stopped"]
 
 
 class Trainer:
-    """The training loop of one process."""
-
     def __init__(
         self,
         model: Model,
@@ -96,7 +94,7 @@ class Trainer:
         self.start_clocks()
         self.compile_start: float | None = None
         self.last_saved = (-1, 0)  # step and last validated step of the newest checkpoint
-        self.pending_save: PendingSave | None = None
+        self.pending_save: Future[Saved] | None = None  # of the thread that writes a checkpoint
         self.save_seconds, self.save_end = 0.0, 0.0  # duration and end of the last one that was written
         self.has_validated = False  # in this process
 
@@ -121,7 +119,7 @@ class Trainer:
             while not (reason := self.get_stop_reason()):
                 with closing(self.iter_steps()) as steps:
                     for batches, next_position in steps:
-                        if self.should_any_rank_stop():
+                        if self.distributed.is_true_on_any_rank(self.should_stop()):
                             raise StopRequested
                         self.train_step(batches, next_position)
                         if self.check_divergence():
@@ -241,7 +239,20 @@ class Trainer:
     def emit_start(self) -> None:
         self.start_clocks()
         self.reset_peak_memory()
-        self.emit(self.build_started_event())
+        assert self.config.steps
+        assert self.config.precision
+        device = describe_device(self.distributed.device, self.config.precision, self.compiled)
+        world_size = self.distributed.world_size
+        self.emit(
+            Started(
+                step=self.state.step,
+                steps=self.config.steps,
+                steps_per_epoch=self.train_batches.num_batches(self.state.epoch) / self.config.accumulate,
+                parameters=sum(parameter.numel() for parameter in self.parameters.values()),
+                trainable_parameters=sum(parameter.numel() for parameter in self.trainable_parameters.values()),
+                device=f"{device}, {world_size} processes" if world_size > 1 else device,
+            )
+        )
         if self.has_slow_start and not self.get_stop_reason():
             self.compile_start = time.monotonic()
             self.emit(Note(text="compiling (cached for the next start)", step=self.start_step))
@@ -258,9 +269,6 @@ class Trainer:
                     is_last = index + 1 >= loader.num_batches(epoch)
                     yield batches, LoaderPosition(epoch + 1, 0) if is_last else LoaderPosition(epoch, index + 1)
                     batches = []
-
-    def should_any_rank_stop(self) -> bool:
-        return self.distributed.is_true_on_any_rank(self.should_stop())
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +301,7 @@ class Trainer:
         if self.distributed.world_size == 1 and self.should_stop():
             self.optimizer.zero_grad()
             raise StopRequested
-        rows = micro_batch.select_rows(batch).to(self.distributed.device, non_blocking=True)
+        rows = batch.slice_rows(micro_batch.start, micro_batch.stop).to(self.distributed.device, non_blocking=True)
         rng.seed_torch(self.config.seed, self.state.step, batch_number, micro_batch.start)
         with self.distributed.sync_gradients(self.wrapped_objective, enabled=is_last), self.autocast():
             loss, cross_entropy = self.wrapped_objective(rows)
@@ -344,8 +352,6 @@ class Trainer:
             decay = min(self.config.ema, (1 + self.state.step) / (10 + self.state.step))
             parameters = [parameter.detach() for parameter in self.trainable_parameters.values()]
             torch._foreach_lerp_(list(self.ema.values()), parameters, 1 - decay)
-
-    # ---- CUDA graphs -------------------------------------------------------------------------------------------------
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
         """Replay steps from CUDA graphs, where one batch makes a step and the optimizer is capturable."""
@@ -398,20 +404,6 @@ class Trainer:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def build_started_event(self) -> Started:
-        assert self.config.steps
-        assert self.config.precision
-        device = describe_device(self.distributed.device, self.config.precision, self.compiled)
-        world_size = self.distributed.world_size
-        return Started(
-            step=self.state.step,
-            steps=self.config.steps,
-            steps_per_epoch=self.train_batches.num_batches(self.state.epoch) / self.config.accumulate,
-            parameters=sum(parameter.numel() for parameter in self.parameters.values()),
-            trainable_parameters=sum(parameter.numel() for parameter in self.trainable_parameters.values()),
-            device=f"{device}, {world_size} processes" if world_size > 1 else device,
-        )
-
     def start_clocks(self) -> None:
         self.start_step, self.last_clock = self.state.step, time.monotonic()
         self.eta_start = (self.last_clock, self.start_step)  # from which the time left is extrapolated
@@ -449,7 +441,6 @@ class Trainer:
         in_flight = self.step_graphs.in_flight if self.step_graphs else None
         if in_flight is not None and synchronize:
             in_flight.synchronize()
-        throughput = in_flight.take_throughput() if in_flight is not None else None
         seconds, elapsed = self.update_clock(), max(1e-9, time.monotonic() - metrics.clock_start)
         if not metrics.tokens:  # every step since the last report compiled
             elapsed = math.nan
@@ -460,13 +451,14 @@ class Trainer:
             perplexity=0.0,
             lr=self.get_lr(self.state.step),
             grad_norm=0.0,
-            tokens_per_second=throughput.tokens_per_second if throughput else metrics.tokens / elapsed,
-            targets_per_second=throughput.targets_per_second if throughput else metrics.num_targets / elapsed,
-            gpu_busy=throughput.busy_fraction if throughput else None,
+            tokens_per_second=metrics.tokens / elapsed,
+            targets_per_second=metrics.num_targets / elapsed,
             peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             seconds=seconds,
             seconds_left=self.estimate_seconds_left(),
         )
+        if in_flight is not None:
+            progress = replace(progress, **in_flight.take_throughput())
         steps, targets, sums = metrics.steps, metrics.local_targets, metrics.take_sums()
         copy_event = None
         if sums.is_pinned():
@@ -522,8 +514,6 @@ class Trainer:
     def warn(self, text: str) -> None:
         self.emit(Note(text=text, level="warning", step=self.state.step))
 
-    # ---- divergence --------------------------------------------------------------------------------------------------
-
     def check_divergence(self) -> bool:
         """Report skipped steps; return True after too many non-finite gradients in a row.
 
@@ -563,8 +553,6 @@ class Trainer:
             f"{MAX_NONFINITE_STEPS} non-finite gradients in a row: rolled back from step {step:,} to "
             f"{self.state.step:,}, with {ROLLBACK_LR_FACTOR:g} times the learning rate"
         )
-
-    # ---- validation --------------------------------------------------------------------------------------------------
 
     def validate(self) -> bool:
         """Return True if the score is the best so far."""
@@ -696,7 +684,6 @@ class Trainer:
         return weights.assign_weights(model, tensors, "the model").to(self.distributed.device)
 
     def export_model(self) -> None:
-        """Write the current weights to the model folder."""
         model = self.gather_model()
         if model is not None and self.distributed.is_main:
             write_model(self.out, model, self.tokenizer, self.extra_files)
@@ -723,37 +710,34 @@ class Trainer:
             self.distributed.barrier()  # so that every rank finds the checkpoint
         self.pauses.add(time.monotonic() - start)
 
-    def start_save(self, saved: Checkpoint) -> PendingSave:
-        def save() -> tuple[Path, float]:
+    def start_save(self, saved: Checkpoint) -> Future[Saved]:
+        def save() -> Saved:
             start = time.monotonic()
-            return checkpoint.save_checkpoint(self.state_dir, saved), time.monotonic() - start
+            folder = checkpoint.save_checkpoint(self.state_dir, saved)
+            return Saved(step=saved.step, folder=str(folder), seconds=time.monotonic() - start)
 
         executor = ThreadPoolExecutor(1, "checkpoint")
         future = executor.submit(save)
         executor.shutdown(wait=False)
-        return PendingSave(saved.step, future)
+        return future
 
     def finish_save(self, wait: bool = True) -> None:
         """Report the checkpoint that was being written, and remove old ones; an error of the thread is raised here."""
         pending = self.pending_save
-        if pending is None or not (wait or pending.future.done()):
+        if pending is None or not (wait or pending.done()):
             return
         try:
-            path, seconds = pending.future.result()
+            saved = pending.result()
         finally:
-            if pending.future.done():  # otherwise interrupted
+            if pending.done():  # otherwise interrupted
                 self.pending_save = None
-        self.save_seconds, self.save_end = seconds, time.monotonic()
-        self.prune_checkpoints(pending.step)
-        self.emit(Saved(step=pending.step, folder=str(path), seconds=seconds))
-
-    def prune_checkpoints(self, newest_step: int) -> None:
-        """Keep the last scheduled checkpoints and the newest one; those of interruptions go with the next save."""
+        self.save_seconds, self.save_end = saved.seconds, time.monotonic()
         every = self.config.save_every
         assert every
         scheduled = [step for step in checkpoint.list_steps(self.state_dir) if step % every == 0]
         count = max(self.config.keep_last, self.config.average)
-        checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], newest_step})
+        checkpoint.prune_checkpoints(self.state_dir, {*scheduled[-count:], saved.step})  # interrupted ones go
+        self.emit(saved)
 
     def build_checkpoint(self) -> Checkpoint:
         self.update_clock()

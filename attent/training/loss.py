@@ -201,7 +201,6 @@ def _compute_with_kernel(inputs: _LossInputs, options: _LossOptions, grads: _Gra
 
 
 def _compute_with_torch(inputs: _LossInputs, options: _LossOptions, grads: _Gradients) -> tuple[Tensor, Tensor]:
-    """On any device."""
     states, weight, bias, targets, token_mask = inputs
     layer = _OutputLayer(weight.to(options.dtype), None if bias is None else bias.to(options.dtype), options)
     loss, plain = (torch.zeros((), dtype=options.accumulate_dtype, device=states.device) for _ in range(2))
@@ -221,8 +220,6 @@ def _compute_with_torch(inputs: _LossInputs, options: _LossOptions, grads: _Grad
 
 
 class _Chunk(NamedTuple):
-    """A slice of the tokens of each pass."""
-
     states: Tensor  # (P, n, E)
     targets: Tensor  # (P, n, 1)
     token_weights: Tensor  # (n,) 1, or 0 for padding
@@ -240,8 +237,6 @@ class _Chunk(NamedTuple):
 
 
 class _SoftmaxStats(NamedTuple):
-    """Softmax of a chunk, for the gradients."""
-
     probs: Tensor  # (P, n, V) probabilities
     log_ratio: Tensor | None  # (n, V) with two passes: log p - log q
     kl: Tensor | None  # (2, n) KL(P || Q), KL(Q || P)

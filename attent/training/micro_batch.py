@@ -21,9 +21,6 @@ class MicroBatch:
     stop: int
     weight: float = 1.0
 
-    def select_rows(self, batch: TrainBatch) -> TrainBatch:
-        return batch.slice_rows(self.start, self.stop)
-
 
 def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> list[MicroBatch]:
     """Split evenly into micro-batches of at most `max_tokens` per side, padding included; None: one per rank.

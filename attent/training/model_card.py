@@ -53,9 +53,6 @@ class ModelCard:
     curves_file: str = ""
 
 
-# ---- facts of a run --------------------------------------------------------------------------------------------------
-
-
 def build_card(
     task: Task, run: RunConfig, requested: UserSettings, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended
 ) -> ModelCard:
@@ -145,8 +142,7 @@ def _format_setting(value: object) -> str:
 def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
     state, distributed = trainer.state, trainer.distributed
     assert run.train.precision
-    epochs = state.epoch + state.batch_index / max(1, trainer.train_batches.num_batches(state.epoch))
-    yield "Steps", f"{state.step:,} ({epochs:.1f} epochs)"
+    yield "Steps", f"{state.step:,} ({trainer.get_epoch():.1f} epochs)"
     yield "Ended because", END_REASONS[ended.reason]
     yield "Time", formatting.format_duration(state.seconds)
     sides = ", both sides" if task.describe_model(trainer.out).has_two_sides else ""
@@ -158,23 +154,12 @@ def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: En
     yield "Date", datetime.date.today().isoformat()
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
 def write_card(card: ModelCard, path: Path) -> None:
     write_atomic(path, render_card(card).encode(errors="backslashreplace"))
 
 
 def render_card(card: ModelCard) -> str:
-    sections = (
-        _render_head,
-        _render_scores,
-        _render_usage,
-        _render_data,
-        _render_training,
-        _render_samples,
-        _render_limits,
-    )
+    sections = (_render_head, _render_scores, _render_data, _render_training, _render_samples, _render_limits)
     return "\n\n".join(part for section in sections for part in section(card)) + "\n"
 
 
@@ -214,13 +199,10 @@ def _render_scores(card: ModelCard) -> Iterator[str]:
         yield "\n".join(f"- {formatting.format_code(signature)}" for signature in signatures)
 
 
-def _render_usage(card: ModelCard) -> Iterator[str]:
+def _render_data(card: ModelCard) -> Iterator[str]:
     yield "## Usage"
     yield formatting.code_block("sh", card.description.shell_example)
     yield formatting.code_block("python", card.description.python_example)
-
-
-def _render_data(card: ModelCard) -> Iterator[str]:
     data = card.data
     yield "## Data"
     rows = [

@@ -67,9 +67,8 @@ class Seq2SeqObjective(Objective):
         output, target = self.model.output, batch.target
         targets, mask = target.ids.flatten(), target.token_mask().flatten()
         doubled = self.rdrop > 0 and self.training
-        states = output.prepare_states(self._compute_decoder_states(batch, doubled)).flatten(
-            0, 1
-        )  # (B, T, E) -> (N, E)
+        states = output.prepare_states(self._compute_decoder_states(batch, doubled))
+        states = states.flatten(0, 1)  # (B, T, E) -> (N, E)
         if not doubled:
             return linear_cross_entropy(states, output.weight, output.bias, targets, mask, self.smoothing)
         first, second = states.chunk(2)
@@ -107,23 +106,17 @@ def prepare_positions(stack: Stack, text: TokenBatch) -> None:
         stack.positions.precompute(text.ids.shape[1], stack.config.width, text.ids.device)
 
 
-ModelInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[Packing, Packing] | None]
-
-
-def duplicate_rows(inputs: ModelInputs) -> ModelInputs:
-    """Concatenate the rows with themselves."""
-    source, target, source_lengths, target_lengths, packing = inputs
-    both = None if packing is None else (duplicate_packing(packing[0]), duplicate_packing(packing[1]))
-    lengths = [None if x is None else torch.cat([x, x]) for x in (source_lengths, target_lengths)]
-    return torch.cat([source, source]), torch.cat([target, target]), lengths[0], lengths[1], both
-
-
-def duplicate_packing(packing: Packing) -> Packing:
-    segments, positions, ends = (torch.cat([x, x]) for x in (packing.segments, packing.positions, packing.ends))
-    return Packing(segments, positions, ends, packing.max_length)
-
-
-# ---- models with one stack -------------------------------------------------------------------------------------------
+def duplicate_rows(inputs: Any) -> Any:
+    """Concatenate the rows of tensors and packings with themselves."""
+    match inputs:
+        case Tensor():
+            return torch.cat([inputs, inputs])
+        case Packing():
+            segments, positions, ends = map(duplicate_rows, (inputs.segments, inputs.positions, inputs.ends))
+            return Packing(segments, positions, ends, inputs.max_length)
+        case tuple():
+            return tuple(map(duplicate_rows, inputs))
+    return None
 
 
 class SingleStackObjective(Objective):
@@ -163,8 +156,6 @@ class CausalLMObjective(SingleStackObjective):
 
 
 class MaskedLMObjective(SingleStackObjective):
-    """Prediction of the masked tokens."""
-
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         head = self.model.masked_lm
         states = head.transform(gather_masked(states, batch))
@@ -179,8 +170,6 @@ def gather_masked(states: Tensor, batch: LabeledBatch) -> Tensor:
 
 
 class TextClassificationObjective(SingleStackObjective):
-    """Text classification."""
-
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         logits = self.model.classify(states, batch.inputs.packing).flatten(0, -2)  # (B, S, C) -> (N, C)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

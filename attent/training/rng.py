@@ -22,7 +22,6 @@ def derive_seed(*keys: int) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

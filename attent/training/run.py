@@ -121,15 +121,15 @@ def train(
             stack.enter_context(run_folder.lock_folder(folder))
         distributed.barrier()
         signals = stack.enter_context(StopSignals(force_exit=force_exit))
-        session = TrainSession(
+        return TrainSession(
             out=folder,
             requested=requested,
             distributed=distributed,
             listeners=list(listeners) if distributed.is_main else [],
             signals=signals,
             should_stop=lambda: signals.should_stop() or should_stop(),
-        )
-        return stack.enter_context(closing(session)).run()
+            open_files=stack,
+        ).run()
 
 
 def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,19 +156,15 @@ class TrainSession:
     listeners: list[EventHandler]
     signals: StopSignals
     should_stop: Callable[[], bool]
+    open_files: ExitStack  # the log and the TensorBoard files
     early_events: list[Event] | None = field(default_factory=list)  # until the log is open
     new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
     unresolved: TrainConfig = field(default_factory=TrainConfig)  # as requested, with None where it is chosen
     start: float = field(default_factory=time.monotonic)
-    _open_files: ExitStack = field(default_factory=ExitStack)
 
     @property
     def state_dir(self) -> Path:
         return self.out / run_folder.STATE_FOLDER
-
-    def close(self) -> None:
-        """Close the log and the TensorBoard files."""
-        self._open_files.close()
 
     def emit(self, event: Event) -> None:
         for listener in self.listeners:
@@ -231,7 +227,13 @@ class TrainSession:
         if run.train.threads:
             torch.set_num_threads(run.train.threads)
             if run.train.threads > count_usable_cores() and self.distributed.device.type == "cpu":
-                self.emit(Note(text=describe_missing_cores(run.train.threads), level="warning"))
+                cores = count_usable_cores()
+                text = (
+                    f"this run has {run.train.threads:,} threads, but this machine has {format_count(cores, 'core')}: "
+                    "the threads stay, so that the weights stay the same, but steps are slow; with "
+                    f"--threads {cores} they are faster, and the weights differ by rounding"
+                )
+                self.emit(Note(text=text, level="warning"))
         rng.seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:
@@ -414,7 +416,7 @@ class TrainSession:
 
     def open_log(self, trainer: Trainer, title: str) -> None:
         step = trainer.state.step
-        log = self._open_files.enter_context(closing(EventLog(self.out / LOG_FILE, from_step=step)))
+        log = self.open_files.enter_context(closing(EventLog(self.out / LOG_FILE, from_step=step)))
         history = list(log.history)
         for event in (self.early_events or []) if not step else ():
             log(event)
@@ -426,7 +428,7 @@ class TrainSession:
             from attent.training.tensorboard import TensorBoardWriter
 
             writer = TensorBoardWriter(self.out / "tensorboard", step)
-            self.listeners.append(self._open_files.enter_context(closing(writer)))
+            self.listeners.append(self.open_files.enter_context(closing(writer)))
 
     def report_if_finished(self, trainer: Trainer) -> bool:
         """Report and return whether the folder holds a complete run and its settings ask for no more steps."""
@@ -474,15 +476,6 @@ def load_initial_model(path: str, task: TaskName) -> Model:
             f"`{damaged[0]}`; give another --from"
         )
     return model
-
-
-def describe_missing_cores(threads: int) -> str:
-    cores = count_usable_cores()
-    return (
-        f"this run has {threads:,} threads, but this machine has {format_count(cores, 'core')}: the threads stay, so "
-        f"that the weights stay the same, but steps are slow; with --threads {cores} they are faster, and the weights "
-        "differ by rounding"
-    )
 
 
 def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSettings) -> RunConfig:
@@ -566,7 +559,11 @@ class Finalizer:
             card = model_card.build_card(self.task, self.run, session.requested, self.trainer, scores, self.ended)
             model_card.write_card(replace(card, weights_label=self.weights_label), session.out / run_folder.CARD_FILE)
             settings.write_json(self.summarize(scores), session.state_dir / run_folder.FINISHED_FILE)
-            self.report_location()
+            out = session.out
+            text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}"
+            if get_attention_layers(self.trainer.model):
+                text += f"; inspect it: attent look {out} {self.task.look_example_input}".rstrip()
+            session.emit(Note(text=text, step=self.ended.step))
         session.distributed.barrier()
 
     def summarize(self, results: Sequence[FinalScores]) -> dict[str, Any]:
@@ -591,10 +588,3 @@ class Finalizer:
                 for scores in results
             ],
         }
-
-    def report_location(self) -> None:
-        out = self.session.out
-        text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}"
-        if get_attention_layers(self.trainer.model):
-            text += f"; inspect it: attent look {out} {self.task.look_example_input}".rstrip()
-        self.session.emit(Note(text=text, step=self.ended.step))

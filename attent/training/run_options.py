@@ -17,9 +17,8 @@ from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.schedule import Schedule
 
 Size = Literal["tiny", "small", "base", "big"]
-Arch = Literal[
-    "transformer", "lstm", "lstm-no-attention", "conv"
-]  # of translation models: `attent.models.presets.ARCHS`
+# Of translation models: `attent.models.presets.ARCHS`.
+Arch = Literal["transformer", "lstm", "lstm-no-attention", "conv"]
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
@@ -33,8 +32,6 @@ class TrainError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Corpora and their preprocessing."""
-
     train: tuple[str, ...] = ()  # corpora, each with an optional weight (own.tmx:3); the flag is --data
     src: Annotated[str | None, "source language, such as en; several separated by commas"] = None
     tgt: Annotated[str | None, "target language; several separated by commas train a multilingual model"] = None

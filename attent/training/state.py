@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -108,14 +106,6 @@ class StepMetrics:
         self.steps, self.local_targets = 0, 0.0
         self.reset_clock()
         return sums
-
-
-@dataclass(frozen=True)
-class PendingSave:
-    """A checkpoint that a thread is writing: its folder, and the seconds that this took."""
-
-    step: int
-    future: Future[tuple[Path, float]]
 
 
 @dataclass(frozen=True)

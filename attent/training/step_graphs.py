@@ -106,8 +106,6 @@ class StepGraphCache:
 
 
 class StepGraph:
-    """One captured step and its static batch."""
-
     def __init__(
         self, batch: TrainBatch, device: torch.device, step: Callable[[TrainBatch], None], capture: Capture
     ) -> None:
@@ -146,9 +144,6 @@ def get_signature(batch: TrainBatch) -> Hashable:
     """Shapes, dtypes and constants; a graph serves batches with the same signature."""
     inputs = iter_kernel_inputs(batch)
     return tuple((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs)
-
-
-# ---- steps in flight -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -203,21 +198,15 @@ class InFlightQueue:
             self._finish_oldest()
         self.last_end_event = None
 
-    def take_throughput(self) -> DeviceThroughput | None:
-        """Return the throughput of the steps that finished since the last call."""
-        throughput = None
+    def take_throughput(self) -> dict[str, Any]:
+        """Return the throughput of the steps that finished since the last call, as fields of `Progress`."""
+        throughput = {}
         if seconds := self.total_ms / 1000:
-            busy = min(1.0, self.busy_ms / self.total_ms)
-            throughput = DeviceThroughput(self.tokens / seconds, self.num_targets / seconds, busy)
+            throughput = {
+                "tokens_per_second": self.tokens / seconds,
+                "targets_per_second": self.num_targets / seconds,
+                "gpu_busy": min(1.0, self.busy_ms / self.total_ms),
+            }
         self.tokens = self.num_targets = 0
         self.busy_ms = self.total_ms = 0.0
         return throughput
-
-
-@dataclass(frozen=True)
-class DeviceThroughput:
-    """Throughput by the GPU's clock."""
-
-    tokens_per_second: float
-    targets_per_second: float
-    busy_fraction: float  # of the time that was spent in steps

@@ -22,11 +22,11 @@ from attent.models import Seq2Seq
 from attent.training import checkpoint
 from attent.training.averaging import average_checkpoints
 from attent.training.distributed import DistributedContext
-from attent.training.events import Progress
+from attent.training.events import Progress, Saved
 from attent.training.loop import MAX_NONFINITE_STEPS, MAX_ROLLBACKS, EvalResult, Trainer
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
-from attent.training.state import Pauses, PendingSave
+from attent.training.state import Pauses
 from attent.training.stop_signals import StopRequested
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, conv, lstm, max_difference, model
 
@@ -381,10 +381,10 @@ def test_checkpoints_take_a_share_of_the_time_and_the_last_are_always_saved(
     toy_run = build_toy_run(tmp_path, recipe, validated=False)
     save, trainer = checkpoint.save_checkpoint, toy_run.trainer
 
-    def start_save(saved: checkpoint.Checkpoint) -> PendingSave:
-        future: Future[tuple[Path, float]] = Future()
-        future.set_result((save(trainer.state_dir, saved), seconds))
-        return PendingSave(saved.step, future)
+    def start_save(saved: checkpoint.Checkpoint) -> Future[Saved]:
+        future: Future[Saved] = Future()
+        future.set_result(Saved(step=saved.step, folder=str(save(trainer.state_dir, saved)), seconds=seconds))
+        return future
 
     monkeypatch.setattr(trainer, "start_save", start_save)
     trainer.run()
@@ -408,11 +408,11 @@ def test_a_best_model_is_exported_after_its_checkpoint(tmp_path: Path, monkeypat
 def test_an_interrupt_while_waiting_for_a_checkpoint_leaves_it_pending(tmp_path: Path) -> None:
     trainer = build_toy_run(tmp_path, RECIPE, validated=False).trainer
 
-    class InterruptedFuture(Future[tuple[Path, float]]):
-        def result(self, timeout: float | None = None) -> tuple[Path, float]:
+    class InterruptedFuture(Future[Saved]):
+        def result(self, timeout: float | None = None) -> Saved:
             raise KeyboardInterrupt
 
-    trainer.pending_save = PendingSave(3, InterruptedFuture())
+    trainer.pending_save = InterruptedFuture()
     with pytest.raises(KeyboardInterrupt):
         trainer.finish_save()
     assert trainer.pending_save is not None

@@ -20,12 +20,13 @@ import torch
 from torch import nn
 
 from attent.data.arrays import Array
+from attent.data.batch_plan import BatchConfig
 from attent.data.loader import LoaderPosition
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
 from attent.text.tokenizer import Tokenizer
-from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import DataConfig, RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
@@ -44,8 +45,6 @@ MODERN_RECIPE: dict[str, Any] = {
 
 
 class TrainBatch(Protocol):
-    """Rows of training examples as tensors."""
-
     @property
     def num_targets(self) -> int:
         """Terms of the loss, over which its mean is taken: target tokens, masked tokens, texts, images."""
@@ -90,20 +89,6 @@ class BatchLoader(Protocol):
         """A sentence about examples that are dropped or truncated, if there are any."""
 
 
-class ObjectiveFactory(Protocol):
-    """Makes the objective of a model: a module that maps a batch to (sum of the loss, sum of the plain cross-entropy in
-    nats without a gradient), both over `batch.num_targets`."""
-
-    def __call__(
-        self,
-        model: Any,
-        *,
-        smoothing: float = ...,
-        rdrop: float = ...,
-        compile: bool = ...,  # noqa: A002
-    ) -> nn.Module: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
     """Metrics of a validation besides the loss, by their names in `attent.scoring.metrics.METRICS`."""
@@ -113,6 +98,9 @@ class EvalResult:
 
 
 Evaluator = Callable[[Any], EvalResult]
+# (model, *, smoothing, rdrop, compile) -> a module that maps a batch to the sums of the loss and of the plain
+# cross-entropy in nats (without a gradient) over `batch.num_targets`.
+ObjectiveFactory = Callable[..., nn.Module]
 
 
 # ---- what a run sees -------------------------------------------------------------------------------------------------
@@ -232,8 +220,6 @@ class Task(ABC):
     def fingerprints(self) -> Mapping[str, str]:
         """Hashes that a checkpoint must match: {"data": ..., "tokenizer": ...}."""
 
-    # ---- the model
-
     @classmethod
     @abstractmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> ModelConfig:
@@ -269,8 +255,6 @@ class Task(ABC):
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         """Sentences about the model and the schedule."""
 
-    # ---- batches and scores
-
     @abstractmethod
     def build_train_batches(self, run: RunConfig) -> BatchLoader: ...
 
@@ -296,16 +280,11 @@ class Task(ABC):
         """Write further analyses of the finished model into its folder (translation: alignment heads, head
         statistics)."""
 
-    # ---- the model card
-
     @abstractmethod
     def describe_data(self) -> DataSummary: ...
 
     @abstractmethod
     def describe_model(self, out: Path) -> ModelDescription: ...
-
-
-# ---- helpers of several tasks ----------------------------------------------------------------------------------------
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
@@ -318,6 +297,22 @@ def select_evenly(items: Sequence[T], count: int) -> list[T]:
     """At most `count` items, evenly spaced."""
     count = min(count, len(items))
     return [items[len(items) * i // count] for i in range(count)]
+
+
+def select_samples(
+    sources: Sequence[str], references: Sequence[str], outputs: Sequence[str], max_samples: int
+) -> tuple[ValidationSample, ...]:
+    samples = select_evenly(list(zip(sources, references, outputs, strict=True)), max_samples)
+    return tuple(ValidationSample(source=s, reference=r, output=o) for s, r, o in samples)
+
+
+def build_batch_config(
+    data: DataConfig, train: TrainConfig, max_tokens: int, too_long: Literal["drop", "truncate"] = "truncate"
+) -> BatchConfig:
+    assert train.batch_tokens
+    assert data.layout
+    limit = min(max_tokens, train.batch_tokens)
+    return BatchConfig(batch_tokens=train.batch_tokens, max_tokens=limit, layout=data.layout, too_long=too_long)
 
 
 def check_hold_out(count: int, available: int, noun: str) -> None:

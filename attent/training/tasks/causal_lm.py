@@ -82,12 +82,8 @@ class CausalLMTask(text_task.TextTask):
             fixed=True,
         )
 
-    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
-        """No metric besides the loss, but a sample."""
-        valid = self.splits.valid
-        if valid is None:
-            return None
-        return lambda model: base.EvalResult(samples=(self.generate_sample(model, valid),))
+    def evaluate(self, model: CausalLM, texts: TextCorpus) -> base.EvalResult:
+        return base.EvalResult(samples=(self.generate_sample(model, texts),))
 
     def generate_sample(self, model: CausalLM, texts: TextCorpus) -> ValidationSample:
         """Continue the beginning of the first text."""

@@ -16,7 +16,7 @@ from attent.models import EncoderConfig, TextEncoder, presets
 from attent.nn import LearnedConfig
 from attent.text.bulk_encoder import EncodedSentences
 from attent.training.config import RunConfig, Size, TrainError
-from attent.training.tasks.base import VALID_BATCH_TOKENS, BatchLoader
+from attent.training.tasks.base import VALID_BATCH_TOKENS, BatchLoader, build_batch_config
 from attent.training.tasks.text_task import STACK_BY_SIZE, TextTask
 
 
@@ -47,14 +47,7 @@ class EncoderTask(TextTask):
         return EncodedTexts.from_sentences(add_special_tokens(sentences, prefix, suffix), self.data_key)
 
     def build_train_batches(self, run: RunConfig) -> BatchLoader:
-        assert run.train.batch_tokens
-        assert run.data.layout
-        config = BatchConfig(
-            batch_tokens=run.train.batch_tokens,
-            max_tokens=min(self.max_tokens, run.train.batch_tokens),
-            layout=run.data.layout,
-            too_long="truncate",
-        )
+        config = build_batch_config(run.data, run.train, self.max_tokens)
         labeler = self.build_labeler(self.splits.train)
         return TextLoader(self.encoded_texts, config, labeler, pad=self.vocabulary.pad, seed=run.train.seed)
 

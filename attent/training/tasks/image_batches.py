@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,14 +60,9 @@ class ImageBatch:
         return self._map_tensors(lambda x: x.pin_memory())
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> ImageBatch:
-        labels, weights = (None if x is None else function(x) for x in (self.mixup_labels, self.mixup_weights))
-        return replace(
-            self,
-            pixels=function(self.pixels),
-            labels=function(self.labels),
-            mixup_labels=labels,
-            mixup_weights=weights,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
 
 
 class ShuffledLoader(PrefetchLoader[BatchT]):
@@ -106,8 +102,6 @@ class ShuffledLoader(PrefetchLoader[BatchT]):
 
 
 class ImageLoader(ShuffledLoader[ImageBatch]):
-    """Batches of labeled images."""
-
     def __init__(
         self, images: ImageDataset, config: ImageDataConfig | None, *, batch_size: int, row_length: int, seed: int = 0
     ) -> None:
@@ -118,9 +112,6 @@ class ImageLoader(ShuffledLoader[ImageBatch]):
         pixels, labels = self.images.take(ids)
         batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
         return batch if self.config is None else augment(batch, self.config, rng)
-
-
-# ---- augmentation ----------------------------------------------------------------------------------------------------
 
 
 def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator) -> ImageBatch:
@@ -138,7 +129,6 @@ def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator
 
 
 def augment_pixels(pixels: Array, config: ImageDataConfig, rng: np.random.Generator) -> Array:
-    """Flip, shift and erase at random."""
     pixels = flip_random(pixels, config.flip, rng)
     pixels = shift_random(pixels, round(config.shift * pixels.shape[-1]), rng)
     erase_random(pixels, config.erase, rng)
@@ -168,10 +158,8 @@ def erase_random(pixels: Array, rate: float, rng: np.random.Generator) -> None:
     """Fill a rectangle of some images with noise, in place (random erasing, Zhong et al. 2020)."""
     _, channels, side, _ = pixels.shape
     erased = np.flatnonzero(rng.random(len(pixels)) < rate)
-    area, aspect = (
-        rng.uniform(0.02, MAX_ERASED_AREA, len(erased)) * side * side,
-        np.exp(rng.uniform(-1, 1, len(erased))),
-    )
+    area = rng.uniform(0.02, MAX_ERASED_AREA, len(erased)) * side * side
+    aspect = np.exp(rng.uniform(-1, 1, len(erased)))
     sizes = np.sqrt(np.stack([area * aspect, area / aspect], 1)).round().astype(int).clip(1, side)
     corners = (rng.random((len(erased), 2)) * (side - sizes + 1)).astype(int)
     noise = rng.integers(0, 256, (channels, side, side), np.uint8)
@@ -184,9 +172,6 @@ def mix_images(pixels: Array, others: Array, weights: Array) -> Array:
     """Blend two images (mixup, Zhang et al. 2018), in bytes again."""
     weight = weights[:, None, None, None]
     return np.rint(pixels * weight + others * (1 - weight)).astype(np.uint8)
-
-
-# ---- the loss --------------------------------------------------------------------------------------------------------
 
 
 class ImageObjective(nn.Module):

@@ -119,8 +119,6 @@ class ImageClassificationTask(base.Task):
         validation = "" if self.validation is None else f"{self.validation.store_key} {len(self.validation)}"
         return {"data": f"{self.train_images.store_key} {len(self.train_images)} {validation}".strip()}
 
-    # ---- model and schedule
-
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> VisionConfig:
         model = requested.get("model")
@@ -139,7 +137,6 @@ class ImageClassificationTask(base.Task):
         return size, fit_positions(config), reason
 
     def build_finetune_config(self, model: VisionTransformer, requested: UserSettings, origin: str) -> VisionConfig:
-        """The config of the model with the labels of the images."""
         table = requested.get("model", {})
         fixed = {name for name in table if name != "stack"}
         fixed |= {name for name in table.get("stack", {}) if "dropout" not in name}
@@ -151,7 +148,6 @@ class ImageClassificationTask(base.Task):
         return replace(build_model_config(requested, model.config), labels=self.train_images.class_names)
 
     def build_model(self, config: VisionConfig, pretrained: VisionTransformer | None) -> VisionTransformer:
-        """Build a model; its classifier is new where the labels differ."""
         model = build(config)
         if pretrained is not None:
             weights = pretrained.state_dict()
@@ -177,8 +173,6 @@ class ImageClassificationTask(base.Task):
         sizes = f"batches of {batches.batch_size:,} images"
         yield from describe_schedule(train, batches.num_batches(0), batch_text=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
-
-    # ---- batches and scores
 
     def build_train_batches(self, run: RunConfig) -> ImageLoader:
         assert isinstance(run.model, VisionConfig)
@@ -241,9 +235,6 @@ class ImageClassificationTask(base.Task):
         )
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
 def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
     """Find the named splits, else those of the training folder, by `train`, `valid` and `test`."""
     if len(data.train) != 1:
@@ -286,9 +277,6 @@ def hold_out_valid_images(
     return rest, held_out
 
 
-# ---- scores ----------------------------------------------------------------------------------------------------------
-
-
 def measure_accuracy(
     model: VisionTransformer, images: ImageDataset, should_stop: Callable[[], bool] = lambda: False
 ) -> float:
@@ -315,9 +303,6 @@ def score_images(model: VisionTransformer, images: ImageDataset, name: str, spli
         summary=f"accuracy {metrics['accuracy']:.2f}% (95% confidence interval {interval})",
         extra_columns=(("95% interval", interval),),
     )
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
 
 
 def choose_patch(image_size: int) -> int:

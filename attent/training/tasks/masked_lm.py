@@ -58,17 +58,9 @@ class MaskedLMTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=True, pooler=False, labels=())
 
-    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
-        valid = self.splits.valid
-        if valid is None:
-            return None
-        batches = self.get_eval_batches(valid)
-
-        def evaluate(model: TextEncoder) -> base.EvalResult:
-            accuracy, samples = self.measure_accuracy(model, batches)
-            return base.EvalResult(metrics={"accuracy": accuracy}, samples=samples)
-
-        return evaluate
+    def evaluate(self, model: TextEncoder, texts: TextCorpus) -> base.EvalResult:
+        accuracy, samples = self.measure_accuracy(model, self.get_eval_batches(texts))
+        return base.EvalResult(metrics={"accuracy": accuracy}, samples=samples)
 
     def measure_accuracy(
         self, model: TextEncoder, batches: base.BatchLoader

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attent.data.batch_plan import BatchConfig
 from attent.data.encode import split_long_texts
 from attent.data.loader import PairLoader
 from attent.data.span_corruption import MIN_TEXT_TOKENS, SpanCorruption
@@ -82,18 +81,8 @@ class SpanCorruptionTask(text_task.TextTask):
     def build_config(self, size: Size) -> Seq2SeqConfig:
         return fit_to_tokenizer(span_corruption_config(size, self.vocabulary.size), self.tokenizer)
 
-    def describe_layers(self, config: Any) -> str:
-        return f"{config.encoder.layers}+{config.decoder.layers}"
-
     def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
-        assert run.train.batch_tokens
-        assert run.data.layout
-        config = BatchConfig(
-            batch_tokens=run.train.batch_tokens,
-            max_tokens=min(self.max_tokens + 1, run.train.batch_tokens),
-            layout=run.data.layout,
-            too_long="truncate",
-        )
+        config = base.build_batch_config(run.data, run.train, self.max_tokens + 1)
         corruption = self.build_corruption(self.encoded_texts, run.train.seed, self.splits.train.name)
         return PairLoader(
             corruption.build_epoch_store(0), config, seed=run.train.seed, store_for_epoch=corruption.build_epoch_store

@@ -21,7 +21,6 @@ from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.training.config import RunConfig, Size, TrainError
-from attent.training.events import ValidationSample
 from attent.training.objective import TextClassificationObjective
 from attent.training.tasks import base, text_task
 from attent.training.tasks.encoder_task import EncoderTask, encoder_config
@@ -81,24 +80,16 @@ class TextClassificationTask(EncoderTask):
     def adapt_config(self, model: TextEncoder) -> EncoderConfig:
         return replace(model.config, masked_lm=False, pooler=True, labels=self.labels)
 
-    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
-        valid = self.splits.valid
-        if valid is None:
-            return None
-        batches = self.get_eval_batches(valid)
+    def evaluate(self, model: TextEncoder, texts: TextCorpus) -> base.EvalResult:
+        predictions = self.predict_labels(model, texts)
+        metrics = {"accuracy": compute_accuracy(predictions, texts)}
+        samples = base.select_samples(texts.texts, texts.labels, predictions, NUM_SAMPLES)
+        return base.EvalResult(metrics=metrics, samples=samples)
 
-        def evaluate(model: TextEncoder) -> base.EvalResult:
-            predictions = self.predict_labels(model, valid, batches)
-            metrics = {"accuracy": compute_accuracy(predictions, valid)}
-            return base.EvalResult(metrics=metrics, samples=select_samples(predictions, valid, NUM_SAMPLES))
-
-        return evaluate
-
-    def predict_labels(self, model: TextEncoder, texts: TextCorpus, batches: base.BatchLoader) -> list[str]:
-        """Return the predicted label of each text."""
+    def predict_labels(self, model: TextEncoder, texts: TextCorpus) -> list[str]:
         predictions = [""] * len(texts.texts)
         with eval_mode(model), torch.no_grad():
-            for batch in self.iter_batches(batches):
+            for batch in self.iter_batches(self.get_eval_batches(texts)):
                 inputs = batch.inputs
                 states = model(inputs.ids, inputs.lengths, packing=inputs.packing)
                 label_ids = model.classify(states).argmax(-1).tolist()
@@ -107,9 +98,8 @@ class TextClassificationTask(EncoderTask):
         return predictions
 
     def score_texts(self, model: TextEncoder, texts: TextCorpus, split: base.Split) -> base.FinalScores:
-        batches = self.get_eval_batches(texts)
-        total, num_targets = self.compute_loss(model, batches)
-        predictions = self.predict_labels(model, texts, batches)
+        total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
+        predictions = self.predict_labels(model, texts)
         accuracy = compute_accuracy(predictions, texts)
         metrics, interval = add_confidence_interval(accuracy, len(predictions))
         return base.FinalScores(
@@ -119,7 +109,7 @@ class TextClassificationTask(EncoderTask):
             metrics={"loss": total / max(1, num_targets)} | metrics,
             summary=f"accuracy {accuracy:.2f}% (95% confidence interval {interval}, {len(predictions):,} texts)",
             extra_columns=(("95% interval", interval),),
-            samples=select_samples(predictions, texts, NUM_CARD_SAMPLES),
+            samples=base.select_samples(texts.texts, texts.labels, predictions, NUM_CARD_SAMPLES),
         )
 
     def describe_model(self, out: Path) -> base.ModelDescription:
@@ -161,14 +151,6 @@ def format_labels(labels: tuple[str, ...]) -> str:
 def compute_accuracy(predictions: Sequence[str], texts: TextCorpus) -> float:
     correct = sum(label == predicted for label, predicted in zip(texts.labels, predictions, strict=True))
     return 100 * correct / max(1, len(predictions))
-
-
-def select_samples(predictions: Sequence[str], texts: TextCorpus, max_samples: int) -> tuple[ValidationSample, ...]:
-    samples = zip(texts.texts, texts.labels, predictions, strict=True)
-    return tuple(
-        ValidationSample(source=text, reference=label, output=predicted)
-        for text, label, predicted in base.select_evenly(list(samples), max_samples)
-    )
 
 
 def add_confidence_interval(accuracy: float, count: int) -> tuple[dict[str, float], str]:

@@ -20,6 +20,7 @@ from attent.data.pairs import CorpusError
 from attent.data.text_corpus import TextCorpus, TextLayout
 from attent.data.token_store import EncodedTexts, encode_texts
 from attent.models import Model, ModelConfig, build, folder
+from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
@@ -67,9 +68,6 @@ class TextSplits:
     valid: TextCorpus | None
     tests: tuple[TextCorpus, ...]
     held_out: bool  # `valid` was taken from the training data
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def load_splits(
@@ -127,9 +125,6 @@ def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
     return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 
-# ---- the task --------------------------------------------------------------------------------------------------------
-
-
 class TextTask(base.Task):
     """A task on text alone; subclasses add the model, the batches and the scores."""
 
@@ -173,7 +168,6 @@ class TextTask(base.Task):
         return tokenizer
 
     def count_sentinels(self, run: RunConfig) -> int:
-        """Sentinels of a new tokenizer."""
         return 0
 
     @abstractmethod
@@ -210,8 +204,6 @@ class TextTask(base.Task):
         if texts is self.splits.train:
             self.data_key = key
         return sentences
-
-    # ---- model and schedule
 
     @abstractmethod
     def build_config(self, size: Size) -> ModelConfig:
@@ -273,17 +265,13 @@ class TextTask(base.Task):
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         assert run.model is not None
         stack = get_stack(run.model)
+        layers = "+".join(str(config.layers) for config in get_stack_configs(run.model).values())
         yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{self.describe_layers(run.model)} layers, "
+            f"model: {f'{run.size}, ' if run.size else ''}{layers} layers, "
             f"width {stack.width}, {stack.heads} heads, vocabulary {getattr(run.model, 'vocab', 0):,}; {size_reason}"
         )
         num_batches = autoconfig.count_batches(run.train, self.data_size)
         yield from autoconfig.describe_schedule(run.train, num_batches)
-
-    def describe_layers(self, config: Any) -> str:
-        return f"{get_stack(config).layers}"
-
-    # ---- batches and scores
 
     @abstractmethod
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
@@ -296,6 +284,13 @@ class TextTask(base.Task):
 
     def build_valid_batches(self, run: RunConfig) -> base.BatchLoader | None:
         return None if self.splits.valid is None else self.get_eval_batches(self.splits.valid)
+
+    def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
+        valid = self.splits.valid
+        return None if valid is None else lambda model: self.evaluate(model, valid)
+
+    def evaluate(self, model: Any, texts: TextCorpus) -> base.EvalResult:
+        return base.EvalResult()
 
     @abstractmethod
     def score_texts(self, model: Any, texts: TextCorpus, split: base.Split) -> base.FinalScores: ...
@@ -354,9 +349,6 @@ class TextTask(base.Task):
             num_held_out=0 if valid is None else len(valid.texts),
             held_out_method=method,
         )
-
-
-# ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def hash_texts(texts: Iterable[str]) -> str:

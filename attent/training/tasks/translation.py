@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,6 @@ from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
-from attent.training.events import ValidationSample
 from attent.training.objective import Seq2SeqObjective
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base, translation_data
@@ -76,8 +75,6 @@ class TranslationTask(base.Task):
     def valid_texts(self) -> EvalTexts:
         return read_eval_texts(self.prepared.splits.valid, self.prepared.splits.use_tags)
 
-    # ---- model and schedule
-
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
         return presets.ARCHS[requested.get("arch", "transformer")](vocab, "tiny")
@@ -104,8 +101,6 @@ class TranslationTask(base.Task):
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         return autoconfig.describe_choices(run, size_reason, self.prepared.data_size)
 
-    # ---- batches and scores
-
     def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         return translation_data.build_train_batches(self.prepared, run.data, run.train)
 
@@ -123,7 +118,8 @@ class TranslationTask(base.Task):
         def evaluate(model: Seq2Seq) -> base.EvalResult:
             outputs = self.translate(model, texts, beam_size=1, length_penalty=0.0)
             scores = score_corpus(outputs, texts.references, texts.language, run.train.metric)
-            return base.EvalResult(metrics=scores.metrics, samples=select_samples(texts, outputs, NUM_SAMPLES))
+            samples = base.select_samples(texts.sources, texts.references, outputs, NUM_SAMPLES)
+            return base.EvalResult(metrics=scores.metrics, samples=samples)
 
         return evaluate
 
@@ -192,7 +188,7 @@ class TranslationTask(base.Task):
             summary=f"{format_metrics(scores.metrics, digits=2)} ({len(outputs):,} sentences, beam {beam_size})",
             decoding=f"beam {beam_size}, length penalty {length_penalty:g}",
             signatures=scores.signatures,
-            samples=select_samples(texts, outputs, NUM_CARD_SAMPLES),
+            samples=base.select_samples(texts.sources, texts.references, outputs, NUM_CARD_SAMPLES),
         )
 
     def write_analysis(self, model: Seq2Seq, out: Path) -> None:
@@ -212,8 +208,6 @@ class TranslationTask(base.Task):
             model, self.tokenizer, sources, references, to=language, dataset="the validation pairs"
         )
         head_stats.save_head_stats(out, stats)
-
-    # ---- the model card
 
     def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
@@ -272,11 +266,3 @@ def list_files(corpus: Corpus) -> tuple[tuple[str, str], ...]:
         return base.hash_files(corpus.file_names, [Path(path) for path, *_ in corpus.fingerprint()])
     except OSError:
         return tuple((name, "") for name in corpus.file_names)
-
-
-def select_samples(texts: EvalTexts, outputs: Sequence[str], max_samples: int) -> tuple[ValidationSample, ...]:
-    samples = zip(texts.sources, texts.references, outputs, strict=True)
-    return tuple(
-        ValidationSample(source=source, reference=reference, output=output)
-        for source, reference, output in base.select_evenly(list(samples), max_samples)
-    )

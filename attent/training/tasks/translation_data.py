@@ -28,7 +28,6 @@ from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainErro
 from attent.training.tasks import base
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
-REPORT_SECONDS = 5.0  # between two progress notes
 MAX_DROPPED_SHARE = 0.01  # of the lines, for one reason, without a warning
 FILTER_OFF_VALUES = {
     "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
@@ -83,9 +82,6 @@ class PreparedData:
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     splits = load_corpora(run.data, run.train.seed, context)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
-
-
-# ---- corpora ---------------------------------------------------------------------------------------------------------
 
 
 def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
@@ -184,9 +180,6 @@ def _split_validation(
     return train_part, held_out
 
 
-# ---- token stores ----------------------------------------------------------------------------------------------------
-
-
 def prepare_tokens(
     splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: base.RunContext
 ) -> PreparedData:
@@ -197,11 +190,20 @@ def prepare_tokens(
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
-    _check_tags(splits, tokenizer)
+    for corpus in splits.train if splits.use_tags else ():
+        target, tags = corpus.languages.target, tokenizer.source.tags
+        if target is not None and target not in tags:
+            known = ", ".join(tags) or "none"
+            raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
     encoding = EncodingConfig(tokenizer=tokenizer, filters=config.filters, language_tags=splits.use_tags)
     store = prepare_store(splits.train, encoding, context.data_dir, progress=_make_progress_reporter(context))
     if not len(store):
-        raise _no_pairs_error(store)
+        reasons = _merge_dropped(store).describe() or "the corpus is empty"
+        names = " ".join(part.name for part in store.meta.parts)
+        raise TrainError(
+            f"no pairs are left to train on: {reasons}; `attent data {names}` shows why, "
+            "and `--set data.filters.NAME=false` turns a filter off"
+        )
     _report_store(store, context)
     valid_store = None
     if splits.valid:
@@ -222,21 +224,12 @@ def prepare_tokens(
     )
 
 
-def _check_tags(splits: CorpusSplits, tokenizer: Tokenizer) -> None:
-    tags = tokenizer.source.tags
-    for corpus in splits.train if splits.use_tags else ():
-        target = corpus.languages.target
-        if target is not None and target not in tags:
-            known = ", ".join(tags) or "none"
-            raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
-
-
 def _make_progress_reporter(context: base.RunContext) -> Callable[[int], None]:
     last = time.monotonic()
 
     def progress(num_pairs: int) -> None:
         nonlocal last
-        if time.monotonic() - last >= REPORT_SECONDS:
+        if time.monotonic() - last >= base.REPORT_SECONDS:
             last = time.monotonic()
             context.note(f"encoding: {num_pairs:,} pairs ...")
 
@@ -267,28 +260,9 @@ def _report_store(store: TokenStore, context: base.RunContext) -> None:
         )
 
 
-def _no_pairs_error(store: TokenStore) -> TrainError:
-    reasons = _merge_dropped(store).describe() or "the corpus is empty"
-    names = " ".join(part.name for part in store.meta.parts)
-    return TrainError(
-        f"no pairs are left to train on: {reasons}; `attent data {names}` shows why, "
-        "and `--set data.filters.NAME=false` turns a filter off"
-    )
-
-
-# ---- batches ---------------------------------------------------------------------------------------------------------
-
-
 def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainConfig) -> PairLoader:
     """The training batches; every rank makes the same ones and takes its share of each."""
-    assert train.batch_tokens is not None
-    assert data.layout is not None
-    config = BatchConfig(
-        batch_tokens=train.batch_tokens,
-        max_tokens=min(data.max_tokens, train.batch_tokens),
-        layout=data.layout,
-        too_long=data.too_long,
-    )
+    config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
     if data.subword_sampling:
         encoding = replace(prepared.encoding, subword_sampling=SubwordSampling(rate=data.subword_sampling))

@@ -178,7 +178,7 @@ def test_batched_predictions_are_those_of_single_texts() -> None:
     batches = list_batches(make_packed_batches(labels(), "bucketed"))
     assert len(batches) > 1
     predictions = TextClassificationTask.predict_labels(
-        stub_task(labels=LABELS), model, TextCorpus("t", [""] * 60), batches
+        stub_task(labels=LABELS, get_eval_batches=lambda _: batches), model, TextCorpus("t", [""] * 60)
     )  # type: ignore[arg-type]
     for i, predicted in enumerate(predictions):
         ids = torch.from_numpy(corpus.ids[corpus.offsets[i] : corpus.offsets[i + 1]].astype(np.int64))[None]
