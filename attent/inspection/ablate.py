@@ -40,13 +40,8 @@ STACK_NAMES, SUBLAYER_NAMES = ("encoder", "decoder"), ("self_attn", "cross_attn"
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
 
 
-# ---- data and results ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class AblationData:
-    """The parallel text to measure on."""
-
     name: str
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -126,8 +121,6 @@ class AblationConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationEffect:
-    """Scores with one part masked."""
-
     part: str
     kind: PartKind
     bleu: float
@@ -175,18 +168,6 @@ def get_sort_key(part: ModelPart) -> tuple[int, int, int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationProgress:
-    """Reported after each part."""
-
-    done: int
-    total: int
-    effect: AblationEffect
-
-
-# ---- measurement -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
 class AblationMeasurement:
     outputs: tuple[str, ...]
     bleu: float
@@ -214,12 +195,13 @@ class AblationMeter:
         *,
         previous: Ablation | None = None,
         save: Callable[[Ablation], None] | None = None,
-        progress: Callable[[AblationProgress], None] | None = None,
+        progress: Callable[[int, int, AblationEffect], None] | None = None,
     ) -> Ablation:
         """Mask each part in turn and measure BLEU and loss.
 
         previous  earlier results, reused if their conditions are equal
         save      called with all results after each part
+        progress  called with the number of parts done, that of all parts and the effect, after each part
         """
         requested = list(dict.fromkeys(parts))
         if not requested:
@@ -229,7 +211,12 @@ class AblationMeter:
         if previous is not None and not previous.conditions.find_differences(self.conditions):
             ablation = previous
         else:
-            ablation = self.measure_baseline()
+            ablation = Ablation(
+                conditions=self.conditions,
+                bleu=self.baseline.bleu,
+                loss=self.baseline.loss,
+                num_tokens=sum(len(pair.target) for pair in self.encoded_pairs),
+            )
         measured = {effect.part for effect in ablation.effects}
         remaining = [part for part in requested if str(part) not in measured]
         for number, part in enumerate(remaining, len(requested) - len(remaining) + 1):
@@ -238,18 +225,20 @@ class AblationMeter:
             if save is not None:
                 save(ablation)
             if progress is not None:
-                progress(AblationProgress(done=number, total=len(requested), effect=effect))
+                progress(number, len(requested), effect)
         return ablation
 
     @cached_property
     def conditions(self) -> AblationConditions:
+        precision = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        torch_engine = f"torch, {precision} on {self.translator.device.type}"
         return AblationConditions(
             dataset=self.data.name,
             digest=self.data.digest,
             sentences=len(self.data.sources),
             to=self.data.to,
             search=self.search,
-            engine=self.describe_engine(),
+            engine="CTranslate2, int8" if self.engine == "ctranslate2" else torch_engine,
             signature=self.scorer.signature,
             weights_digest=compute_fingerprint(self.model),
         )
@@ -257,14 +246,6 @@ class AblationMeter:
     @cached_property
     def baseline(self) -> AblationMeasurement:
         return self.measure_without(())
-
-    def measure_baseline(self) -> Ablation:
-        return Ablation(
-            conditions=self.conditions,
-            bleu=self.baseline.bleu,
-            loss=self.baseline.loss,
-            num_tokens=sum(map(len, self.target_ids)),
-        )
 
     def measure_effect(self, part: ModelPart) -> AblationEffect:
         baseline, masked = self.baseline, self.measure_without([part])
@@ -282,39 +263,28 @@ class AblationMeter:
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
         """Translate and score with these parts masked."""
         with mask_parts(self.model, parts):
-            outputs = tuple(self.translate_sources())
+            # A translator of its own converts the masked weights for CTranslate2, for this measurement only.
+            translator = copy_translator(self.translator, self.model, engine=self.engine)
+            translations = translator.translate(
+                self.data.sources, self.search, to=self.data.to, prevent_repetition=False
+            )
             loss = self.compute_loss()
+        outputs = tuple(" ".join(translation.text.splitlines()) for translation in translations)
         if outputs not in self.bleu_cache:
             self.bleu_cache[outputs] = self.scorer.compute_bleu(outputs, self.data.references)
         return AblationMeasurement(outputs=outputs, bleu=self.bleu_cache[outputs], loss=loss)
-
-    def translate_sources(self) -> list[str]:
-        """Translate with the current weights; a CTranslate2 conversion of them is temporary."""
-        translator = copy_translator(self.translator, self.model, engine=self.engine)
-        translations = translator.translate(self.data.sources, self.search, to=self.data.to, prevent_repetition=False)
-        return [" ".join(translation.text.splitlines()) for translation in translations]
-
-    def describe_engine(self) -> str:
-        if self.engine == "ctranslate2":
-            return "CTranslate2, int8"
-        precision = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        return f"torch, {precision} on {self.translator.device.type}"
 
     @cached_property
     def encoded_pairs(self) -> list[EncodedPair]:
         data = self.data
         return encode_pairs(self.model, self.translator.tokenizer, data.sources, data.references, data.to)
 
-    @property
-    def target_ids(self) -> list[list[int]]:
-        return [pair.target for pair in self.encoded_pairs]
-
     def compute_loss(self) -> float:
         """Return the negative log-likelihood per reference token."""
         tokens = BATCH_TOKENS if self.translator.device.type == "cpu" else GPU_BATCH_TOKENS
         suppressed = find_suppressed_tokens(self.model.config, self.translator.tokenizer)
-        sources = [pair.source for pair in self.encoded_pairs]
-        log_probs = score_token_ids(self.model, sources, self.target_ids, tokens, suppressed)
+        sources, targets = ([getattr(pair, side) for pair in self.encoded_pairs] for side in ("source", "target"))
+        log_probs = score_token_ids(self.model, sources, targets, tokens, suppressed)
         return -math.fsum(value for row in log_probs for value in row) / sum(map(len, log_probs))
 
 
@@ -347,9 +317,6 @@ def select_engine(translator: Translator) -> EngineName:
     return "ctranslate2"
 
 
-# ---- grids -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class AblationGrid:
     """Effects by layer (rows) and head or sub-layer (columns); None where nothing was measured."""
@@ -378,7 +345,6 @@ def build_grids(ablation: Ablation, kinds: Collection[PartKind] = PART_KINDS) ->
 
 
 def locate_part(part: ModelPart) -> tuple[str, int, str]:
-    """Return the grid, row and column of a part."""
     stack, _, layer, *sublayer = part.path.split(".")
     match part.kind:
         case "head":
@@ -387,9 +353,6 @@ def locate_part(part: ModelPart) -> tuple[str, int, str]:
             return f"{stack} sub-layers", int(layer), sublayer[0]
         case "layer":
             return "layers", int(layer), stack
-
-
-# ---- storage ---------------------------------------------------------------------------------------------------------
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:

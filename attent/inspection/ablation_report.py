@@ -36,8 +36,6 @@ KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "lay
 
 @dataclass(frozen=True, kw_only=True)
 class PruneResult:
-    """A pruned model and its scores."""
-
     folder: Path
     max_bleu_drop: float
     selection: PruneSelection
@@ -57,9 +55,6 @@ class AblationResult:
     kinds: Sequence[PartKind]
     pruned: PruneResult | None = None
     saved: bool = True
-
-
-# ---- terminal --------------------------------------------------------------------------------------------------------
 
 
 def render_ablation(result: AblationResult) -> Iterator[Text]:
@@ -177,11 +172,7 @@ def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
     yield f"The pruned model is in {pruned.folder}."
 
 
-# ---- model card ------------------------------------------------------------------------------------------------------
-
-
 def build_card_section(ablation: Ablation) -> Iterator[str]:
-    """Yield the paragraphs of the card's ablation section."""
     conditions = ablation.conditions
     yield (
         f"Each part was masked in turn (its contribution to the residual stream set to zero), and "

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -117,10 +118,8 @@ class AblationJob:
         """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
         kinds: tuple[Granularity, ...] = get_args(Granularity) if selection == "all" else (selection,)
         parts = [part for kind in kinds for part in list_parts(self.model, kind)]
-        previous, save = (
-            self.load_previous(),
-            partial(ablate.save_ablation, self.model_folder) if self.should_save else None,
-        )
+        previous = self.load_previous()
+        save = partial(ablate.save_ablation, self.model_folder) if self.should_save else None
         pairs = format_count(len(self.meter.data.sources), "pair")
         with explain_save_errors(self.model_folder, "ablation"), self.reporter as reporter:
             reporter.start(f"{len(parts):,} parts of {self.folder} on {pairs}")
@@ -229,7 +228,7 @@ class AblationJob:
                 write_atomic(folder / ablation_report.CARD_FILE, card.encode())
 
 
-class AblationReporter:
+class AblationReporter(AbstractContextManager["AblationReporter"]):
     """Progress on stderr, with the remaining time."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -238,9 +237,6 @@ class AblationReporter:
         self.started_at = self.last_report = clock()
         self.num_cached: int | None = None  # parts measured by earlier runs
         self.has_status_line = False
-
-    def __enter__(self) -> AblationReporter:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.clear_line()
@@ -253,21 +249,20 @@ class AblationReporter:
         self.clear_line()
         print(f"attent: {text}", file=self.stream, flush=True)
 
-    def report_progress(self, progress: ablate.AblationProgress) -> None:
+    def report_progress(self, done: int, total: int, effect: ablate.AblationEffect) -> None:
         now = self.clock()
         if self.num_cached is None:
-            self.num_cached = progress.done - 1
-        seconds = (now - self.started_at) / (progress.done - self.num_cached) * (progress.total - progress.done)
-        effect = progress.effect
+            self.num_cached = done - 1
+        seconds = (now - self.started_at) / (done - self.num_cached) * (total - done)
         text = (
-            f"{progress.done:,} of {progress.total:,}, {format_duration(seconds)} left: "
+            f"{done:,} of {total:,}, {format_duration(seconds)} left: "
             f"without {effect.part} {effect.bleu:.2f} BLEU, loss {effect.loss:.3f}"
         )
         if self.is_terminal:
             self.stream.write(f"\r\x1b[K{text}")
             self.stream.flush()
             self.has_status_line = True
-        elif now - self.last_report >= REPORT_INTERVAL or progress.done == progress.total:
+        elif now - self.last_report >= REPORT_INTERVAL or done == total:
             self.last_report = now
             self.say(text)
 

@@ -27,8 +27,6 @@ SpecialKind = Literal["start", "end", "pad", "unknown", "tag", "byte", "mask", "
 
 @dataclass(frozen=True)
 class DisplayToken:
-    """A token with its display text."""
-
     piece: str  # of the tokenizer
     text: str  # without the leading space
     space: bool = False  # True if a space precedes it
@@ -139,8 +137,6 @@ class Trace(Mapping[str, list[Tensor]]):
 
         return observer
 
-    # --- JSON --------------------------------------------------------------------------------------------------------
-
     def to_document(
         self, sides: Mapping[str, TraceSide] | None = None, *, title: str = "", row: int = 0
     ) -> dict[str, Any]:
@@ -230,7 +226,6 @@ def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -
 
 
 def get_side_names(path: str, sides: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the names of a layer's query and key sides."""
     if len(sides) == 1:
         return next(iter(sides)), next(iter(sides))
     if path.rpartition(".")[2] == "cross_attn":
@@ -246,9 +241,6 @@ def build_document(title: str, sides: Mapping[str, TraceSide], layers: list[dict
         "sides": {name: side.to_dict() for name, side in sides.items()},
         "layers": layers,
     }
-
-
-# --- layers ----------------------------------------------------------------------------------------------------------
 
 
 def get_attention_kind(path: str) -> AttentionKind:
@@ -307,9 +299,6 @@ def unpack_weights(layer: Mapping[str, Any], num_keys: int, rows: Tensor | None 
     if rows is not None:
         values, indices = values[:, rows], indices[:, rows]
     return torch.zeros(*values.shape[:2], num_keys).scatter(-1, indices, values)
-
-
-# --- image patches ---------------------------------------------------------------------------------------------------
 
 
 def get_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -234,9 +234,6 @@ class BatchKeyCategories:
         return KeyCategories.from_features(features, features, allowed, is_self=True)
 
 
-# ---- token features --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenFeatures:
     """Properties of padded tokens, (B, T) each."""
@@ -278,9 +275,6 @@ def is_punctuation(piece: str) -> bool:
 def pad_rows(rows: Sequence[Sequence[int]], pad_value: int) -> Tensor:
     length = max(map(len, rows))
     return torch.tensor([[*row, *[pad_value] * (length - len(row))] for row in rows])
-
-
-# ---- key categories --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,9 +354,6 @@ def compute_position_moments(is_query: Tensor, is_key: Tensor) -> Tensor:
     x, y = x[:, :, None], y[:, None]
     is_pair = is_query[:, :, None] & is_key[:, None]
     return torch.stack([is_pair * moment for moment in (torch.ones(()), x, y, x * x, y * y, x * y)])
-
-
-# ---- accumulation ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -494,8 +485,6 @@ def describe_heads(
             yield HeadStats(path=path, head=head, description=description, values=values)
 
 
-# ---- descriptions ----------------------------------------------------------------------------------------------------
-
 DOMINANT_SHARE = 0.5  # one category dominates
 COMBINED_SHARE = 0.6  # two categories dominate together
 ALIGNED_SHARE, LOOSELY_ALIGNED_SHARE = 0.7, 0.6  # mutual links: chance gives about half
@@ -508,7 +497,6 @@ SINK_CATEGORIES = ("first", "end", "punctuation")
 
 
 def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
-    """Describe the pattern of a self-attention head."""
     shares = get_shares(values, ("current", "previous", "next", *SINK_CATEGORIES))
     if values.same_token is not None and values.same_token >= DOMINANT_SHARE > max(shares.values(), default=0.0):
         return f"attends to {names['same_token']} ({format_percent(values.same_token)} if there are any)"
@@ -525,7 +513,6 @@ def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_
 
 
 def describe_cross_attention(values: HeadValues, names: Mapping[str, str] = SELF_ATTENTION_NAMES) -> str:
-    """Describe the pattern of a cross-attention head."""
     shares = get_shares(values, SINK_CATEGORIES)
     sink = describe_dominant_keys(shares, names)
     alignment, loose_alignment = describe_alignment(values)

@@ -52,8 +52,6 @@ QUERY_LABELS = {"target": "output", "decoder_input": "decoder input"}
 
 
 class HeadPanel(NamedTuple):
-    """One head to draw."""
-
     layer: Mapping[str, Any]
     head: int
     weights: Tensor  # (Tq, Tk)
@@ -305,9 +303,6 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
 
-# ---- head grids ------------------------------------------------------------------------------------------------------
-
-
 def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
     """Plot a group for each stack and attention kind, with a row per layer."""
     blocks: dict[str, dict[str, list[HeadPanel]]] = {}
@@ -359,8 +354,6 @@ def draw_layer_group(
     style_colorbar(part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01))
 
 
-# ---- image patches ---------------------------------------------------------------------------------------------------
-
 TINT_COLOR = (1.0, 0.48, 0.0)  # visible on black and on white
 MAX_TINT_ALPHA = 0.6  # the picture stays recognizable
 WORD_COLUMNS = 6  # images in a row, one for each word
@@ -369,10 +362,8 @@ WORD_COLUMNS = 6  # images in a row, one for each word
 def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
     """Plot the image once per head, tinted by attention, with a row per layer; one head over words, once per word."""
     layer, is_self = panels[0].layer, panels[0].layer["kind"] == "self"
-    source, name = (
-        document.get("title", ""),
-        describe_patch_queries(get_key_image(document, layer) or {}, is_self=is_self),
-    )
+    source = document.get("title", "")
+    name = describe_patch_queries(get_key_image(document, layer) or {}, is_self=is_self)
     rows: dict[Any, list[tuple[str, HeadPanel]]] = {}
     if is_self or len(panels) > 1:
         for panel in panels:
@@ -423,8 +414,6 @@ def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any
     return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
 
 
-# ---- lines -----------------------------------------------------------------------------------------------------------
-
 LINE_COLORS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#cb181d", "#8c6d31", "#0e7c86", "#ae017e")
 MIN_LINE_WEIGHT = 0.04  # smaller weights are omitted
 
@@ -445,7 +434,10 @@ def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: 
     for number, panel in enumerate(panels):
         draw_lines(axes, panel.weights, positions, LINE_COLORS[number % len(LINE_COLORS)])
     for side, x, ys, align in ((queries, -0.03, positions[0], "right"), (keys, 1.03, positions[1], "left")):
-        draw_tokens(axes, side, x, ys, align, min(9.0, size * 72 * 0.62))
+        axes.text(x, -1.2, get_side_label(side), ha=align, va="center", fontsize=8, color="#555555")
+        for token, y in zip(side["tokens"], ys, strict=True):
+            font_size = min(9.0, size * 72 * 0.62)
+            style_token(axes.text(x, y, format_token(token), ha=align, va="center", fontsize=font_size), token)
     axes.set(xlim=(-0.45, 1.45), ylim=(count - 0.3, -1.8))
     axes.set_axis_off()
     names = f"head {panels[0].head}" if len(panels) == 1 else f"{len(panels)} heads"
@@ -470,15 +462,6 @@ def draw_lines(axes: Axes, weights: Tensor, positions: Sequence[Sequence[float]]
     )
 
 
-def draw_tokens(
-    axes: Axes, side: Mapping[str, Any], x: float, positions: Sequence[float], align: Any, font_size: float
-) -> None:
-    axes.text(x, -1.2, get_side_label(side), ha=align, va="center", fontsize=8, color="#555555")
-    for token, y in zip(side["tokens"], positions, strict=True):
-        text = axes.text(x, y, format_token(token), ha=align, va="center", fontsize=font_size)
-        style_token(text, token)
-
-
 def style_token(text: Any, token: Mapping[str, Any]) -> None:
     """Show special tokens in italics and another color."""
     text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
@@ -493,9 +476,6 @@ def draw_legend(axes: Axes, panels: Sequence[HeadPanel]) -> None:
         for number, panel in enumerate(panels)
     ]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False, fontsize=7.5)
-
-
-# ---- positions -------------------------------------------------------------------------------------------------------
 
 
 SCHEME_NAMES = {"relative": "T5's relative", "alibi": "ALiBi's"}
@@ -569,9 +549,6 @@ def draw_curves(axes: Axes, bias: Tensor) -> None:
 def style_colorbar(bar: Any) -> None:
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7, length=2)
-
-
-# ---- ablation --------------------------------------------------------------------------------------------------------
 
 
 CHANGE_LABELS = {"bleu": "change of BLEU", "loss": "change of loss"}

@@ -49,8 +49,6 @@ def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneTrial:
-    """The effect of removing a further group of heads."""
-
     num_removed: int  # in total
     added: tuple[str, ...]
     bleu: float

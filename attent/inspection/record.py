@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, get_args
 
@@ -47,10 +47,9 @@ def record(
     """
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers, heads)
-    with ExitStack() as stack:
-        stack.enter_context(attach_observers(chosen, {path: trace.make_observer(path, heads, qkv) for path in chosen}))
-        if hidden_states:
-            stack.enter_context(record_hidden_states(model, trace.hidden_states))
+    observers = {path: trace.make_observer(path, heads, qkv) for path in chosen}
+    states = record_hidden_states(model, trace.hidden_states) if hidden_states else nullcontext()
+    with attach_observers(chosen, observers), states:
         yield trace
 
 
@@ -92,7 +91,6 @@ def select_attention_layers(
 def attach_observers(
     layers: Mapping[str, Attention], observers: Mapping[str, Callable[[AttentionRecord], None]]
 ) -> Iterator[None]:
-    """Attach an observer to each layer inside the `with` block."""
     for path, layer in layers.items():
         layer.observers.append(observers[path])
     try:
@@ -106,19 +104,16 @@ def attach_observers(
 def record_hidden_states(model: nn.Module, hidden_states: dict[str, list[Tensor]]) -> Iterator[None]:
     """Record the input of each stack and the output of every block."""
 
-    def record_input(path: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        hidden_states.setdefault(path, []).append(inputs[0].detach())
-
-    def record_output(path: str, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
-        hidden_states.setdefault(path, []).append(output.detach())
+    def store(path: str, _: nn.Module, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
+        hidden_states.setdefault(path, []).append((inputs[0] if output is None else output).detach())
 
     handles: list[torch.utils.hooks.RemovableHandle] = []
     for name, module in model.named_modules():
         if isinstance(module, Stack):
             path = name.replace(COMPILED_PREFIX, "") or "stack"
-            handles.append(module.blocks[0].register_forward_pre_hook(partial(record_input, path)))
+            handles.append(module.blocks[0].register_forward_pre_hook(partial(store, path)))
             for i, block in enumerate(module.blocks):
-                handles.append(block.register_forward_hook(partial(record_output, f"{path}.blocks.{i}")))
+                handles.append(block.register_forward_hook(partial(store, f"{path}.blocks.{i}")))
     try:
         yield
     finally:

@@ -105,16 +105,18 @@ def open_inspector(
         return CausalLMInspector(loaded, tokenizer.source, name=name)
     if not isinstance(loaded, Seq2Seq):
         return EncoderInspector(loaded, tokenizer, name=name)
+    data = read_data_settings(folder)
+    languages = (data.get("src"), data.get("tgt"))
     if isinstance(loaded.config.frontend, AudioConfig):
-        return SpeechInspector(Transcriber.from_model(loaded, folder), name=name, languages=read_languages(folder))
+        return SpeechInspector(Transcriber.from_model(loaded, folder), name=name, languages=languages)
     if loaded.config.frontend is not None:
-        return CaptioningInspector(loaded, tokenizer, name=name, languages=read_languages(folder))
+        return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
     return TranslationInspector(
         Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify),
         name=name,
-        languages=read_languages(folder),
+        languages=languages,
         head_stats=None if stats is None else stats.to_document(),
         ablation=None if ablation is None else ablation.to_document(),
     )
@@ -129,12 +131,6 @@ def load_cached(
     except (settings.SettingsError, FolderError) as error:
         warn(f"{error}; the file is ignored")
         return None
-
-
-def read_languages(folder: Path) -> tuple[str | None, str | None]:
-    """Return source and target language of the training run, if the folder has one."""
-    data = read_data_settings(folder)
-    return data.get("src"), data.get("tgt")
 
 
 def measure_head_stats(

@@ -36,9 +36,6 @@ BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\
 LEFT_TO_RIGHT_MARK = "\u200e"  # zero-width
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
-
-
 def format_token(token: Mapping[str, Any]) -> str:
     """Format a token on one line: ‹end› for special tokens, ␣ for a space."""
     text = escape_control_characters(str(token["text"]))
@@ -90,9 +87,6 @@ def anchor_direction(word: str) -> str:
     """Append a mark to right-to-left words, so that they do not reorder their neighbors."""
     is_rtl = LEFT_TO_RIGHT_MARK not in word and any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in word)
     return word + LEFT_TO_RIGHT_MARK if is_rtl else word
-
-
-# ---- one head --------------------------------------------------------------------------------------------------------
 
 
 def draw_head(
@@ -212,8 +206,6 @@ def list_top_keys(rows: Sequence[str], columns: Sequence[str], weights: Tensor, 
     if len(rows) > MAX_LIST_LINES:
         yield f"{' ' * INDENT}… and {len(rows) - MAX_LIST_LINES:,} more"
 
-
-# ---- summary ---------------------------------------------------------------------------------------------------------
 
 SUMMARY_LABELS = {
     "alignment": "best alignment",

@@ -28,7 +28,6 @@ from attent.inspection.ablate import (
     AblationEffect,
     AblationMeasurement,
     AblationMeter,
-    AblationProgress,
     BleuScorer,
     build_grids,
     load_ablation,
@@ -171,11 +170,16 @@ def test_interrupted_ablation_resumes(
 
     with pytest.raises(KeyboardInterrupt):
         measure_ablation(translator, parts, save=keep)
-    steps: list[AblationProgress] = []
+    steps: list[tuple[int, int]] = []
     measured_parts.clear()
-    ablation = measure_ablation(translator, parts, previous=load_ablation(tmp_path), progress=steps.append)
+    ablation = measure_ablation(
+        translator,
+        parts,
+        previous=load_ablation(tmp_path),
+        progress=lambda done, total, _: steps.append((done, total)),
+    )
     assert measured_parts == [(), (parts[2],), (parts[3],)]
-    assert [(step.done, step.total) for step in steps] == [(3, 4), (4, 4)]
+    assert steps == [(3, 4), (4, 4)]
     measured_parts.clear()
     assert (
         measure_ablation(translator, parts, previous=ablation) is ablation
@@ -375,9 +379,7 @@ def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -
     reporter.start("6 parts")
     for number in (3, 4, 5, 6):  # two were measured before
         now[0] += 20.0
-        reporter.report_progress(
-            AblationProgress(done=number, total=6, effect=effect("decoder.blocks.2.cross_attn:1", 30.5))
-        )
+        reporter.report_progress(number, 6, effect("decoder.blocks.2.cross_attn:1", 30.5))
     stderr = capsys.readouterr().err
     assert "3 of 6, 1 min 0 s left: without decoder.blocks.2.cross_attn:1 30.50 BLEU" in stderr
     assert "5 of 6, 20 s left" in stderr
