@@ -13,9 +13,6 @@ MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
 HARMLESS_INVISIBLE = "\u200c\u200d\u00ad"  # joiners and soft hyphens: part of how words are written
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """1 pair, 1,200 pairs."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
@@ -62,9 +59,6 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
 
-# ---- text ------------------------------------------------------------------------------------------------------------
-
-
 def escape_invisible(text: str) -> str:
     """Escape characters that are invisible, move the cursor or change the text direction."""
     return "".join(map(_escape_char, text))
@@ -75,9 +69,6 @@ def _escape_char(char: str) -> str:
         return char
     short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return short.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}")
-
-
-# ---- Markdown --------------------------------------------------------------------------------------------------------
 
 
 def escape_markdown(text: str) -> str:

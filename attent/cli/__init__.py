@@ -35,14 +35,8 @@ COMMANDS: dict[str, str] = {
     "transcribe": "Transcribe recordings: text, SRT or WebVTT subtitles, JSON.",
     "translate": "Translate text line by line, or pre-translate PO, XLIFF and TMX files.",
 }
-STDIN_COMMANDS = (
-    "translate",
-    "transcribe",
-    "generate",
-    "fill",
-    "classify",
-    "embed",
-)  # `-` as an argument is standard input
+# `-` as an argument is standard input.
+STDIN_COMMANDS = ("translate", "transcribe", "generate", "fill", "classify", "embed")
 OUTPUT_OPTIONS = ("--output", "-o")  # `-` as the value is standard output
 ROOT_OPTIONS = ("--help", "--version")
 
@@ -79,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _print_error("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _discard_stdout()
+        # The reader (`| head`) has closed it: write the rest to the null device, so that shutdown is silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:
         message = format_failure(error)
@@ -144,8 +139,11 @@ def format_failure(error: BaseException) -> str | None:
     """Return one sentence for an error of the user or the machine; None for a bug."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ModuleNotFoundError) and cause.name and (command := _find_install_command(cause.name)):
-            return f"this needs the package `{cause.name}`, which is not installed: {command}"
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            from attent.cli.system_info import install_command
+
+            if command := install_command(cause.name.partition(".")[0]):
+                return f"this needs the package `{cause.name}`, which is not installed: {command}"
         cause = cause.__cause__
     if isinstance(error, OSError) and error.errno == errno.EBADF and error.filename is None:
         return "standard input is closed; redirect it from a file, or from /dev/null"
@@ -157,18 +155,7 @@ def format_failure(error: BaseException) -> str | None:
     return None
 
 
-def _find_install_command(module: str) -> str | None:
-    from attent.cli.system_info import install_command
-
-    return install_command(module.partition(".")[0])
-
-
 def _print_error(message: str, code: int) -> int:
     sys.stdout.flush()
     print(f"attent: {'' if code == EXIT_INTERRUPTED else 'error: '}{message}", file=sys.stderr)
     return code
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to the null device after its reader (`| head`) has closed it, so that shutdown is silent."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -31,8 +31,6 @@ MAX_LISTED_CONFUSIONS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFlags(TextInputFlags):
-    """The flags of `attent classify`."""
-
     data: Annotated[
         Path | None,
         Parameter(help="labelled test set: a .tsv or .jsonl of texts, or a folder of images per class"),
@@ -99,9 +97,6 @@ def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> 
         return json_module.dumps({"text": text, **best, "labels": labels}, ensure_ascii=False)
     cells = [cell for label, p in probabilities[: flags.top] for cell in (label, f"{p:.4f}")]
     return "\t".join(map(replace_line_breaks, [text, *cells]))
-
-
-# --- labelled sets ---------------------------------------------------------------------------------------------------
 
 
 def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], list[Classification]]:

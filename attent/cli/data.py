@@ -24,8 +24,6 @@ EXIT_FAILED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """Options of the command."""
-
     src: Annotated[str | None, Parameter(help="source language tag: en")] = None
     tgt: Annotated[str | None, Parameter(help="target language tag: de, or pt-BR")] = None
     against: Annotated[
@@ -99,7 +97,6 @@ def show_progress() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _show_status(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a temporary status line."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda _: None

@@ -20,6 +20,7 @@ from attent.cli.system_info import (
     list_packages,
     pip_command,
 )
+from attent.formatting import format_count
 
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
@@ -42,8 +43,8 @@ class DoctorReport:
         if self.problems:
             return "not ready: " + "; ".join(self.problems)
         dtype = "bfloat16" if self.torch.is_bf16_fast else "float32"
-        devices = self.torch.devices
-        return f"ready: {devices[0].name if devices else f'CPU, {_format_threads(self.torch)}'}, {dtype}"
+        devices, threads = self.torch.devices, format_count(self.torch.threads or 1, "thread")
+        return f"ready: {devices[0].name if devices else f'CPU, {threads}'}, {dtype}"
 
 
 def doctor(*, json: bool = False) -> int:
@@ -63,9 +64,6 @@ def doctor(*, json: bool = False) -> int:
         console = Console(highlight=False)
         console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
     return 1 if report.problems else 0
-
-
-# ---- findings ----------------------------------------------------------------------------------------------
 
 
 def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
@@ -97,22 +95,6 @@ def _describe_mismatch(package: Package) -> str:
     return f"{package.name} {have}, but must be {package.required}"
 
 
-# ---- views -------------------------------------------------------------------------------------------------
-
-
-def list_machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
-    machine, torch = report.machine, report.torch
-    return [
-        ("attent", __version__),
-        ("python", f"{machine.python}, {machine.system}"),
-        *_list_torch_rows(torch),
-        ("processor", machine.processor),
-        ("cores", f"{machine.cores_usable} of {machine.cores} usable"),
-        ("memory", f"{_format_size(machine.memory_free)} free of {_format_size(machine.memory_total)}"),
-        ("disk", f"{_format_size(machine.disk_free)} free in this folder"),
-    ]
-
-
 def _list_torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
     if torch.error:
         return [("torch", "not usable")]
@@ -123,7 +105,7 @@ def _list_torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
     speed = "fast" if torch.is_bf16_fast else "slow here, float32 is better"
     bf16 = "not available" if torch.bf16_speedup is None else f"{speed} (measured at {torch.bf16_speedup:.1f}x float32)"
     return [
-        ("torch", f"{torch.version}, {torch.build}, {_format_threads(torch, 'CPU ')}"),
+        ("torch", f"{torch.version}, {torch.build}, {format_count(torch.threads or 1, 'CPU thread')}"),
         *(devices or [("device", "CPU (torch sees no GPU)")]),
         ("bfloat16", bf16),
     ]
@@ -148,10 +130,19 @@ def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, st
 
 def render_report(report: DoctorReport) -> list[Text]:
     """Return the lines for a terminal, a pipe or a log; colors only show at a terminal."""
-    machine = [((name, "cyan"), (value, "")) for name, value in list_machine_rows(report)]
+    machine, torch = report.machine, report.torch
+    rows = [
+        ("attent", __version__),
+        ("python", f"{machine.python}, {machine.system}"),
+        *_list_torch_rows(torch),
+        ("processor", machine.processor),
+        ("cores", f"{machine.cores_usable} of {machine.cores} usable"),
+        ("memory", f"{_format_size(machine.memory_free)} free of {_format_size(machine.memory_total)}"),
+        ("disk", f"{_format_size(machine.disk_free)} free in this folder"),
+    ]
     headings = tuple((heading, "dim") for heading in PACKAGE_HEADINGS)
     return [
-        *_align_columns(machine),
+        *_align_columns([((name, "cyan"), (value, "")) for name, value in rows]),
         Text(),
         *_align_columns([headings, *list_package_rows(report.packages)]),
         Text(),
@@ -171,11 +162,6 @@ def _align_columns(rows: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Text]:
 
 def _format_size(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.1f} GiB"
-
-
-def _format_threads(torch: TorchInfo, kind: str = "") -> str:
-    threads = torch.threads or 1
-    return f"{threads} {kind}{'thread' if threads == 1 else 'threads'}"
 
 
 def format_json(report: DoctorReport) -> str:

@@ -29,8 +29,6 @@ FILE_SUFFIXES = (".npy", ".safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedFlags(TextInputFlags):
-    """The flags of `attent embed`."""
-
     output: Annotated[
         Path | None,
         Parameter(

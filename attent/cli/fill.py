@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FillFlags(TextInputFlags):
-    """The flags of `attent fill`."""
-
     top: Annotated[
         int, Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="words per mask; 1: print only the filled text")
     ] = 5

@@ -157,8 +157,6 @@ def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay)
 
 @dataclass(frozen=True)
 class GenerateCommand:
-    """A generator with what was requested of it."""
-
     generator: Generator
     options: GenerationOptions
     flags: GenerateFlags

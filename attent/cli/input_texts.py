@@ -27,8 +27,6 @@ TEXTS_HELP = "texts, or files with one text per line; by default, or with -, sta
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputFlags:
-    """Flags that all three commands have."""
-
     json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print one JSON object per line")] = False
     device: Annotated[
         str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; by default the fastest available")
@@ -69,8 +67,6 @@ def reads_images(predictor: "Predictor") -> bool:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Texts that are processed together."""
-
     texts: list[str]
     first_number: int = 1  # line number of the first
     is_from_command: bool = True  # False: lines of a file or of standard input
@@ -88,7 +84,9 @@ def read_text_blocks(arguments: Sequence[str]) -> Iterator[TextBlock]:
     texts: list[str] = []
     for argument in arguments or ["-"]:
         if argument not in STDIN_NAMES and not os.path.isfile(os.path.expanduser(argument)):
-            check_not_file_name(argument)
+            if FILE_NAME_PATTERN.fullmatch(argument):  # mistyped
+                advice = "check its name (or echo the text to -)"
+                raise ValueError(f"{argument}: must be an existing file, but there is none; {advice}")
             texts.append(argument)
             continue
         if texts:
@@ -97,12 +95,6 @@ def read_text_blocks(arguments: Sequence[str]) -> Iterator[TextBlock]:
         yield from read_line_blocks(None if argument in STDIN_NAMES else Path(argument))
     if texts:
         yield TextBlock(texts)
-
-
-def check_not_file_name(text: str) -> None:
-    """A mistyped file name is not taken for a text."""
-    if FILE_NAME_PATTERN.fullmatch(text):
-        raise ValueError(f"{text}: must be an existing file, but there is none; check its name (or echo the text to -)")
 
 
 def read_line_blocks(file: Path | None) -> Iterator[TextBlock]:

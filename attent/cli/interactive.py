@@ -28,8 +28,6 @@ class SessionEnd(Exception):
 
 @dataclass(frozen=True)
 class SessionCommand:
-    """A command that starts with a colon."""
-
     usage: str
     help: str
     run: Callable[[InteractiveSession, str], None]
@@ -74,8 +72,6 @@ class InteractiveSession:
         self.out.write(f"{line}\n")
         self.out.flush()
 
-    # --- translation -------------------------------------------------------------------------------------------------
-
     def stream_translation(self, text: str) -> Iterator[str]:
         """Yield the translation in pieces, or whole where it is known only at the end."""
         pipeline = self.configure_pipeline()
@@ -102,8 +98,6 @@ class InteractiveSession:
             mbr_candidates=max(pipeline.mbr_candidates, n_best) if pipeline.mbr_candidates else 0,
             output_format=OutputFormat(alignment="hard" if alignment else None),
         )
-
-    # --- commands ----------------------------------------------------------------------------------------------------
 
     def print_n_best(self, argument: str) -> None:
         count = parse_count(argument or str(DEFAULT_COUNT), "the number of translations")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TextIO
 
@@ -26,7 +27,7 @@ def use_utf8(stream: TextIO) -> None:
         stream.reconfigure(encoding="utf-8", newline="\n")
 
 
-class ProgressDisplay:
+class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     """Messages on stderr, and on a terminal a progress line, which is cleared at the end."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,9 +37,6 @@ class ProgressDisplay:
         self.total_bytes: int | None = None
         self.next_redraw = clock()
         self.samples: deque[ProgressSample] = deque([ProgressSample(self.next_redraw, 0, 0.0)])
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.clear()
@@ -75,8 +73,6 @@ class ProgressDisplay:
 
 @dataclass(frozen=True)
 class ProgressSample:
-    """Progress at a point in time."""
-
     time: float
     lines: int
     fraction: float  # 0: unknown

@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
@@ -32,9 +33,7 @@ BLOCK_BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 MIN_SAMPLE_HEIGHT = 16  # lines of a terminal, below which no samples are shown
 
 
-class TrainingDisplay:
-    """A context manager and event handler."""
-
+class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
     def __init__(
         self,
         console: Console | None = None,
@@ -58,9 +57,6 @@ class TrainingDisplay:
         for event in history:
             self._history.add(event)
 
-    def __enter__(self) -> TrainingDisplay:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._stop_display()
 
@@ -72,18 +68,15 @@ class TrainingDisplay:
         self._history.add(event)
         if isinstance(event, Ended):
             self._print_end(event)
+        elif isinstance(event, Note) and event.level == "warning":
+            self._print(Text.assemble(("warning: ", "bold yellow"), escape_invisible(event.text)))
         elif isinstance(event, Note):
-            self._print_note(event)
+            if not self.quiet:
+                self._print(Text(escape_invisible(event.text)))
         elif self._live is not None:
             self._draw(force=not isinstance(event, Progress))
         elif not self.quiet:
             self._print_event(event)
-
-    def _print_note(self, note: Note) -> None:
-        if note.level == "warning":
-            self._print(Text.assemble(("warning: ", "bold yellow"), escape_invisible(note.text)))
-        elif not self.quiet:
-            self._print(Text(escape_invisible(note.text)))
 
     def _print_end(self, event: Ended) -> None:
         if self._unprinted is not None and not self.quiet and self._live is None:
@@ -95,8 +88,6 @@ class TrainingDisplay:
     def _print(self, line: Text) -> None:
         """Print a permanent line above the live display; in a pipe it is never wrapped."""
         self.console.print(line, soft_wrap=not self.console.is_terminal)
-
-    # ---- at a terminal
 
     def _draw(self, *, force: bool) -> None:
         began = self._clock()
@@ -117,24 +108,19 @@ class TrainingDisplay:
             self._live = None
         self._is_live = False
 
-    # ---- in a file or a pipe
-
     def _print_event(self, event: Event) -> None:
         if isinstance(event, Started):
             self._print(Text(format_header(self.title, event)))
         elif isinstance(event, Progress):
-            self._print_progress(event)
+            self._unprinted = event
+            if self._clock() - self._last_line >= LINE_INTERVAL:
+                self._last_line, self._unprinted = self._clock(), None
+                self._print(Text(format_progress(event, self._history.steps)))
         elif isinstance(event, Validated):
             self._print(Text(format_validation(event)))
             for sample in event.samples[:MAX_SAMPLES]:
                 for label, text in (("source", sample.source), ("target", sample.reference), ("output", sample.output)):
                     self._print(Text(f"    {label}  {escape_invisible(text)}"))
-
-    def _print_progress(self, event: Progress) -> None:
-        self._unprinted = event
-        if self._clock() - self._last_line >= LINE_INTERVAL:
-            self._last_line, self._unprinted = self._clock(), None
-            self._print(Text(format_progress(event, self._history.steps)))
 
 
 class EventHistory:
@@ -178,9 +164,6 @@ class EventHistory:
         if len(self.losses) >= MAX_LOSSES:
             self.losses = [(a + b) / 2 for a, b in zip(self.losses[::2], self.losses[1::2], strict=False)]
             self._bin_size *= 2
-
-
-# ---- the display -----------------------------------------------------------------------------------------------------
 
 
 def render_display(
@@ -296,9 +279,6 @@ def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
     )
 
 
-# ---- plain lines -----------------------------------------------------------------------------------------------------
-
-
 def format_progress(event: Progress, steps: int) -> str:
     parts = [
         f"step {event.step:>{len(f'{steps:,}')},}/{steps:,}",
@@ -332,9 +312,6 @@ def format_end(event: Ended, best: Validated | None) -> str:
 
 def _format_scores(event: Validated) -> list[tuple[str, str]]:
     return [(name, METRICS[name].format_value(value)) for name, value in event.metrics.items() if name in METRICS]
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def format_perplexity(value: float) -> str:

@@ -168,12 +168,9 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
             console.print(line, soft_wrap=True)
 
 
-def has_parent_dir(file: Path | str) -> bool:
-    return str(file) == STDOUT or Path(file).expanduser().absolute().parent.is_dir()
-
-
 def check_usage(model: Path | None, flags: ScoreFlags) -> None:
     needs = "--force-decode" if flags.force_decode else "--alignment" if flags.alignment else None
+    files = [file for file in (flags.save, flags.sentences) if file and str(file) != STDOUT]
     problem = None
     if model is None and needs:
         problem = f"{needs} needs a model: attent score MODEL {needs} ..."
@@ -191,7 +188,7 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = "--alignment has no sentence scores: leave --sentences out"
     elif flags.json and flags.score_only:
         problem = "--json includes the numbers: leave --score-only out"
-    elif missing := [file for file in (flags.save, flags.sentences) if file and not has_parent_dir(file)]:
+    elif missing := [file for file in files if not Path(file).expanduser().absolute().parent.is_dir()]:
         problem = f"{missing[0]}: must be in an existing folder, but is not; make the folder first"
     elif flags.worst < 0:
         problem = f"--worst must be 0 or more, but is {flags.worst}"

@@ -135,9 +135,6 @@ def get_processor_name() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-# ---- torch -----------------------------------------------------------------------------------------------------------
-
-
 def get_torch_info() -> TorchInfo:
     try:
         import torch
@@ -175,9 +172,6 @@ def _describe_torch_build() -> str:
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda}"
     return "CPU and Metal" if torch.backends.mps.is_built() else "CPU only"
-
-
-# ---- packages --------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -19,13 +19,7 @@ GROUPS = {"data": TEXT, "data.images": IMAGES, "data.audio": SPEECH, "train": RE
 
 DataFlag = Annotated[
     list[str] | None,
-    Parameter(
-        group=COMMON,
-        consume_multiple=True,
-        allow_repeating=True,
-        negative_iterable="",
-        help=DATA_HELP,
-    ),
+    Parameter(group=COMMON, consume_multiple=True, allow_repeating=True, negative_iterable="", help=DATA_HELP),
 ]
 SetFlag = Annotated[
     list[str] | None,

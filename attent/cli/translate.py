@@ -42,8 +42,6 @@ def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Param
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
-    """The flags of `attent translate`."""
-
     output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
     to: Annotated[str | None, flag(COMMON_GROUP, "target language, for a multilingual model")] = None
     interactive: Annotated[bool, flag(COMMON_GROUP, "interactive session", "--interactive", "-i")] = False

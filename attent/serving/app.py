@@ -73,11 +73,7 @@ def create_app(
     """
     limits = limits or Limits()
     queue = RequestQueue(limits.max_queued)
-    routes = _build_routes(page, csp, model_info, _make_look_endpoint(handler, queue, limits))
-    return LookApp(RequestGuard(routes, limits=limits, hosts=hosts), queue)
 
-
-def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limits) -> Callable[[Request], Any]:
     async def ask(request: Request) -> Response:
         _check_content_type(request.scope)
         look_request = parse_request(await request.body(), limits)
@@ -87,7 +83,8 @@ def _make_look_endpoint(handler: LookHandler, queue: RequestQueue, limits: Limit
             raise make_unavailable_error("the model is busy; retry in a moment") from None
         return _make_json_response(body)
 
-    return ask
+    routes = _build_routes(page, csp, model_info, ask)
+    return LookApp(RequestGuard(routes, limits=limits, hosts=hosts), queue)
 
 
 def _run_handler(handler: LookHandler, request: LookRequest, should_stop: StopCheck) -> bytes:

@@ -40,8 +40,6 @@ log = logging.getLogger("attent.serving")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on requests and the queue."""
-
     max_head_bytes: int = 32 * 1024  # of the address and the headers
     max_headers: int = 64
     max_body_bytes: int = 256 * 1024  # 10,000 characters take up to 120 kB in JSON

@@ -86,11 +86,8 @@ def _check_values(request: LookRequest, limits: Limits) -> None:
             raise _make_field_error(
                 f"masked_parts[{index}]", f"have at most {MAX_NAME_LENGTH} characters", f"has {len(part)}", advice
             )
-    for name, text in (
-        ("text", request.text),
-        ("to", request.to or ""),
-        ("masked_parts", "".join(request.masked_parts)),
-    ):
+    texts = {"text": request.text, "to": request.to or "", "masked_parts": "".join(request.masked_parts)}
+    for name, text in texts.items():
         if "\0" in text:
             raise _make_field_error(name, "be text", "contains a NUL character", "remove it")
 

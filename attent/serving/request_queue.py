@@ -44,7 +44,11 @@ class RequestQueue:
         done = asyncio.wrap_future(job)
         self._pending.add(done)
         done.add_done_callback(self._forget)
-        self._start_worker()
+        # One thread for all jobs, since each new thread would set up torch's thread pool; a daemon, so that work that
+        # ignores `should_stop` does not keep the process alive.
+        if self._thread is None:
+            self._thread = threading.Thread(target=_run_worker, args=(self._jobs,), name="attent model", daemon=True)
+            self._thread.start()
         self._jobs.put((job, lambda: work(cancelled.is_set)))
         try:
             return await asyncio.shield(done)
@@ -66,13 +70,6 @@ class RequestQueue:
         self._pending.discard(done)
         with suppress(asyncio.CancelledError):
             done.exception()  # retrieved, so that asyncio does not log the error of a cancelled job
-
-    def _start_worker(self) -> None:
-        # One thread for all jobs, since each new thread would set up torch's thread pool; a daemon, so that work that
-        # ignores `should_stop` does not keep the process alive.
-        if self._thread is None:
-            self._thread = threading.Thread(target=_run_worker, args=(self._jobs,), name="attent model", daemon=True)
-            self._thread.start()
 
 
 def _run_worker(jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from attent.serving.limits import Receive, Scope, Send
+from attent.serving.app import LookApp
 
 FIRST_PORT = 8017  # or the next free one
 MAX_PORT_ATTEMPTS = 20
@@ -35,16 +35,8 @@ class ServeError(ValueError):
     """The server cannot run."""
 
 
-class ServableApp(Protocol):
-    """An ASGI app that can be closed within a timeout."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    async def close(self, timeout: float) -> bool: ...
-
-
 def serve_app(
-    app: ServableApp,
+    app: LookApp,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -65,7 +57,7 @@ def serve_app(
 
 
 @contextmanager
-def serve_in_thread(app: ServableApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
+def serve_in_thread(app: LookApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
     """Serve in a thread inside the `with` block; yields the URL."""
     started: Future[tuple[str, Callable[[], object]]] = Future()
 
@@ -96,11 +88,14 @@ def serve_in_thread(app: ServableApp, *, host: str = "127.0.0.1", port: int | No
 
 def reserve_port(host: str, port: int | None) -> socket.socket:
     """Return a listening socket that holds a free port until the server binds it."""
-    family, address = _resolve_host(host)
+    try:
+        family, *_, sockaddr = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ServeError(f"`host` must be an address of this machine, but is {host!r}; try 127.0.0.1") from error
     ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + MAX_PORT_ATTEMPTS), 0]
     for candidate in ports:
         try:
-            return _open_socket(family, address, candidate)
+            return _open_socket(family, str(sockaddr[0]), candidate)
         except OSError as error:
             if port is None and error.errno in (errno.EADDRINUSE, errno.EACCES) and candidate != 0:
                 continue
@@ -108,14 +103,6 @@ def reserve_port(host: str, port: int | None) -> socket.socket:
         except OverflowError as error:
             raise ServeError(f"`port` must be 0 to 65535, but is {candidate}; 0 means any free port") from error
     raise AssertionError("unreachable: the last port returns or raises")
-
-
-def _resolve_host(host: str) -> tuple[socket.AddressFamily, str]:
-    try:
-        family, *_, sockaddr = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise ServeError(f"`host` must be an address of this machine, but is {host!r}; try 127.0.0.1") from error
-    return family, str(sockaddr[0])
 
 
 def _open_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
@@ -139,19 +126,17 @@ def _describe_bind_error(host: str, port: int, error: OSError) -> str:
     return f"port {port} of {host} cannot be used: {error.strerror}; give another host or port"
 
 
-def _format_url(reserved: socket.socket) -> str:
-    address, port = reserved.getsockname()[:2]
-    known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    return f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
-
-
 async def _run_server(
-    app: ServableApp, reserved: socket.socket, stop_event: asyncio.Event, on_ready: Callable[[str], None]
+    app: LookApp, reserved: socket.socket, stop_event: asyncio.Event, on_ready: Callable[[str], None]
 ) -> None:
     address, port = reserved.getsockname()[:2]
-    url = _format_url(reserved)
+    known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    url = f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
     server = _create_server(app, address, port)
-    _share_port(reserved)
+    if sys.platform == "linux":  # granian shares the reserved port; elsewhere, it must be released first
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    else:
+        reserved.close()
     server_task = asyncio.create_task(server.serve())
     ended = asyncio.create_task(stop_event.wait())
     try:
@@ -173,7 +158,7 @@ async def _run_server(
         await asyncio.sleep(SETTLE_SECONDS)
 
 
-def _create_server(app: ServableApp, address: str, port: int) -> Any:
+def _create_server(app: LookApp, address: str, port: int) -> Any:
     try:
         from granian.constants import HTTPModes, Interfaces
         from granian.http import HTTP1Settings
@@ -191,14 +176,6 @@ def _create_server(app: ServableApp, address: str, port: int) -> Any:
         http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_TIMEOUT, max_buffer_size=MAX_HEAD_BYTES),
         log_enabled=False,  # the app logs its own errors
     )
-
-
-def _share_port(reserved: socket.socket) -> None:
-    """Let granian bind the reserved port: shared on Linux, released elsewhere."""
-    if sys.platform == "linux":
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    else:
-        reserved.close()
 
 
 async def _wait_until_ready(server_task: asyncio.Task[None], url: str) -> None:
