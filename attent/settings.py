@@ -244,9 +244,6 @@ def _iter_key_paths(cls: type[DataclassInstance], prefix: str = "", depth: int =
             yield from _iter_key_paths(table, f"{prefix}{name}.", depth + 1)
 
 
-# ---- dataclass -> plain data -----------------------------------------------------------------------------------------
-
-
 def _to_plain(value: Any, kind: Any) -> Any:
     if _is_dataclass(value):
         return _make_kind_tag(value, kind) | to_dict(value)
@@ -257,9 +254,6 @@ def _to_plain(value: Any, kind: Any) -> Any:
 
 def _make_kind_tag(value: Any, kind: Any) -> dict[str, Any]:
     return {"kind": value.kind} if len(_get_dataclasses(kind)) > 1 else {}
-
-
-# ---- plain data -> dataclass -----------------------------------------------------------------------------------------
 
 
 def _build_dataclass(cls: Any, data: object, key_path: _KeyPath, base: object) -> Any:

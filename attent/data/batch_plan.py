@@ -97,9 +97,6 @@ class BatchPlan:
         return pair_ids, np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
-# ---- shapes ----------------------------------------------------------------------------------------------------------
-
-
 def compute_batch_shape(source_lengths: Array, target_lengths: Array, config: BatchConfig) -> BatchShape:
     limits = _side_widths(source_lengths, target_lengths, config.max_tokens)
     widths = limits if config.layout == "packed" else _side_widths(source_lengths, target_lengths, config.batch_tokens)

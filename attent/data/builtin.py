@@ -210,9 +210,6 @@ def _require_languages(name: str, languages: LanguagePair) -> tuple[str, str]:
     return source, target
 
 
-# ---- multi30k --------------------------------------------------------------------------------------------------------
-
-
 def _check_multi30k(languages: LanguagePair) -> list[str]:
     """Return the requested languages in alphabetical order, so that both directions share one folder."""
     for tag in _require_languages("multi30k", languages):
@@ -223,7 +220,6 @@ def _check_multi30k(languages: LanguagePair) -> list[str]:
 
 
 def _fetch_multi30k(staging: Path, tags: list[str], sites: DownloadSites) -> None:
-    """Download the files of the requested languages."""
     files = [file for file in sites.multi30k_files if file.name.split(".")[1] in tags]
     total, bytes_before = sum(file.size for file in files), 0
     with show_progress("multi30k") as show:
@@ -236,9 +232,6 @@ def _fetch_multi30k(staging: Path, tags: list[str], sites: DownloadSites) -> Non
             download_file(remote, staging / file.local_name, show_total)
             bytes_before += file.size
     _write_source_file(staging, {"name": "multi30k", "from": sites.multi30k_url, "terms": "for research"})
-
-
-# ---- OPUS ------------------------------------------------------------------------------------------------------------
 
 
 def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:

@@ -113,7 +113,6 @@ class FoldedTexts(NamedTuple):
     word_hashes: IntArray
 
     def select_lines(self, lines: IntArray) -> FoldedTexts:
-        """Keep the words of these lines only."""
         is_selected = np.zeros(len(self.keys), dtype=bool)
         is_selected[lines] = True
         mask = is_selected[self.lines]
@@ -311,7 +310,6 @@ class NearDuplicateIndex:
         return NearMatches(lines[is_near], texts[is_near], overlaps[is_near])
 
     def _count_shared(self, words: _ChunkWords, lines: IntArray, texts: IntArray) -> IntArray:
-        """Return the number of words that each candidate line shares with its text."""
         counts = words.known_counts[lines]
         origins = np.repeat(np.arange(len(lines)), counts)
         ranks = words.ranks[concatenate_ranges((np.cumsum(words.sizes) - words.sizes)[lines], counts)]
@@ -325,9 +323,6 @@ class NearDuplicateIndex:
         self._match_counts[near.texts[near.overlaps == 1]] = MAX_NEAR_MATCHES
         if ((self._match_counts >= MAX_NEAR_MATCHES) & ~was_retired).any():
             self._select_postings(self._match_counts[self._posting_texts] < MAX_NEAR_MATCHES)
-
-
-# ---- exact matches ---------------------------------------------------------------------------------------------------
 
 
 class ExactIndex:
@@ -358,9 +353,6 @@ def combine_pair_keys(source: IntArray, target: IntArray) -> IntArray:
     """Return a key for both sides together, 0 if one of them is empty."""
     keys = combine_keys(source.view(np.uint64), target.view(np.uint64)).view(np.int64)
     return np.where((source == 0) | (target == 0), 0, keys)
-
-
-# ---- the whole test set ----------------------------------------------------------------------------------------------
 
 
 class _SentenceColumns(NamedTuple):

@@ -270,9 +270,6 @@ def _parse_weight(typed: str) -> tuple[str, float]:
     return name, weight
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _FolderFile:
     path: Path
@@ -379,9 +376,6 @@ def _choose_sides(available: Sequence[str], languages: LanguagePair) -> tuple[st
     """Return source and target of a Moses group. Two suffixes alone do not tell which is which."""
     roles = next((roles for roles in registry.MOSES_ROLES if roles[0] in available and roles[1] in available), None)
     return roles or (choose_sides(languages, tuple(available)) if languages != ANY_LANGUAGES else None)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def _open_file(corpus: Corpus, path: Path) -> Corpus:

@@ -79,8 +79,6 @@ KEYBOARD_CHARS = str.maketrans({"\u202f": " ", "\u00a0": " ", "\u200e": None, "\
 
 
 class DateFormat(NamedTuple):
-    """One way to write a date in one language."""
-
     language: str
     pattern: DateTimePattern
     digits: Mapping[int, str]  # for str.translate; empty keeps 0-9
@@ -119,9 +117,6 @@ def _get_requested_tag(languages: LanguagePair) -> str | None:
     return tag
 
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
-
-
 def generate_pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (text, ISO date) for every date of a split."""
     for date in _split_dates()[split]:
@@ -156,9 +151,6 @@ def choose_split(date: datetime.date) -> str:
     """Return train, valid or test; it depends on the date alone, not on languages and sizes."""
     fraction = hash_bytes(f"split {date}".encode()) / 2**64
     return "test" if fraction < TEST_FRACTION else "valid" if fraction < TEST_FRACTION + VALID_FRACTION else "train"
-
-
-# ---- formats ---------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -50,9 +50,6 @@ def _to_plain(value: Any) -> Any:
     return [_to_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
     if report.error:
         unread = f" Not read: {format_names(report.unread_corpora)}." if report.unread_corpora else ""
@@ -110,9 +107,6 @@ def _join_phrases(phrases: list[str]) -> str:
     return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
 
 
-# ---- test sets -------------------------------------------------------------------------------------------------------
-
-
 def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
     for test_set in report.test_sets:
         yield _diagnose_contamination(test_set)
@@ -163,9 +157,6 @@ def describe_limits(contamination: Contamination) -> str:
         lines = format_count(contamination.uncompared_lines, "line", "different lines")
         limits.append(f"{lines} of the corpus had too many candidates to compare")
     return "; ".join(limits)
-
-
-# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:

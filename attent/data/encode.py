@@ -63,9 +63,6 @@ def format_location(location: int, files: Sequence[str]) -> str:
     return f"{files[file]}:{line}"
 
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class EncodedBlock:
     """Some pairs as arrays, in corpus order, and those that the filters dropped."""
@@ -188,9 +185,6 @@ def _iter_blocks(pairs: Iterable[Pair], file_table: FileTable) -> Iterator[tuple
 def _stable_hash(key: object, size: int) -> int:
     """Return the same integer for the same key in every process and on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
-
-
-# ---- texts -----------------------------------------------------------------------------------------------------------
 
 
 def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:

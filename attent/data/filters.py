@@ -52,7 +52,6 @@ class FilterConfig:
 
     @classmethod
     def disabled(cls) -> FilterConfig:
-        """Return a config that keeps everything."""
         return cls(
             max_chars=0, length_ratio=0, identical=False, script=False, control=False, empty=False, duplicates=False
         )
@@ -136,9 +135,6 @@ class _ScriptCheck:
             return False
         weight = weighted_length("".join(letters))
         return weight >= MIN_FOREIGN_LETTERS and weight > weighted_length("".join(self.own_letters.findall(text)))
-
-
-# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 class PairFilter:

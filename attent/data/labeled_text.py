@@ -41,7 +41,6 @@ class ReadNotes:
 
 
 def read_labeled_texts(paths: Sequence[Path]) -> TextCorpus:
-    """Return every text of these files with its label."""
     texts: LabeledTexts = []
     notes = ReadNotes()
     for path in paths:
@@ -68,9 +67,6 @@ def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
         if all(math.isfinite(float(label)) for label in distinct):
             return tuple(sorted(distinct, key=lambda label: (float(label), label)))
     return tuple(sorted(distinct))
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _read_tsv(path: Path, notes: ReadNotes) -> LabeledTexts:
@@ -155,9 +151,6 @@ def _guess_columns(rows: Sequence[Sequence[str]], path: Path) -> tuple[int, int]
     columns = [[row[i] for row in rows if len(row) == 2] for i in (0, 1)]
     weights = [(len(set(column)), sum(map(len, column))) for column in columns]
     return (1, 0) if weights[0] < weights[1] else (0, 1)
-
-
-# ---- JSON Lines ------------------------------------------------------------------------------------------------------
 
 
 def _read_jsonl(path: Path, notes: ReadNotes) -> LabeledTexts:

@@ -33,9 +33,6 @@ PLAN_CACHE_MIN_PAIRS = 10**6  # planning takes a second from here on, so the pla
 T = TypeVar("T")
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TokenBatch:
     """Token ids (B, T), padded at the end, with either lengths (B,) or a packing."""
@@ -144,7 +141,6 @@ class PairBatch(FlatBatch):
         return None if source is None or target is None else (source, target)
 
     def slice_rows(self, start: int, stop: int) -> PairBatch:
-        """Return some rows as a batch."""
         if (start, stop) == (0, len(self)):
             return self
         source, target = self.source.slice_rows(start, stop), self.target.slice_rows(start, stop)
@@ -160,9 +156,6 @@ class PairBatch(FlatBatch):
         half = len(tensors) // 2
         source, target = self.source.with_tensors(tensors[:half]), self.target.with_tensors(tensors[half:])
         return type(self)(source, target, self.example_ids, flat_tensor)
-
-
-# ---- loaders ---------------------------------------------------------------------------------------------------------
 
 
 class LoaderPosition(NamedTuple):
@@ -186,7 +179,6 @@ class PrefetchLoader(Generic[BatchT]):
     """Base of all loaders; subclasses define `num_batches` and `get_batch`, which several threads may call at once."""
 
     def num_batches(self, epoch: int) -> int:
-        """Return the number of batches of an epoch."""
         raise NotImplementedError
 
     def get_batch(self, epoch: int, batch_index: int) -> BatchT:
@@ -273,8 +265,6 @@ class EpochCache(Generic[T]):
 
 @dataclass(frozen=True)
 class EpochData:
-    """Token store of an epoch and its batch plan."""
-
     store: TokenStore
     plan: BatchPlan
 

@@ -224,9 +224,6 @@ def _find_unit_problem(unit: TranslationUnit) -> str:
     return ""
 
 
-# ---- runs ------------------------------------------------------------------------------------------------------------
-
-
 def split_runs(content: InlineContent, syntax: PlaceholderSyntax = placeholders.GENERIC) -> list[TextRun]:
     """Cut a content at its breaks; the breaks are runs without a core."""
     runs: list[TextRun] = []

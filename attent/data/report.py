@@ -55,8 +55,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """A corpus and what was read from it."""
-
     name: str
     files: tuple[str, ...]
     source: str | None  # language tags, if known
@@ -81,8 +79,6 @@ class LengthStats:
 
 @dataclass(frozen=True)
 class SideStats:
-    """Statistics of one side of all pairs."""
-
     languages: tuple[str, ...]
     scripts: tuple[str, ...]  # expected by language or sample; empty if unknown
     words: int
@@ -107,8 +103,6 @@ class ContaminationReport:
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Everything that was counted."""
-
     corpora: tuple[CorpusSummary, ...]
     pairs: int
     bad_lines: tuple[Finding, ...]
@@ -133,12 +127,7 @@ class CorpusReport:
         return count / self.pairs if self.pairs else 0.0
 
 
-# ---- counting --------------------------------------------------------------------------------------------------------
-
-
 class _SideCounter:
-    """Character and length counts of one side."""
-
     def __init__(self) -> None:
         self.characters = np.zeros(0x110000, np.int64)  # occurrences by code point
         self.word_lengths = np.zeros(MAX_COUNTED_LENGTH, np.int64)
@@ -176,7 +165,6 @@ def _histogram(values: CountArray) -> CountArray:
 
 
 def summarize_lengths(unit: str, counts: CountArray) -> LengthStats:
-    """Summarize a histogram of lengths."""
     total = max(int(counts.sum()), 1)
     cumulative = np.cumsum(counts)
     max_length = int(np.flatnonzero(counts).max(initial=0))
@@ -391,9 +379,6 @@ def _make_excerpt(text: str) -> str:
 def _count_unseen(texts: Iterable[str], char_counts: CountArray) -> dict[str, int]:
     counts = Counter("".join(texts))
     return {char: n for char, n in counts.most_common() if not char_counts[ord(char)] and not char.isspace()}
-
-
-# ---- surveys ---------------------------------------------------------------------------------------------------------
 
 
 def survey_corpora(

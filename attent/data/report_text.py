@@ -102,9 +102,6 @@ def _format_files(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-# ---- sizes and lengths -----------------------------------------------------------------------------------------------
-
-
 def _render_sides(report: CorpusReport) -> RenderableType:
     sides = (("source", report.source), ("target", report.target))
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
@@ -189,9 +186,6 @@ def _format_share(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.005 else "<1%"
 
 
-# ---- filters ---------------------------------------------------------------------------------------------------------
-
-
 def _render_filters(report: CorpusReport) -> RenderableType:
     note = "" if report.filters_applied else "not applied: --keep-all"
     rows: list[RenderableType] = [_render_heading("Dropped by the filters", note)]
@@ -221,9 +215,6 @@ def _format_location(example: LineExample | Pair, side: str = "source") -> str:
 
 def _render_line(location: str, text: str) -> Text:
     return Text.assemble("    ", (location, "cyan"), "  ", escape_invisible(text), no_wrap=True, overflow="ellipsis")
-
-
-# ---- test sets and time ----------------------------------------------------------------------------------------------
 
 
 def _render_test_set(test_set: ContaminationReport) -> RenderableType:

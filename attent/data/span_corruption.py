@@ -35,7 +35,6 @@ class SpanCorruption:
     name: str = "text"
 
     def build_epoch_store(self, epoch: int) -> TokenStore:
-        """Return the pairs of an epoch."""
         lengths = self.texts.lengths.astype(np.int64)
         noise, num_spans = compute_span_counts(lengths, len(self.sentinel_ids))
         kept_lengths = draw_partitions(lengths - noise, num_spans, (self.seed, epoch, KEPT_STREAM))

@@ -79,9 +79,6 @@ class LabeledBatch(FlatBatch):
         return type(self)(inputs, labels, positions, self.per_token, self.num_targets, self.example_ids, flat_tensor)
 
 
-# ---- windows of documents --------------------------------------------------------------------------------------------
-
-
 class WindowLoader(PrefetchLoader[LabeledBatch]):
     """Windows of `window_size` tokens with the next token as the label, for causal language models.
 
@@ -277,5 +274,4 @@ class TextLabeler:
 
 
 def list_regular_ids(vocabulary_size: int, special_ids: Sequence[int]) -> Array:
-    """Return all token ids but the special ones."""
     return np.setdiff1d(np.arange(vocabulary_size), np.array(sorted(set(special_ids)), np.int64))

@@ -35,8 +35,6 @@ HELD_OUT_SEED = 21
 
 @dataclass(frozen=True)
 class TextFiles:
-    """The files of each split."""
-
     train: tuple[Path, ...]
     valid: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
@@ -44,8 +42,6 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Texts in memory."""
-
     name: str
     texts: list[str] = field(repr=False)
     labels: list[str] = field(default_factory=list, repr=False)  # of each text, if they have labels
@@ -56,9 +52,6 @@ class TextCorpus:
     @property
     def char_count(self) -> int:
         return sum(map(len, self.texts))
-
-
-# ---- finding files ---------------------------------------------------------------------------------------------------
 
 
 def find_text_files(names: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> TextFiles:
@@ -126,9 +119,6 @@ def _find_sibling_splits(path: Path) -> Iterator[tuple[str, Path]]:
             yield split, sibling
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def read_texts(paths: Sequence[Path], layout: TextLayout) -> TextCorpus:
     """Return every text of these files; at least one."""
     texts: list[str] = []
@@ -192,9 +182,6 @@ def read_json_objects(path: Path, skipped: Counter[str]) -> Iterator[tuple[int, 
             skipped[jsonl.NOT_JSON] += 1
         else:
             yield line_number, record
-
-
-# ---- validation split ------------------------------------------------------------------------------------------------
 
 
 def hold_out_texts(

@@ -90,13 +90,8 @@ class TokenSequences:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
-# ---- monolingual text ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class EncodedTexts(TokenSequences):
-    """Encoded monolingual texts."""
-
     key: str  # a digest of everything that determines them
 
     @classmethod
@@ -370,9 +365,6 @@ class ResampledStores:
             if pool is not None and self._cancelled is not None:
                 self._cancelled.set()
                 pool.shutdown(cancel_futures=True)
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 class _StoreWriter(ExitStack):

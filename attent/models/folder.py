@@ -65,9 +65,6 @@ class StoredModel:
     files: dict[str, bytes] = field(default_factory=dict)  # extra files of the same save
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
-
-
 def write_folder(
     folder: str | os.PathLike[str],
     *,
@@ -230,9 +227,6 @@ def _list_extra_files(root: Path) -> list[str]:
         with suppress(FolderError, OSError):
             names += [name for name in _read_model_manifest(root / manifest) if name not in (CONFIG_FILE, WEIGHTS_FILE)]
     return names
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_folder(folder: str | os.PathLike[str], copy_tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> StoredModel:
@@ -407,9 +401,6 @@ def _apply_ties(tensors: dict[str, Tensor], tied: object, where: Path) -> dict[s
             problem = "is itself stored" if name in tensors else f"`{owner}` is not stored"
             raise FolderError(f"{where}: `tied.{name}` is invalid: {problem}; get the model again")
     return tensors | {name: tensors[owner] for name, owner in tied.items()}
-
-
-# ---- checking --------------------------------------------------------------------------------------------------------
 
 
 def check_tensors(expected: Mapping[str, torch.Size], actual: Mapping[str, Tensor], where: str | Path) -> None:

@@ -195,5 +195,4 @@ def t5_v1_1_base() -> Seq2SeqConfig:
 
 
 def replace_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
-    """Change both stacks."""
     return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))

@@ -133,9 +133,6 @@ def is_same_file(*files: Path | IO[Any]) -> bool:
     return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other)
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty temporary folder, which becomes `folder` when the block ends without an error.
@@ -164,9 +161,6 @@ def replace_folder(temporary: Path, folder: Path) -> None:
         os.rename(temporary, folder)
         shutil.rmtree(old, ignore_errors=True)
     fsync_path(folder.parent)
-
-
-# ---- syncing ---------------------------------------------------------------------------------------------------------
 
 
 def fsync_path(path: Path) -> None:
@@ -218,9 +212,6 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         fsync_path(path.parent)
-
-
-# ---- several files ---------------------------------------------------------------------------------------------------
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

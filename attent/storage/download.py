@@ -241,9 +241,6 @@ def _classify_url_error(remote: RemoteFile, reason: object) -> Exception:
     return DownloadError(f"cannot download {remote.url}: {f'no network ({message})' if is_offline else message}")
 
 
-# ---- progress --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def show_progress(title: str) -> Iterator[ProgressCallback]:
     """Show a progress bar at a terminal, else one line; on stderr."""

@@ -22,8 +22,6 @@ MAX_MANIFEST_BYTES = 2**16  # a model's has about 300
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """Checksum and size of a file."""
-
     sha256: str
     bytes: int
 

@@ -74,9 +74,6 @@ def split_by_tokens(
     return result
 
 
-# ---- sentence boundaries ---------------------------------------------------------------------------------------------
-
-
 def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int]]:
     """Yield where each sentence ends and where the next one starts."""
     is_greek = (language or "").lower().split("-")[0] == "el"
@@ -155,9 +152,6 @@ class _BoundaryRules:
         if not self.abbreviations.ordinals or starts:
             return True
         return len(number) > (2 if next_word[:1].isdigit() else 3)
-
-
-# ---- long sentences --------------------------------------------------------------------------------------------------
 
 
 def _split_long(text: str, span: tuple[int, int, int], max_chars: int) -> Iterator[SentencePart]:

@@ -40,9 +40,6 @@ Files = Mapping[str, bytes]
 VocabularyPair = tuple[Vocabulary, Vocabulary]
 
 
-# --- SentencePiece files ---------------------------------------------------------------------------------------------
-
-
 def load_sentencepiece(files: Files, where: str) -> VocabularyPair:
     """Load `tokenizer.model`, of attent or of LLaMA and similar models, which have more files."""
     special_tokens = read_special_tokens(files, where)
@@ -105,9 +102,6 @@ def iter_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: st
     decoder = special_tokens.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         yield from ((int(i), token) for i, token in decoder.items() if re.fullmatch("[0-9]{1,9}", i))
-
-
-# --- Marian ----------------------------------------------------------------------------------------------------------
 
 
 def load_marian(files: Files, where: str) -> VocabularyPair:

@@ -104,9 +104,6 @@ def train_monolingual_tokenizer(
     return Tokenizer.from_files(build_own_files(fit_vocabulary(sample, config, controls)))
 
 
-# ---- the sample ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CorpusSample:
     lines: list[str]
@@ -171,9 +168,6 @@ def remove_rare_characters(sample: CorpusSample, counts: Counter[str], max_chara
         return sample
     pattern = re.compile(f"[{re.escape(rare)}]+")
     return replace(sample, lines=[pattern.sub(" ", line) for line in sample.lines])
-
-
-# ---- SentencePiece ---------------------------------------------------------------------------------------------------
 
 
 def fit_vocabulary(sample: CorpusSample, config: TokenizerConfig, controls: Sequence[str]) -> bytes:

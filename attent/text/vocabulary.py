@@ -79,8 +79,6 @@ class Vocabulary(Protocol):
 
 
 class AddedToken(NamedTuple):
-    """A token that was added to a trained tokenizer."""
-
     name: str
     special: bool  # not part of the text
 

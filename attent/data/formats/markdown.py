@@ -77,9 +77,6 @@ def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
     return result
 
 
-# ---- blocks ----------------------------------------------------------------------------------------------------------
-
-
 def _group_blocks(rows: Sequence[tuple[int, str]]) -> Iterator[list[_TextLine]]:
     """Yield the lines of each paragraph, heading and table cell."""
     block: list[_TextLine] = []
@@ -194,9 +191,6 @@ class _NonTextFilter:
         if not self.in_code and prefix["marker"]:
             self.item_indent = depth + len(prefix["marker"])
         return self.in_code or rest.startswith("<!--") or bool(_RAW_HTML.match(rest))
-
-
-# ---- inline markup ---------------------------------------------------------------------------------------------------
 
 
 def parse_inline(text: str, labels: frozenset[str] = frozenset()) -> InlineContent:

@@ -49,8 +49,6 @@ _SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d
 
 @dataclass(frozen=True)
 class PlaceholderSyntax:
-    """The placeholders of a text."""
-
     pattern: re.Pattern[str]  # of a directive or any other placeholder
     directives: tuple[re.Pattern[str], ...] = ()  # of the formats of the text
 

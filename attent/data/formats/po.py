@@ -42,9 +42,6 @@ _MAX_EVALUATED = 1000  # numbers for which a plural rule is evaluated, as msgfmt
 NOT_PO = "not PO"
 
 
-# ---- entries ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _String:
     """A keyword and its text. The byte span of the text goes from its first quote to its last."""
@@ -220,9 +217,6 @@ def matches_head(text: str) -> bool:
     """True if a file that begins with a text is a catalog."""
     starts_entry = text.startswith(("#", "msgid", "msgctxt", "domain"))
     return starts_entry and re.search(r'^msgid\s*"', text, re.MULTILINE) is not None
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_pairs(

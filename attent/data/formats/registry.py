@@ -91,7 +91,6 @@ def detect_format(name: str) -> str | None:
 
 
 def list_document_suffixes() -> dict[str, str]:
-    """Return the format of each suffix of documents that can be pre-translated."""
     return {
         suffix: key
         for key, spec in FORMATS.items()
@@ -126,9 +125,6 @@ def check_plain_text(head: bytes, name: str) -> None:
             raise CorpusError(f"{name} must be text, but is {key.upper()}: {advice}, or {_INSIST}")
     if other := unsupported.detect_unsupported(name, head):
         raise CorpusError(f"{name} must be text, but is {other.title}: {other.advice}, or {_INSIST}")
-
-
-# ---- corpus files ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

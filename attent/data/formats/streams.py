@@ -163,9 +163,6 @@ def _read_compressed(source: io.BufferedReader, suffix: str, name: str) -> Itera
         yield block
 
 
-# ---- lines -----------------------------------------------------------------------------------------------------------
-
-
 def read_lines(content: Iterable[bytes], name: str) -> Iterator[str | BadLine]:
     """Yield each line without its line ending. Only a newline ends a line: U+2028 and the like do not.
 

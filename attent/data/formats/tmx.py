@@ -46,9 +46,6 @@ def _get_language(variant: XmlElement) -> str:
     return variant.attributes.get(xml.XML_LANG) or variant.attributes.get("lang", "")
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:

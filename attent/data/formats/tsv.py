@@ -82,9 +82,6 @@ def unquote_cell(cell: str) -> str:
     return quoted[1].replace('""', '"') if quoted else cell
 
 
-# ---- the header ------------------------------------------------------------------------------------------------------
-
-
 def read_languages(content: Iterable[bytes], name: str, requested: LanguagePair = ANY_LANGUAGES) -> LanguagePair:
     """Return the languages that a header names."""
     head, _ = streams.peek_head(content)
@@ -145,9 +142,6 @@ def _is_language_tag(name: str) -> bool:
     if not LANGUAGE_TAG.fullmatch(name) or not (language.islower() or language.isupper()):
         return False
     return language.lower() not in SOURCE_NAMES + TARGET_NAMES and is_known_language(get_primary_subtag(name))
-
-
-# ---- broken cells ----------------------------------------------------------------------------------------------------
 
 
 def _has_quoted_tab(line: str, column_count: int, expected_count: int) -> bool:

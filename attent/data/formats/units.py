@@ -100,8 +100,6 @@ class FileText:
 
 @dataclass(kw_only=True)
 class ScanResult:
-    """The units of a file."""
-
     text: FileText
     units: list[TranslationUnit] = field(default_factory=list)
     skipped: list[SkippedUnit] = field(default_factory=list)  # units that no translation can fill

@@ -77,9 +77,6 @@ def _get_declared_languages(file: XmlElement) -> LanguagePair:
     )
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:

@@ -75,8 +75,6 @@ class XmlElement:
 
 @dataclass(frozen=True, kw_only=True)
 class XmlSchema:
-    """The elements of a format."""
-
     root: str
     heads: frozenset[str]  # reported at their start tag, without children
     units: frozenset[str]  # reported when complete
