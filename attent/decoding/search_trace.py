@@ -38,10 +38,10 @@ class TraceNode:
     parent: int | None  # None: the start
     step: int  # from 0
     token: int
-    log_prob: float  # of this token
-    total_log_prob: float  # of the tokens up to it
-    is_live: bool  # it stayed in the beam
-    score: float | None  # of the hypothesis that it finishes, if it does
+    log_prob: float = 0.0  # of this token; a forced one has no share in the scores
+    total_log_prob: float = 0.0  # of the tokens up to it
+    is_live: bool = True  # it stayed in the beam
+    score: float | None = None  # of the hypothesis that it finishes, if it does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,11 @@ def trace_source(
     """Record the search for a source (1, ...) as `search_requests` does it. The prompt's tokens after the first, and
     `context.start_id` if there is one, are nodes before the first step."""
     beams, state = start_search(model, source, lengths, [request], context, prompt_ids)
-    nodes = list_prompt_nodes([*prompt_ids, context.start_id][1:])
-    last_prompt_node = len(nodes) - 1 if nodes else None
+    nodes: list[TraceNode] = []
+    last_prompt_node: int | None = None
+    for i, token in enumerate([*prompt_ids, context.start_id][1:]):
+        nodes.append(TraceNode(index=i, parent=last_prompt_node, step=i, token=token))
+        last_prompt_node = i
     live = [last_prompt_node] * context.num_beams  # the node of each beam
     while not bool(beams.done):
         check_cancelled()
@@ -92,23 +95,6 @@ def trace_source(
     (hypotheses,) = select_n_best(beams, context).to_hypotheses(context.end_id)
     last_nodes = tuple(find_last_nodes(nodes, hypotheses, last_prompt_node))
     return SearchTrace(nodes=tuple(nodes), hypotheses=tuple(hypotheses), last_nodes=last_nodes)
-
-
-def list_prompt_nodes(tokens: Sequence[int]) -> list[TraceNode]:
-    """Forced tokens have no share in the scores."""
-    return [
-        TraceNode(
-            index=i,
-            parent=i - 1 if i else None,
-            step=i,
-            token=token,
-            log_prob=0.0,
-            total_log_prob=0.0,
-            is_live=True,
-            score=None,
-        )
-        for i, token in enumerate(tokens)
-    ]
 
 
 def trace_step(
@@ -127,7 +113,9 @@ def trace_step(
     beams, parents = advance_beams(beams, logits, context)
     if parents is not None:
         state.reorder_beams(parents)
-    beam_of = find_live_beams(beams, parents, step)
+    own = range(context.num_beams) if parents is None else parents[0].tolist()
+    rows = zip(own, beams.tokens[0, :, step].tolist(), (beams.log_probs[0] > NEG_INF).tolist(), strict=True)
+    beam_of = {(parent, token): beam for beam, (parent, token, is_live) in enumerate(rows) if is_live}
     live_after: list[int | None] = [None] * context.num_beams
     for rank, (parent, token, log_prob, total) in enumerate(candidates):
         is_finished = token == context.end_id and rank < context.num_beams
@@ -147,13 +135,6 @@ def trace_step(
             )
         )
     return beams, live_after
-
-
-def find_live_beams(beams: BeamState, parents: Tensor | None, step: int) -> dict[tuple[int, int], int]:
-    """Return the beam of each (parent beam, token) that survived."""
-    own = range(beams.tokens.shape[1]) if parents is None else parents[0].tolist()
-    rows = zip(own, beams.tokens[0, :, step].tolist(), (beams.log_probs[0] > NEG_INF).tolist(), strict=True)
-    return {(parent, token): beam for beam, (parent, token, is_live) in enumerate(rows) if is_live}
 
 
 def list_candidates(beams: BeamState, logits: Tensor, context: SearchContext) -> list[tuple[int, int, float, float]]:

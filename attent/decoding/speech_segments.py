@@ -102,7 +102,10 @@ def count_overlap_frames(max_frames: int) -> int:
 
 def find_segments(samples: Array, max_frames: int) -> list[Span]:
     """Return the samples of each segment. Segments overlap only where speech without a pause is too long for one."""
-    runs = join_runs(find_runs(find_speech(samples)), MIN_SILENCE_FRAMES)
+    runs: list[Span] = []
+    for start, stop in find_runs(find_speech(samples)):
+        first = runs.pop()[0] if runs and start - runs[-1][1] < MIN_SILENCE_FRAMES else start
+        runs.append((first, stop))
     longest = max_frames - 2 * MARGIN_FRAMES
     spans: list[Span] = []
     while runs:
@@ -164,13 +167,3 @@ def find_runs(mask: NDArray[np.bool_]) -> list[Span]:
     """Return start and stop of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def join_runs(runs: list[Span], min_gap: int) -> list[Span]:
-    """Join runs that are closer than `min_gap`."""
-    joined: list[Span] = []
-    for start, stop in runs:
-        if joined and start - joined[-1][1] < min_gap:
-            start = joined.pop()[0]
-        joined.append((start, stop))
-    return joined

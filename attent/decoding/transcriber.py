@@ -118,29 +118,19 @@ class Transcriber:
         cls,
         folder: str | Path,
         *,
+        model: Seq2Seq | None = None,
         device: str | torch.device | None = None,
         dtype: str | None = None,
         max_seconds: float | None = None,
         language: str | None = None,
         task: WhisperTask = "transcribe",
     ) -> Transcriber:
-        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32."""
+        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32. A `model` that was loaded from
+        there is used as it is."""
         path = Path(folder).expanduser()
-        placed, precision = resolve_device_and_dtype(device, dtype or "float32")
-        model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
-        return cls.from_model(model, path, max_seconds=max_seconds, language=language, task=task)
-
-    @classmethod
-    def from_model(
-        cls,
-        model: Seq2Seq,
-        path: Path,
-        *,
-        max_seconds: float | None = None,
-        language: str | None = None,
-        task: WhisperTask = "transcribe",
-    ) -> Transcriber:
-        """Use a model that was loaded from a folder, with the tokenizer and the settings there."""
+        if model is None:
+            placed, precision = resolve_device_and_dtype(device, dtype or "float32")
+            model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)
         tokenizer, whisper = load_tokenizer(path), None
         if isinstance(tokenizer.target, WhisperVocabulary):
             whisper = read_settings(path, tokenizer.target)
@@ -239,7 +229,13 @@ class Transcriber:
                     heads=(self.whisper and self.whisper.alignment_heads) or None,
                 )
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
-                results[i] = make_segment(segment, hypothesis.text, timed)
+                placed = [
+                    replace(word, start=segment.start + word.start, end=segment.start + word.end)
+                    for word in snap_to_silence(timed, find_speech(segment.samples))
+                ]
+                start = placed[0].start if placed else segment.start
+                end = placed[-1].end if placed else segment.start + segment.seconds
+                results[i] = TranscriptSegment(start=start, end=end, text=hypothesis.text, words=tuple(placed))
         return [results[i] for i in range(len(segments))]
 
     def _search(
@@ -327,16 +323,18 @@ class Transcriber:
             for samples in finished:
                 yield from self._finish_text(samples, known, options)
                 known, previous = (), ()
-            if not find_speech(window).any():
-                window = window[-SAMPLE_RATE:]
-                searched = len(window)
-                continue
+            has_speech = find_speech(window).any()
+            window = window if has_speech else window[-SAMPLE_RATE:]
             searched = len(window)
+            if not has_speech:
+                continue
             token_ids = self._continue_text(window, known, options)
-            agreed = self._drop_partial_word(commonprefix([token_ids, previous]), token_ids)  # noqa: RUF071 - of tuples
-            if len(agreed) > len(known) and (text := self._decode_after(known, agreed)):
+            pieces, end = self.tokenizer.target.to_pieces(token_ids), len(commonprefix([token_ids, previous]))  # noqa: RUF071 - of tuples
+            while 0 < end < len(token_ids) and not pieces[end].startswith(WORD_START_MARKERS):
+                end -= 1  # the last word may continue, unless another one follows it
+            if end > len(known) and (text := self._decode_after(known, token_ids[:end])):
                 yield text
-                known = agreed
+                known = token_ids[:end]
             previous = token_ids
         if known or find_speech(window).any():
             yield from self._finish_text(window, known, options)
@@ -358,14 +356,6 @@ class Transcriber:
         decode = self.tokenizer.target.decode
         return decode(token_ids).strip().removeprefix(decode(known).strip())
 
-    def _drop_partial_word(self, agreed: Sequence[int], token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Drop the last word, unless another one follows it."""
-        pieces = self.tokenizer.target.to_pieces(token_ids)
-        end = len(agreed)
-        while 0 < end < len(token_ids) and not pieces[end].startswith(WORD_START_MARKERS):
-            end -= 1
-        return token_ids[:end]
-
 
 @dataclass
 class RecordingEnd:
@@ -382,9 +372,7 @@ class RecordingEnd:
 
 def read_samples(recording: RecordingSource) -> Iterator[Array]:
     """Yield the samples of a file, or those given, in blocks."""
-    if isinstance(recording, str | Path):
-        yield from iter_audio(recording, READ_SECONDS)
-    elif isinstance(recording, np.ndarray | Tensor):
+    if isinstance(recording, np.ndarray | Tensor):
         samples = np.asarray(recording, dtype=np.float32)
         if samples.ndim != 1 or not np.isfinite(samples).all():
             raise AudioError(f"samples must be finite numbers of (S,), but are of {samples.shape}; mix the channels")
@@ -440,16 +428,6 @@ def find_max_seconds(model: Seq2Seq) -> float:
 # --- segments --------------------------------------------------------------------------------------------------------
 
 
-def make_segment(audio: AudioSegment, text: str, words: Sequence[SpokenWord]) -> TranscriptSegment:
-    """Return the text of a segment with times since the start of the recording."""
-    moved = [
-        replace(word, start=audio.start + word.start, end=audio.start + word.end)
-        for word in snap_to_silence(words, find_speech(audio.samples))
-    ]
-    start, end = (moved[0].start, moved[-1].end) if moved else (audio.start, audio.start + audio.seconds)
-    return TranscriptSegment(start=start, end=end, text=text, words=tuple(moved))
-
-
 def join_segments(parts: Sequence[tuple[TranscriptSegment, float]]) -> tuple[TranscriptSegment, ...]:
     """Return the segments that have text, each word of an overlap once."""
     segments = [segment for segment, _ in parts]
@@ -463,17 +441,13 @@ def remove_overlap(
     before: TranscriptSegment, after: TranscriptSegment, overlap: float
 ) -> tuple[TranscriptSegment, TranscriptSegment]:
     """Cut two segments at the longest sequence of words that both have in their overlap (in seconds)."""
-    tail, head = (normalize_words(segment.text) for segment in (before, after))
+    tail, head = ([word.casefold().strip(".,;:!?\"'") for word in segment.text.split()] for segment in (before, after))
     tail_start = len(tail) - count_overlap_words(before, overlap)
     head_stop = count_overlap_words(after, overlap)
     match = SequenceMatcher(None, tail, head, autojunk=False).find_longest_match(tail_start, len(tail), 0, head_stop)
     if not match.size:
         return before, after
     return slice_words(before, slice(match.a)), slice_words(after, slice(match.b, None))
-
-
-def normalize_words(text: str) -> list[str]:
-    return [word.casefold().strip(".,;:!?\"'") for word in text.split()]
 
 
 def count_overlap_words(segment: TranscriptSegment, overlap: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,22 +28,18 @@ def format_transcript(transcript: Transcript, kind: TranscriptFormat, name: str 
             text = replace_line_breaks(transcript.text)
             return f"{text}\n" if name is None else f"{name}\t{text}\n"
         case "json":
-            return format_json_line({**({} if name is None else {"file": name}), **build_fields(transcript)}) + "\n"
+            segments = [
+                {**round_times(segment), "words": [round_times(word) for word in segment.words]}
+                for segment in transcript.segments
+            ]
+            fields = {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
+            return format_json_line({**({} if name is None else {"file": name}), **fields}) + "\n"
         case "srt":
             numbered = enumerate(list_cues(transcript), 1)
             return "\n".join(f"{n}\n{format_times(cue, ',')}\n{cue[2]}\n" for n, cue in numbered)
         case "vtt":
-            cues = (f"{format_times(cue, '.')}\n{escape_cue(cue[2])}\n" for cue in list_cues(transcript))
+            cues = (f"{format_times(cue, '.')}\n{html.escape(cue[2], quote=False)}\n" for cue in list_cues(transcript))
             return "\n".join(["WEBVTT\n", *cues])
-
-
-def build_fields(transcript: Transcript) -> dict[str, Any]:
-    """Return the fields of JSON; times are in seconds."""
-    segments = [
-        {**round_times(segment), "words": [round_times(word) for word in segment.words]}
-        for segment in transcript.segments
-    ]
-    return {"text": transcript.text, "duration": round(transcript.duration, 3), "segments": segments}
 
 
 def round_times(timed: TranscriptSegment | SpokenWord) -> dict[str, Any]:
@@ -71,17 +68,10 @@ def split_cues(segment: TranscriptSegment) -> Iterator[Cue]:
 
 
 def format_times(cue: Cue, point: str) -> str:
-    return f"{format_time(cue[0], point)} --> {format_time(cue[1], point)}"
-
-
-def format_time(seconds: float, point: str) -> str:
-    """`01:02:03,456`"""
-    milliseconds = round(1000 * seconds)
-    minutes, milliseconds = divmod(milliseconds, 60_000)
-    whole, fraction = divmod(milliseconds, 1000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{whole:02}{point}{fraction:03}"
-
-
-def escape_cue(text: str) -> str:
-    """Escape what WebVTT would read as markup."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """`01:02:03,456 --> 01:02:04,000`"""
+    times = []
+    for seconds in cue[:2]:
+        minutes, milliseconds = divmod(round(1000 * seconds), 60_000)
+        whole, fraction = divmod(milliseconds, 1000)
+        times.append(f"{minutes // 60:02}:{minutes % 60:02}:{whole:02}{point}{fraction:03}")
+    return " --> ".join(times)

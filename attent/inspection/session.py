@@ -108,7 +108,7 @@ def open_inspector(
     data = read_data_settings(folder)
     languages = (data.get("src"), data.get("tgt"))
     if isinstance(loaded.config.frontend, AudioConfig):
-        return SpeechInspector(Transcriber.from_model(loaded, folder), name=name, languages=languages)
+        return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=languages)
     if loaded.config.frontend is not None:
         return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
