@@ -113,13 +113,11 @@ def open_inspector(
         return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
-    return TranslationInspector(
-        Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify),
-        name=name,
-        languages=languages,
-        head_stats=None if stats is None else stats.to_document(),
-        ablation=None if ablation is None else ablation.to_document(),
-    )
+    translator = Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify)
+    inspector = TranslationInspector(translator, name=name, languages=languages)
+    inspector.head_stats = None if stats is None else stats.to_document()
+    inspector.ablation = None if ablation is None else ablation.to_document()
+    return inspector
 
 
 def load_cached(

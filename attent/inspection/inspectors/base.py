@@ -89,21 +89,11 @@ class Inspector(Generic[ModelT]):
     model_kind: ClassVar[str]  # for error messages
     supported_options: ClassVar[frozenset[str]] = frozenset()  # of OPTION_USERS
     example_file: ClassVar[str] = ""  # of models whose input is a file
+    head_stats: dict[str, Any] | None = None  # of many sentences; None: they are measured on each inspected input
+    ablation: dict[str, Any] | None = None  # section `ablation` of the document
 
-    def __init__(
-        self,
-        model: ModelT,
-        *,
-        name: str = "",
-        head_stats: dict[str, Any] | None = None,
-        ablation: dict[str, Any] | None = None,
-    ) -> None:
-        """
-        head_stats  measured on many sentences; None: measure them on each inspected input
-        ablation    section `ablation` of the document
-        """
+    def __init__(self, model: ModelT, *, name: str = "") -> None:
         self.model, self.name = model, name
-        self.head_stats, self.ablation = head_stats, ablation
         length = DEFAULT_LENGTH
         image = model.config.frontend if isinstance(model, Seq2Seq) else model.config
         if isinstance(image, ImageConfig):  # all positions of an image are shown
@@ -198,11 +188,8 @@ class PageBudget:
             check_cancelled(should_stop)
             weights = record.compute_weights(range(record.q.shape[1])).float().cpu()
             shown = crop_weights(weights, 0, shape, path)  # without the padding of a front-end
-            causal, scale, top_k = (
-                record.mask.causal,
-                record.scale,
-                None if path in self.dense_layers else self.weights_per_row,
-            )
+            causal, scale = record.mask.causal, record.scale
+            top_k = None if path in self.dense_layers else self.weights_per_row
             recorded[path] = build_layer(path, names, shown, causal=causal, scale=scale, top_k=top_k)
             if record.score_weight is not None:
                 recorded[path]["additive"] = True

@@ -54,10 +54,8 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
         *,
         name: str = "",
         languages: tuple[str | None, str | None] = (None, None),
-        head_stats: dict[str, Any] | None = None,
-        ablation: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, name=name, head_stats=head_stats, ablation=ablation)
+        super().__init__(model, name=name)
         self.tokenizer, self.languages = tokenizer, languages
 
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
@@ -94,9 +92,8 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
         if search_trace is None:
             decoding = describe_given_target(hypothesis, sides, predictions, len(source.prompt_ids))
         else:
-            decoding = self._describe_search(search_trace, source, request.search, predictions) | {
-                "forbid_loops": repeated
-            }
+            decoding = self._describe_search(search_trace, source, request.search, predictions)
+            decoding["forbid_loops"] = repeated
         return base.RecordedPass(title=source.side.text, sides=sides, layers=layers, sections={"decoding": decoding})
 
     # --- forward pass ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from attent.decoding.options import SearchOptions, StopCheck
 from attent.decoding.search_trace import SearchTrace
 from attent.decoding.source_search import compute_audio_frames
 from attent.decoding.transcriber import Transcriber
+from attent.decoding.word_times import STATE_FRAMES, STATE_SECONDS
 from attent.inspection.attention_trace import DisplayToken, PatchImage, SourceAudio, TraceSide
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
@@ -24,8 +25,6 @@ from attent.inspection.inspectors.vision import encode_data_url
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 
 MAX_SECONDS = 30.0  # of a recording on a page: 1.3 MB
-FRAMES_PER_STATE = 2  # stride of the front-end
-STATE_SECONDS = FRAMES_PER_STATE * HOP_SAMPLES / SAMPLE_RATE
 
 
 class SpeechInspector(Seq2SeqInspector):
@@ -43,10 +42,8 @@ class SpeechInspector(Seq2SeqInspector):
 
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
         base.check_is_file(request.text, self)
-        is_whisper = self.transcriber.whisper is not None
-        language = resolve_target_lang(
-            request.to or "", self.tokenizer.target.tags if is_whisper else (), Path(self.name)
-        )
+        tags = () if self.transcriber.whisper is None else self.tokenizer.target.tags
+        language = resolve_target_lang(request.to or "", tags, Path(self.name))
         samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, self.transcriber.max_seconds))
         frames, lengths = compute_audio_frames([samples], self.transcriber.config, self.transcriber.device)
         name, seconds = Path(request.text).name, len(samples) / SAMPLE_RATE
@@ -81,7 +78,7 @@ def build_audio_side(samples: Tensor, frames: Tensor, text: str, language: str |
     spectrogram = frames[:num_frames].T.flip(0)  # low frequencies at the bottom
     low, high = spectrogram.min(), spectrogram.max()
     pixels = ((spectrogram - low) * (255 / (high - low).clamp(min=1e-6))).to(torch.uint8)
-    count = -(-num_frames // FRAMES_PER_STATE)
+    count = -(-num_frames // STATE_FRAMES)
     image = PatchImage(src=encode_data_url(pixels[None]), rows=1, columns=count)
     audio = SourceAudio(src=encode_wav(samples), step=STATE_SECONDS, seconds=len(samples) / SAMPLE_RATE)
     times = (f"{i * STATE_SECONDS:.2f}\N{NO-BREAK SPACE}s" for i in range(count))

@@ -27,24 +27,11 @@ class TranslationInspector(Seq2SeqInspector):
     output_name = "translation"
 
     def __init__(
-        self,
-        translator: Translator,
-        *,
-        name: str = "",
-        languages: tuple[str | None, str | None] = (None, None),
-        head_stats: dict[str, Any] | None = None,
-        ablation: dict[str, Any] | None = None,
+        self, translator: Translator, *, name: str = "", languages: tuple[str | None, str | None] = (None, None)
     ) -> None:
         if not isinstance(translator.model, Seq2Seq):
             raise ValueError("one model can be inspected at a time, but this is an ensemble; give one folder")
-        super().__init__(
-            translator.model,
-            translator.tokenizer,
-            name=name,
-            languages=languages,
-            head_stats=head_stats,
-            ablation=ablation,
-        )
+        super().__init__(translator.model, translator.tokenizer, name=name, languages=languages)
         self.translator = translator
 
     def _load_source(self, request: base.InspectionRequest) -> LoadedSource:

@@ -79,8 +79,6 @@ def encode_png(pixels: Tensor) -> bytes:
     color_type = 0 if channels == 1 else 2
     header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(encode_png_chunk(name, data) for name, data in parts)
-
-
-def encode_png_chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
