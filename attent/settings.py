@@ -216,7 +216,6 @@ def _get_union_members(kind: Any) -> tuple[Any, ...]:
 
 
 def _get_dataclasses(kind: Any) -> list[Any]:
-    """Return the dataclasses of an annotation."""
     tables = [member for member in _get_union_members(kind) if _is_dataclass(member)]
     untagged = [cls.__name__ for cls in tables if not isinstance(getattr(cls, "kind", None), str)]
     assert len(tables) < 2 or not untagged, f"{untagged} need a `kind: ClassVar[str]` in a union"

@@ -223,16 +223,14 @@ class NearDuplicateIndex:
         self._hash_order = np.argsort(hashes)  # index in `_hashes` -> rank
         self._hashes = hashes[self._hash_order]
         lines, line_ranks = unique_words(folded, ranks[words])
-        self._build_postings(self.text_ids[lines], line_ranks)
-
-    def _build_postings(self, texts: IntArray, ranks: IntArray) -> None:
-        """Store for each word the texts that have it among their rarest, and all (text, word) memberships."""
+        texts = self.text_ids[lines]
         self._sizes = np.bincount(texts, minlength=len(self.best_overlaps))
-        self._memberships = texts * len(self._hashes) + ranks
+        self._memberships = texts * len(self._hashes) + line_ranks
+        # For each word the texts that have it among their rarest:
         positions = index_in_group(self._sizes)
         is_prefix = (self._sizes[texts] >= MIN_NEAR_WORDS) & (positions < prefix_length(self._sizes)[texts])
-        self._posting_ranks, self._posting_texts, self._posting_positions = ranks, texts, positions
-        self._select_postings(np.flatnonzero(is_prefix)[np.argsort(ranks[is_prefix], kind="stable")])
+        self._posting_ranks, self._posting_texts, self._posting_positions = line_ranks, texts, positions
+        self._select_postings(np.flatnonzero(is_prefix)[np.argsort(line_ranks[is_prefix], kind="stable")])
 
     def _select_postings(self, selection: IntArray | BoolArray) -> None:
         self._posting_ranks = self._posting_ranks[selection]

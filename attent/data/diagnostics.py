@@ -11,7 +11,7 @@ from typing import Any
 from attent.data.contamination import Contamination
 from attent.data.formats import registry, streams
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary, Finding
+from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary
 from attent.formatting import format_count, format_precise_percent
 
 MIN_TRAINING_PAIRS = 10_000  # a model overfits fewer
@@ -62,7 +62,8 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
         severity = 2 if broken > 0.01 * (report.pairs + broken) else 1
         verb = "is" if broken == 1 else "are"
         findings = [finding for finding in report.bad_lines if finding.name not in EXPECTED_REASONS]
-        first = [f"{finding.name}, first in {_format_location(finding)}" for finding in findings if finding.examples]
+        examples = [(finding.name, finding.examples[0]) for finding in findings if finding.examples]
+        first = [f"{name}, first in {Path(example.file).name}:{example.line}" for name, example in examples]
         reasons = f": {'; '.join(first[:2])}" if first else ""
         lines = format_count(broken, "line")
         yield Diagnostic(severity, f"{lines} could not be read as a pair and {verb} skipped{reasons}.")
@@ -70,10 +71,6 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
         entries = format_count(expected, "entry", "entries")
         yield Diagnostic(1, f"{entries} without a finished translation: normal in such files.")
     yield from _diagnose_ignored(report)
-
-
-def _format_location(finding: Finding) -> str:
-    return f"{Path(finding.examples[0].file).name}:{finding.examples[0].line}"
 
 
 def _diagnose_ignored(report: CorpusReport) -> Iterator[Diagnostic]:

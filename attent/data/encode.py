@@ -16,7 +16,7 @@ import numpy as np
 
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.corpus import Corpus
-from attent.data.filters import FILTER_SAMPLE_SIZE, FilterConfig, PairFilter, hash_pairs, strip_text
+from attent.data.filters import FILTER_SAMPLE_SIZE, FilterConfig, PairFilter, hash_pairs
 from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
@@ -48,13 +48,6 @@ class EncodingConfig:
     def dtype(self) -> str:
         """The smallest dtype that holds every token id."""
         return "<u2" if max(self.tokenizer.source.size, self.tokenizer.target.size) <= 2**16 else "<u4"
-
-
-class FileTable(dict[str, int]):
-    """The files of a corpus, numbered as they occur, so that a location is one integer."""
-
-    def encode_location(self, pair: Pair) -> int:
-        return self.setdefault(pair.file, len(self)) << LINE_BITS | pair.line
 
 
 def format_location(location: int, files: Sequence[str]) -> str:
@@ -95,7 +88,7 @@ class BlockEncoder:
             mask = [reason is None for reason in reasons]
             sources, targets = list(compress(sources, mask)), list(compress(targets, mask))
             locations = list(compress(locations, mask))
-        sources, targets = list(map(strip_text, sources)), list(map(strip_text, targets))
+        sources, targets = list(map(str.strip, sources)), list(map(str.strip, targets))
         keys = hash_pairs(sources, targets) ^ np.uint64(_stable_hash(self.target_language, 8))
         source, target = self._encode_sides(sources, targets, block_index)
         return EncodedBlock(keys, np.array(locations, "<u8"), source, target, dropped)
@@ -148,9 +141,10 @@ def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
 
 
 def encode_corpus(
-    corpus: Corpus, config: EncodingConfig, file_table: FileTable, tally: ReasonTally[str], workers: int
+    corpus: Corpus, config: EncodingConfig, file_table: dict[str, int], tally: ReasonTally[str], workers: int
 ) -> Iterator[EncodedBlock]:
-    """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers."""
+    """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers.
+    `file_table` numbers the files as they occur."""
     pairs = _iter_pairs(corpus, tally)
     sample = list(islice(pairs, FILTER_SAMPLE_SIZE))
     pair_filter = PairFilter.from_sample(config.filters, corpus.languages, sample)
@@ -172,13 +166,15 @@ def _iter_pairs(corpus: Corpus, tally: ReasonTally[str]) -> Iterator[Pair]:
             yield entry
 
 
-def _iter_blocks(pairs: Iterable[Pair], file_table: FileTable) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
+def _iter_blocks(
+    pairs: Iterable[Pair], file_table: dict[str, int]
+) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
     """Yield index, sources, targets and locations of each block."""
     pairs = iter(pairs)
     for index in count():
         if not (block := list(islice(pairs, BLOCK_PAIRS))):
             return
-        locations = list(map(file_table.encode_location, block))
+        locations = [file_table.setdefault(pair.file, len(file_table)) << LINE_BITS | pair.line for pair in block]
         yield index, [pair.source for pair in block], [pair.target for pair in block], locations
 
 

@@ -84,11 +84,6 @@ _ALL_MOJIBAKE = re.compile(f"[\x00-\x7f]*(?:(?:{_MOJIBAKE_RUN})[\x00-\x7f]*){{2,
 _MOJIBAKE_HINT = re.compile(f"[ÂÃâïÄÅÎÏÐÑØÙ×àáãäåæçèéêëìð][{_CONTINUATION_CLASS}]")
 
 
-def strip_text(text: str) -> str:
-    """Return the text that is encoded: without spaces at its ends, otherwise unchanged."""
-    return text.strip()
-
-
 def is_mojibake(text: str) -> bool:
     """True for UTF-8 that was decoded as Windows-1252 or Latin-1, such as "fÃ¼r" or "Ð¿Ñ€Ð¸"."""
     return bool(_MOJIBAKE_HINT.search(text) and (_SURE_MOJIBAKE.search(text) or _ALL_MOJIBAKE.fullmatch(text)))

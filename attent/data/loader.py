@@ -413,5 +413,4 @@ class RowLayout:
         return TokenBatch(ids, None, packing, len(self.token_slots))
 
     def sentence_in_row(self) -> Array:
-        """Return the index of each sentence within its row."""
         return np.arange(len(self.rows)) - np.searchsorted(self.rows, self.rows)

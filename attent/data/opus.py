@@ -32,8 +32,10 @@ PairReader = Callable[[], Iterator[LinePair]]  # each call reads from the beginn
 
 def unpack_archive(archive: Path, corpus: str, pair: tuple[str, str]) -> None:
     """Write the splits into the archive's folder and delete the archive, which is read to its end before."""
-    with _explain_damage(archive), _open_archive(archive, corpus, pair) as read_pairs:
-        write_splits(read_pairs, archive.parent, pair)
+    names = [f"{corpus}.{'-'.join(pair)}.{tag}" for tag in pair]  # nothing is unpacked under a name from the archive
+    with _explain_damage(archive), zipfile.ZipFile(archive) as zip_file:
+        _check_archive(archive, zip_file, names)
+        write_splits(lambda: _read_line_pairs(zip_file, names), archive.parent, pair)
     archive.unlink()
 
 
@@ -46,15 +48,6 @@ def _explain_damage(archive: Path) -> Iterator[None]:
             raise
         archive.unlink()
         raise CorpusError(f"{archive}: was a damaged archive ({error}) and was removed; run again") from error
-
-
-@contextmanager
-def _open_archive(archive: Path, corpus: str, pair: tuple[str, str]) -> Iterator[PairReader]:
-    """Open two members by the names that we expect; nothing is unpacked under a name from the archive."""
-    with zipfile.ZipFile(archive) as zip_file:
-        names = [f"{corpus}.{'-'.join(pair)}.{tag}" for tag in pair]
-        _check_archive(archive, zip_file, names)
-        yield lambda: _read_line_pairs(zip_file, names)
 
 
 def _check_archive(archive: Path, zip_file: zipfile.ZipFile, names: list[str]) -> None:

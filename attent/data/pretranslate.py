@@ -215,11 +215,11 @@ def _strip_added_period(stripped: TextRun, content: InlineContent) -> InlineCont
 def _find_unit_problem(unit: TranslationUnit) -> str:
     """Return why no translation can be filled in, or ""."""
     texts = [part for content in unit.contents for part in content if isinstance(part, str)]
-    if any(units.has_undecodable_bytes(text) for text in texts):
+    if any("\udc80" <= character <= "\udcff" for text in texts for character in text):  # undecodable bytes
         return "it is not in the file's encoding"
     if any("\0" in text for text in texts):
         return "it has a NUL character"
-    if any(placeholders.is_icu_message(text) for text in texts):
+    if any(placeholders.ICU_MESSAGE.search(text) for text in texts):
         return "it has forms of its own (plural, select)"
     return ""
 

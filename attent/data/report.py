@@ -35,8 +35,6 @@ MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 @dataclass(frozen=True)
 class LineExample:
-    """A line of a finding, with its location."""
-
     file: str
     line: int
     source: str

@@ -84,8 +84,6 @@ def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
 
 
 class _PairKeys(NamedTuple):
-    """A key for each source and each target."""
-
     source: KeyArray
     target: KeyArray
 

@@ -27,7 +27,7 @@ from attent import settings
 from attent.data import encode
 from attent.data.arrays import Array, concatenate_ranges
 from attent.data.corpus import Corpus
-from attent.data.encode import BLOCK_PAIRS, EncodedBlock, EncodingConfig, FileTable, encode_corpus, format_location
+from attent.data.encode import BLOCK_PAIRS, EncodedBlock, EncodingConfig, encode_corpus, format_location
 from attent.data.file_hashes import hash_file
 from attent.data.filters import KeySet
 from attent.data.pairs import CorpusError, ReasonTally
@@ -72,22 +72,19 @@ class TokenSequences:
         return np.subtract(self.offsets[1:], self.offsets[:-1], out=lengths, casting="unsafe")
 
     def gather(self, starts: Array, lengths: Array) -> Array:
-        """Return the ids from each start on, concatenated."""
-        ids = np.take(self.ids, concatenate_ranges(starts, lengths))
-        self._release_pages(len(starts))
-        return ids
+        """Return the ids from each start on, concatenated.
 
-    def _release_pages(self, count: int) -> None:
-        """Release mapped pages from time to time; they stay in the system's page cache.
-
-        Each random read maps 64 KiB around it, so that an epoch over a large corpus would soon hold all of it.
+        Each random read maps 64 KiB around it, so that an epoch over a large corpus would soon hold all of it: mapped
+        pages are released from time to time, and stay in the system's page cache.
         """
-        self._read_count[0] += count
+        ids = np.take(self.ids, concatenate_ranges(starts, lengths))
+        self._read_count[0] += len(starts)
         if self._read_count[0] * FAULT_AROUND_BYTES > MAX_RESIDENT_BYTES and self.ids.nbytes > MAX_RESIDENT_BYTES:
             self._read_count[0] = 0
             mapping: object = self.ids.base
             if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)
+        return ids
 
 
 @dataclass(frozen=True)
@@ -379,7 +376,8 @@ class _StoreWriter(ExitStack):
             self.files[f"{side}.offsets"].write(np.zeros(1, OFFSET_DTYPE).tobytes())
         self.token_counts = dict.fromkeys(SIDES, 0)
         self.pairs = self.pairs_done = 0
-        self.file_table, self.seen_pairs = FileTable(), KeySet()
+        self.file_table: dict[str, int] = {}
+        self.seen_pairs = KeySet()
         self.parts: list[CorpusPart] = []
 
     def add(self, corpus: Corpus, workers: int, progress: Callable[[int], None] | None) -> None:

@@ -64,7 +64,15 @@ def download_file(
     if path.exists():
         return _verify_checksum(remote, path)
     part = path.with_name(path.name + ".part")
-    _download_with_retries(remote, part, progress, retry_delays)
+    for delay in (*retry_delays, None):
+        try:
+            _try_download(remote, part, progress)
+            break
+        except _TransientError as error:
+            if delay is None:
+                attempts = f"{len(retry_delays) + 1} attempts" if retry_delays else "1 attempt"
+                raise DownloadError(f"cannot download {remote.url}: {error}, after {attempts}") from error
+            time.sleep(delay)
     checksum = _verify_checksum(remote, part)
     os.replace(part, path)
     _get_validator_path(part).unlink(missing_ok=True)
@@ -85,21 +93,6 @@ def _verify_checksum(remote: RemoteFile, path: Path) -> str:
         f"{path}: does not match {remote.url} (SHA-256 {checksum[:12]}... instead of {remote.sha256[:12]}...) and was "
         f"removed; run again, and if it happens again, report it to attent"
     )
-
-
-def _download_with_retries(
-    remote: RemoteFile, part: Path, progress: ProgressCallback, retry_delays: Sequence[float]
-) -> None:
-    for delay in (*retry_delays, None):
-        try:
-            _try_download(remote, part, progress)
-        except _TransientError as error:
-            if delay is None:
-                attempts = f"{len(retry_delays) + 1} attempts" if retry_delays else "1 attempt"
-                raise DownloadError(f"cannot download {remote.url}: {error}, after {attempts}") from error
-            time.sleep(delay)
-        else:
-            return
 
 
 def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) -> None:

@@ -131,5 +131,4 @@ def detect_scripts(texts: Iterable[str]) -> Scripts | None:
 
 
 def has_word_spaces(scripts: Scripts | None) -> bool:
-    """True if words are separated by spaces."""
     return not scripts or not scripts & UNSPACED_SCRIPTS or "Hang" in scripts

@@ -21,7 +21,6 @@ _MAX_REPORTED_KEYS = 100  # for the error: a hostile file has a new key in every
 
 
 def parse_object(line: str) -> dict[str, Any] | None:
-    """Return the object of a line, or None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # a ValueError too when a number has thousands of digits

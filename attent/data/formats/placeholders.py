@@ -40,7 +40,7 @@ _PLACEHOLDER = re.compile(
 )
 _POSITIONAL = re.compile(r"%[^%(\d{]|%\d+[^$\d]|\{\}")
 _HTML_TAG = re.compile(r"<(/?)([A-Za-z][^\s/<>]*)(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*?(/?)>")
-_ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
+ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")  # {n, plural, one {a} other {# b}}
 _PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # belongs to a placeholder at the end of a text
 _TRAILING_PUNCTUATION = re.compile(f"[{re.escape(_PUNCTUATION)}]*")
 _OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
@@ -67,11 +67,6 @@ def get_syntax(format_names: tuple[str, ...]) -> PlaceholderSyntax:
 def has_words(text: str, syntax: PlaceholderSyntax = GENERIC) -> bool:
     """True if there is something to translate: figures and signs are the same in every language."""
     return any(character.isalpha() for character in syntax.pattern.sub("", text))
-
-
-def is_icu_message(text: str) -> bool:
-    """True for a message with forms of its own, such as `{n, plural, one {a file} other {# files}}`."""
-    return _ICU_MESSAGE.search(text) is not None
 
 
 def strip_placeholders(
@@ -181,7 +176,10 @@ def restore_spacing(source: InlineContent, target: InlineContent, syntax: Placeh
             is_last = index == len(placeholders) - 1
             words[index] = _space_before(words[index], placeholder.role, before, is_first=index == 0)
             words[index + 1] = _space_after(words[index + 1], placeholder.role, after, is_last=is_last)
-    return _join_content(words, placeholders)
+    parts = (
+        part for word, placeholder in zip(words, placeholders, strict=False) for part in (word, placeholder.content)
+    )
+    return tuple(part for part in (*parts, words[-1]) if part)
 
 
 def _space_before(text: str, role: str, source_char: str, *, is_first: bool) -> str:
@@ -241,20 +239,10 @@ def _split_content(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[l
         offset = 0
         for match in syntax.pattern.finditer(part):
             words[-1] += part[offset : match.start()]
-            placeholders.append(_Placeholder(match[0], _get_tag_role(match[0])))
+            tag = _HTML_TAG.fullmatch(match[0])
+            role = "standalone" if tag is None or tag[3] else "close" if tag[1] else "open"
+            placeholders.append(_Placeholder(match[0], role))
             words.append("")
             offset = match.end()
         words[-1] += part[offset:]
     return words, placeholders
-
-
-def _get_tag_role(placeholder: str) -> str:
-    tag = _HTML_TAG.fullmatch(placeholder)
-    return "standalone" if tag is None or tag[3] else "close" if tag[1] else "open"
-
-
-def _join_content(words: Sequence[str], placeholders: Sequence[_Placeholder]) -> InlineContent:
-    parts: list[str | InlineCode] = [words[0]]
-    for placeholder, text in zip(placeholders, words[1:], strict=True):
-        parts += [placeholder.content, text]
-    return tuple(part for part in parts if part)

@@ -147,10 +147,6 @@ def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def has_undecodable_bytes(text: str) -> bool:
-    return any("\udc80" <= character <= "\udcff" for character in text)
-
-
 def get_raw_text(content: InlineContent) -> str:
     """Return a content as it is written in the file."""
     return "".join(part if isinstance(part, str) else part.raw for part in content)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from attent.data import pairs
 from attent.data.formats import xml
@@ -178,10 +179,7 @@ class _XliffScanner:
         if reason or unsupported:
             self.result.skip(unit.line, xml.get_inner_xml(self.text, source), reason or unsupported)
             return
-
-        def make_edits(contents: Sequence[InlineContent]) -> list[Edit]:
-            return self._make_edits(unit, source, target, contents[0])
-
+        make_edits = partial(self._make_edits, unit, source, target)
         self.result.units.append(TranslationUnit(line=unit.line, contents=(content,), make_edits=make_edits))
 
     def _match_direction(self, declared: LanguagePair) -> bool:
@@ -214,9 +212,9 @@ class _XliffScanner:
         return self.requested.make_mismatch_error(self.text.name, seen)
 
     def _make_edits(
-        self, unit: XmlElement, source: XmlElement, target: XmlElement | None, content: InlineContent
+        self, unit: XmlElement, source: XmlElement, target: XmlElement | None, contents: Sequence[InlineContent]
     ) -> list[Edit]:
-        inner_xml = xml.serialize_content(self.text, unit, content)
+        inner_xml = xml.serialize_content(self.text, unit, contents[0])
         attributes = {} if unit.tag == "segment" else REVIEW_ATTRIBUTES_1
         if target is not None:
             edit = xml.replace_content(self.text, target, inner_xml, attributes)

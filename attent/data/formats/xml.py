@@ -175,17 +175,14 @@ class _TreeBuilder:
             assert start_tag is not None, "expat reports only whole tags"
             element.content_start = start_tag.end()
         if self.unit is None or (self.raw is None and tag in self.schema.units):  # an unclosed unit is abandoned
-            self._start_outside(element)
+            element.parent = self.open_elements[-1] if self.open_elements else None
+            if tag in self.schema.units:
+                self.unit, self.unit_chars = element, 0
+            elif tag in self.schema.heads:
+                self.complete.append(element)
         else:
             self._append(element, 64 + sum(map(len, attributes.values())))
         self.open_elements.append(element)
-
-    def _start_outside(self, element: XmlElement) -> None:
-        element.parent = self.open_elements[-1] if self.open_elements else None
-        if element.tag in self.schema.units:
-            self.unit, self.unit_chars = element, 0
-        elif element.tag in self.schema.heads:
-            self.complete.append(element)
 
     def _append(self, child: XmlElement | str, size: int) -> None:
         assert self.unit is not None
