@@ -661,14 +661,14 @@ FAULTS = """
 + torch.tensor([capacity for request in requests], device=device)
 
 # decoding: constraint states not reordered with beams
-@ decoding/search.py::advance_constraints: decoding/test_translator.py -k required_phrases_occur
+@ decoding/search.py::append_selection: decoding/test_translator.py -k required_phrases_occur
 - moved = gather_beams(state, selection.parents) if context.can_reorder_beams else state
 + moved = state
 
 # decoding: beam groups return duplicates
 @ decoding/search.py::HypothesisTensors.concat: decoding/engines/test_reference.py -k groups
-- both.deduplicate() if context.beam_groups > 1 else both
-+ both
+- both.scores.masked_fill(repeated, NEG_INF)
++ both.scores
 
 # decoding: diversity penalty stays in the scores
 @ decoding/search.py::select_diverse: decoding/engines/test_reference.py -k groups

@@ -19,8 +19,6 @@ from attent.text.tokenizer import Tokenizer
 
 @dataclass(eq=False)
 class EnsembleState:
-    """The caches of all members."""
-
     caches: list[Cache]
 
     def reorder_beams(self, parents: Tensor) -> None:

@@ -31,8 +31,6 @@ TokenIds = Sequence[int]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScores:
-    """The log-probabilities of one target."""
-
     tokens: tuple[str, ...]  # its pieces, with the end
     log_probs: tuple[float, ...]  # of each, given the source and those before it
     truncated: bool = False  # the source or the target was too long: only its beginning and the end were scored
@@ -166,8 +164,6 @@ def batch_pairs(sources: Sequence[TokenIds], targets: Sequence[TokenIds], batch_
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherForcingBatch:
-    """A padded batch of pairs."""
-
     source: Tensor  # (B, Ts)
     source_lengths: Tensor
     target: Tensor  # (B, Tt) labels

@@ -30,8 +30,6 @@ _UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 
 @dataclass(frozen=True, kw_only=True)
 class GlossaryEntry:
-    """A term and its possible translations."""
-
     term: str
     translations: tuple[str, ...]
     line_number: int = 0
@@ -39,8 +37,6 @@ class GlossaryEntry:
 
 @dataclass(frozen=True)
 class Glossary:
-    """Terms and their translations."""
-
     entries: tuple[GlossaryEntry, ...]
 
     @classmethod
@@ -64,9 +60,10 @@ class Glossary:
         """Parse a file, whose `name` is for messages. Empty lines and lines that start with # are skipped."""
         entries: dict[str, GlossaryEntry] = {}
         for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-            entry = _parse_line(line, f"{name}:{number}", number)
-            if entry is None:
+            text = decode_line(line, f"{name}:{number}").strip("\r ")
+            if not text.strip() or text.startswith(COMMENT_PREFIX):
                 continue
+            entry = _build_entry(text.split("\t"), f"{name}:{number}", number)
             first = entries.setdefault(entry.term, entry)
             if first.translations != entry.translations:
                 raise InputError(
@@ -114,13 +111,6 @@ class Glossary:
             assert word is not None  # a term is not empty
             lengths.setdefault(word[0], set()).add(len(term))
         return {word: sorted(sizes, reverse=True) for word, sizes in lengths.items()}
-
-
-def _parse_line(line: bytes, location: str, line_number: int) -> GlossaryEntry | None:
-    text = decode_line(line, location).strip("\r ")
-    if not text.strip() or text.startswith(COMMENT_PREFIX):
-        return None
-    return _build_entry(text.split("\t"), location, line_number)
 
 
 def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:

@@ -26,13 +26,10 @@ class SurfaceWord:
 
 @dataclass(frozen=True)
 class MaskedText:
-    """A text split at its masks."""
-
     segments: tuple[str, ...]
     mask_ids: tuple[int, ...] = ()  # between the segments
 
     def fill_masks(self, words: Sequence[SurfaceWord]) -> str:
-        """Replace each mask by a word."""
         text = self.segments[0]
         for word, after in zip(words, self.segments[1:], strict=True):
             before = text.removesuffix(" ") if word.attaches_left else text
@@ -73,10 +70,7 @@ class MaskTokens:
         is_sentencepiece = isinstance(self.vocabulary, SentencePieceVocabulary)
         if is_sentencepiece and self._placeholder_ids and self.vocabulary.unknown not in self._placeholder_ids:
             return self._encode_whole(masked_text)
-        return self._encode_segments(masked_text)
-
-    def _encode_segments(self, masked_text: MaskedText) -> list[int]:
-        """Tokenize segment by segment, as for WordPiece: Hugging Face splits at masks first."""
+        # Segment by segment, as for WordPiece: Hugging Face splits at masks first.
         *segments, last = masked_text.segments
         first, *rest = self.vocabulary.encode([*(segment.removesuffix(" ") for segment in segments), last])
         return first + [token for mask, ids in zip(masked_text.mask_ids, rest, strict=True) for token in (mask, *ids)]

@@ -92,8 +92,13 @@ class TranslationPipeline:
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
         texts = get_texts(lines)
-        if self.output_format.alignment is not None:
-            check_word_counts(texts)
+        aligned = texts if self.output_format.alignment is not None else []
+        words = max((len(text.split()) for text in aligned), default=0)
+        if words > MAX_ALIGNED_WORDS:
+            raise InputError(
+                f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or "
+                f"leave the alignment out"
+            )
         return self.translator.translate(
             texts,
             self.options,
@@ -248,15 +253,6 @@ def restore_whitespace(line: str, source: str) -> str:
     return f"{before}{line}{after}"
 
 
-def check_word_counts(texts: Sequence[str]) -> None:
-    words = max((len(text.split()) for text in texts), default=0)
-    if words > MAX_ALIGNED_WORDS:
-        raise InputError(
-            f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or "
-            f"leave the alignment out"
-        )
-
-
 # --- worker processes ----------------------------------------------------------------------------------------------
 
 
@@ -339,7 +335,6 @@ def check_tmx_target(content: bytes, name: str, languages: LanguagePair) -> None
 
 
 def warn_of_requested_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:
-    """Warn if a requested language is not that of the model."""
     requested = {"--src": pipeline.source_lang, "--tgt": tgt}
     for (flag, language), own in zip(requested.items(), pipeline.languages, strict=True):
         if language and own and not is_same_language(language, own):

@@ -43,8 +43,6 @@ IMAGE_BATCH_SIZE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction:
-    """A candidate for a mask."""
-
     word: str
     probability: float
     text: str  # the whole text with it, and the best words for the other masks
@@ -70,8 +68,6 @@ class Classification:
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Token ids with their segment ids."""
-
     token_ids: tuple[int, ...]
     segments: tuple[int, ...]
     mask_positions: tuple[int, ...] = ()
@@ -96,7 +92,16 @@ class Predictor:
         """
         if batch_tokens is not None and batch_tokens < 1:
             raise ValueError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
-        check_vocabulary(model, tokenizer, name)
+        if not isinstance(model, VisionTransformer):
+            if tokenizer is None:
+                raise ValueError(
+                    f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
+                )
+            if tokenizer.source.size > model.config.vocab:
+                raise ValueError(
+                    f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
+                    f"{tokenizer.source.size}; load both from the same folder"
+                )
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.batch_tokens, self.notify = batch_tokens, notify
         self.notified: set[str] = set()
@@ -186,10 +191,15 @@ class Predictor:
     def embed(self, items: Sequence[Item], pooling: Pooling = "mean", normalize: bool = False) -> Tensor:
         """Embed each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first token;
         with `normalize` of length 1, so that a dot product is the cosine."""
-        self._check_pooling(pooling)
+        model = self.model
+        if pooling not in ("mean", "class"):
+            raise ValueError(f"`pooling` must be mean or class, but is {pooling!r}")
+        has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
+        if pooling == "class" and not has_first:
+            raise ValueError(f"{self.name}: has no class token; use the pooling `mean`")
         check_is_list(items)
-        if isinstance(self.model, VisionTransformer):
-            vectors = self._run_images(items, self.model, pooling)
+        if isinstance(model, VisionTransformer):
+            vectors = self._run_images(items, model, pooling)
         else:
             rows = self._encode_texts(items)
             vectors = self._run_batches(rows, lambda batch, states: pool_states(states, batch, pooling))
@@ -228,14 +238,6 @@ class Predictor:
                 f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
                 "or `--task spans`, or a BERT with its masked-word head"
             )
-
-    def _check_pooling(self, pooling: str) -> None:
-        model = self.model
-        if pooling not in ("mean", "class"):
-            raise ValueError(f"`pooling` must be mean or class, but is {pooling!r}")
-        has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
-        if pooling == "class" and not has_first:
-            raise ValueError(f"{self.name}: has no class token; use the pooling `mean`")
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -473,15 +475,3 @@ def load_image(item: Item, model: VisionTransformer) -> Tensor:
         kind = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"
         raise ValueError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
     return item
-
-
-def check_vocabulary(model: Model, tokenizer: Tokenizer | None, name: str) -> None:
-    if isinstance(model, VisionTransformer):
-        return
-    if tokenizer is None:
-        raise ValueError(f"{name}: must have a tokenizer to read texts, but has none; load both from one folder")
-    if tokenizer.source.size > model.config.vocab:
-        raise ValueError(
-            f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
-            f"{tokenizer.source.size}; load both from the same folder"
-        )

@@ -140,14 +140,13 @@ class HypothesisTensors:
 
     def concat(self, other: HypothesisTensors, context: SearchContext) -> HypothesisTensors:
         both = map_tensors(lambda *parts: torch.cat(parts, 1), self, other)
-        return both.deduplicate() if context.beam_groups > 1 else both
-
-    def deduplicate(self) -> HypothesisTensors:
-        """Drop repetitions: several groups may find the same hypothesis."""
-        same = (self.tokens[:, :, None] == self.tokens[:, None]).all(-1)
-        same = same & (self.lengths[:, :, None] == self.lengths[:, None])
-        repeated = (same.tril(-1) & (self.scores > NEG_INF)[:, None]).any(-1)
-        return HypothesisTensors(self.tokens, self.log_probs, self.scores.masked_fill(repeated, NEG_INF), self.lengths)
+        if context.beam_groups == 1:
+            return both
+        # Several groups may find the same hypothesis: drop repetitions.
+        same = (both.tokens[:, :, None] == both.tokens[:, None]).all(-1)
+        same = same & (both.lengths[:, :, None] == both.lengths[:, None])
+        repeated = (same.tril(-1) & (both.scores > NEG_INF)[:, None]).any(-1)
+        return HypothesisTensors(both.tokens, both.log_probs, both.scores.masked_fill(repeated, NEG_INF), both.lengths)
 
     def select(self, indices: Tensor) -> HypothesisTensors:
         columns = (x.gather(1, indices) for x in (self.log_probs, self.scores, self.lengths))
@@ -225,7 +224,6 @@ class BeamState:
 
 @torch.no_grad()
 def search_step(model: StepModel[State], state: State, beams: BeamState, context: SearchContext) -> BeamState:
-    """Extend every beam by one token."""
     logits = model.step(beams.get_next_inputs(context.start_id), state)
     beams, parents = advance_beams(beams, logits, context)
     if parents is not None:
@@ -279,7 +277,6 @@ class StepSelection:
 
 
 def select_by_score(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
-    """Select as beam search does."""
     K = context.num_beams
     tokens, log_probs = expand_beams(logits, log_norm, beams.log_probs, 1 if K == 1 else 2 * K)
     parents, tokens, log_probs = rank_continuations(tokens, log_probs, K)
@@ -356,7 +353,6 @@ def select_with_required(beams: BeamState, logits: Tensor, log_norm: Tensor, con
 
 
 def select_sampled(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
-    """Draw a token for each beam."""
     assert context.options.sampling is not None
     K = context.num_beams
     beam = torch.arange(K, device=logits.device).expand_as(beams.log_probs)
@@ -379,6 +375,11 @@ def append_selection(beams: BeamState, selection: StepSelection, context: Search
     new_tokens = selection.tokens.masked_fill(selection.log_probs == NEG_INF, context.end_id)[:, :, None]
     log_probs = update_active(active, selection.log_probs, beams.log_probs)
     lengths = beams.lengths + active[:, 0]
+    constraint_states = []
+    for constraint, state in zip(context.all_constraints, beams.constraint_states, strict=True):
+        moved = gather_beams(state, selection.parents) if context.can_reorder_beams else state
+        advanced = constraint.advance_state(moved.flatten(0, 1), selection.tokens.flatten())
+        constraint_states.append(advanced.view_as(state))
     counts = beams.finished_counts + ((selection.finished_log_probs > NEG_INF) & active).sum(1)
     return BeamState(
         tokens=update_active(active, tokens.scatter(2, position, new_tokens), beams.tokens),
@@ -389,16 +390,8 @@ def append_selection(beams: BeamState, selection: StepSelection, context: Search
         finished_counts=counts,
         done=beams.done | find_done_sources(log_probs, lengths, beams.max_lengths, counts, finished, context),
         finished=finished,
-        constraint_states=tuple(advance_constraints(beams, selection, context)),
+        constraint_states=tuple(constraint_states),
     )
-
-
-def advance_constraints(beams: BeamState, selection: StepSelection, context: SearchContext) -> list[Tensor]:
-    states = []
-    for constraint, state in zip(context.all_constraints, beams.constraint_states, strict=True):
-        moved = gather_beams(state, selection.parents) if context.can_reorder_beams else state
-        states.append(constraint.advance_state(moved.flatten(0, 1), selection.tokens.flatten()).view_as(state))
-    return states
 
 
 def collect_finished(beams: BeamState, selection: StepSelection, context: SearchContext) -> HypothesisTensors:

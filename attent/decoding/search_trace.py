@@ -46,8 +46,6 @@ class TraceNode:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTrace:
-    """The search for one source."""
-
     nodes: tuple[TraceNode, ...]  # by step, best first
     hypotheses: tuple[Hypothesis, ...]  # best first, as many as there are beams
     last_nodes: tuple[int, ...]  # of each hypothesis

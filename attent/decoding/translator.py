@@ -98,8 +98,6 @@ class Translation(Hypothesis):
 
 
 class TranslatorLocks:
-    """Locks of threads that share a translator."""
-
     def __init__(self, translator: Translator) -> None:
         self.device_lock = threading.RLock()  # other threads encode and decode text meanwhile
         self.engine_lock = threading.Lock()  # held while an engine is loaded
@@ -220,7 +218,12 @@ class Translator:
         check_list_of_strings(texts)
         overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
         options = replace(options or SearchOptions(), **overrides)  # type: ignore[arg-type]
-        per_text = broadcast_constraints(constraints, len(texts))
+        per_text = [constraints] * len(texts) if isinstance(constraints, PhraseConstraints) else constraints
+        if len(per_text) != len(texts):
+            raise TranslationError(
+                f"`constraints` must be one for all or {len(texts)}, one per text, but are {len(per_text)}"
+            )
+        per_text = [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
         groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, terms, first_index)
         segments = [segment for group in groups for segment in group]
@@ -470,7 +473,14 @@ class Translator:
         to: str | None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment. Equal segments are searched once, unless tokens are sampled."""
-        widened = widen_for_mbr(options, mbr_candidates)
+        widened = options
+        if mbr_candidates:
+            n_best, beam_size = options.n_best, max(options.beam_size, mbr_candidates)
+            if mbr_candidates < n_best:
+                raise TranslationError(f"`mbr_candidates` must be at least `n_best`={n_best}, but is {mbr_candidates}")
+            widened = replace(
+                options, n_best=mbr_candidates, beam_size=options.beam_size if options.sampling else beam_size
+            )
         prevent_repetition = prevent_repetition and not widened.forbid_loops
         keys: Sequence[object] = segments
         if options.sampling:
@@ -520,7 +530,6 @@ class Translator:
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None = None
     ) -> list[list[Hypothesis]]:
-        """Search tokenized requests."""
         with self._locks.eval_mode:
             return self._run_engines(requests, options, should_stop)
 
@@ -719,7 +728,6 @@ def translate_texts(
 def load_translator(
     folders: Sequence[Path], options: DeviceOptions, notify: Callable[[str], None] | None = None
 ) -> Translator:
-    """Load the translator of model folders with the given device options."""
     for folder in folders:
         check_model_exists(folder)
     if options.threads is not None:
@@ -759,15 +767,6 @@ def check_list_of_strings(texts: Sequence[str], name: str = "texts") -> None:
         raise InputError(f"`{name}` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
 
 
-def broadcast_constraints(
-    constraints: PhraseConstraints | Sequence[PhraseConstraints], count: int
-) -> list[PhraseConstraints]:
-    per_text = [constraints] * count if isinstance(constraints, PhraseConstraints) else constraints
-    if len(per_text) != count:
-        raise TranslationError(f"`constraints` must be one for all or {count}, one per text, but are {len(per_text)}")
-    return [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
-
-
 def bound_token_count(text: str) -> int:
     """Return an upper bound: at most four bytes per character, one byte per token; ASCII gets a leading space."""
     return len(text) + 1 if text.isascii() else 4 * len(text)
@@ -799,16 +798,6 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
         raise TranslationError(
             f"the prefix `{constraints.prefix.strip()}` contains the banned `{banned}`; leave one out"
         )
-
-
-def widen_for_mbr(options: SearchOptions, mbr_candidates: int) -> SearchOptions:
-    """Return options that give as many candidates as minimum Bayes risk chooses from."""
-    if not mbr_candidates:
-        return options
-    if mbr_candidates < options.n_best:
-        raise TranslationError(f"`mbr_candidates` must be at least `n_best`={options.n_best}, but is {mbr_candidates}")
-    beam_size = options.beam_size if options.sampling else max(options.beam_size, mbr_candidates)
-    return replace(options, n_best=mbr_candidates, beam_size=beam_size)
 
 
 def count_special_tokens(to: str | None) -> int:

@@ -45,8 +45,6 @@ FAMILIES = {  # `model_type` in config.json -> the module here that reads it
 
 
 class FamilyModule(Protocol):
-    """The functions of a family's module."""
-
     def load(
         self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None, device: torch.device | str | None
     ) -> Model: ...
@@ -155,7 +153,6 @@ def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = N
 
 
 def detect_family(model: Model) -> str:
-    """Return the family nearest to a model."""
     match model:
         case CausalLM():
             return "gpt2" if isinstance(model.config.stack.positions, LearnedConfig) else "llama"

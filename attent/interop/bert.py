@@ -132,7 +132,6 @@ def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderC
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> TextEncoder:
-    """Load a BERT folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
     encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
     opened = replace(opened, stored=rename_old_tensors(opened.stored))
@@ -193,8 +192,7 @@ def check_expressible(config: EncoderConfig) -> None:
     conversion.check_stack(config.stack, FAMILY, required={"embedding_norm": (True,)})
     if not isinstance(config.stack.positions, LearnedConfig):
         conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, "learned")
-    if config.scale_embeddings:
-        conversion.reject_field(FAMILY, "scale_embeddings", config.scale_embeddings, "False")
+    conversion.check_fields(config, FAMILY, {"scale_embeddings": False})
     if config.labels and not config.pooler:
         conversion.reject_field(FAMILY, "pooler", config.pooler, "True where there are labels")
 

@@ -60,6 +60,7 @@ class CausalFamily(Generic[F]):
         """Write a folder that `transformers` loads, without a tokenizer. `pad` is its padding token."""
         config = model.config
         self.check_expressible(config)
+        conversion.check_fields(config, self.keys.family, {"output_bias": False, "scale_embeddings": False})
         ends = list(config.end_ids)
         end = ends[0] if len(ends) == 1 else ends or None
         tokens = {"bos_token_id": config.start_id, "eos_token_id": end, "pad_token_id": pad}
@@ -69,9 +70,3 @@ class CausalFamily(Generic[F]):
             extra_files={hf_folder.GENERATION_FILE: tokens},
             tensors=conversion.export_tensors(model, self.mappings),
         )
-
-
-def check_output(config: CausalConfig, family: str) -> None:
-    for name in ("output_bias", "scale_embeddings"):
-        if getattr(config, name):
-            conversion.reject_field(family, name, True, "False")

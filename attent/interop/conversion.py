@@ -44,8 +44,6 @@ Values = Mapping[str, tuple[object, ...]]  # name -> allowed values, the usual o
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys(Generic[F]):
-    """The keys that a family's config.json may have."""
-
     family: str
     schema: type[F]  # the keys that describe the model
     field_to_key: Mapping[str, str]  # field of our config -> the key that it comes from
@@ -92,14 +90,6 @@ REFUSAL_HINTS = {
     "trust_remote_code": "code of a folder is never run here",
     "quantization_config": "quantized weights are not supported; use weights in float32, bfloat16 or float16",
 }
-
-
-def read_config(root: Path, keys: ConfigKeys[F]) -> F:
-    """Read the schema keys of a folder's config.json, after checking every key in it."""
-    where = root / hf_folder.CONFIG_FILE
-    known = select_schema_keys(hf_folder.read_json(where), keys, where)
-    merged = merge_generation_tokens(known, root, keys)
-    return build_schema(merged, keys, find_faulty_file(known, merged, root, keys))
 
 
 def parse_section(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F:
@@ -374,7 +364,11 @@ class OpenFolder(Generic[F]):
     ) -> OpenFolder[F]:
         """`ignored_tensors` are those that we compute or do not need, with `{i}` for a number."""
         root = hf_folder.resolve_folder(folder)
-        config, stored = read_config(root, keys), hf_folder.open_tensors(root)
+        where = root / hf_folder.CONFIG_FILE
+        known = select_schema_keys(hf_folder.read_json(where), keys, where)
+        merged = merge_generation_tokens(known, root, keys)
+        config = build_schema(merged, keys, find_faulty_file(known, merged, root, keys))
+        stored = hf_folder.open_tensors(root)
         patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
         ignored = re.compile("|".join(patterns) or "(?!)")
         stored = {name: tensor for name, tensor in stored.items() if not ignored.fullmatch(name)}
@@ -390,7 +384,9 @@ class OpenFolder(Generic[F]):
 
     @property
     def weights_path(self) -> Path:
-        return hf_folder.get_weights_path(self.root)
+        """The file to name in errors about tensors."""
+        files = (hf_folder.WEIGHTS_FILE, hf_folder.INDEX_FILE)
+        return next((path for path in (self.root / name for name in files) if path.is_file()), self.root / files[0])
 
     def check_layer_count(self, keys: DataclassInstance, name: str) -> None:
         """Reject more layers than tensors, before a model of that many is built."""
@@ -537,6 +533,12 @@ def reject_field(family: str, name: str, value: object, required: str) -> NoRetu
         f"`{name}` must be {required} for a {family} model, but is {value!r}; this model cannot be written as "
         f"one: keep it as an attent folder (`model.save(folder)`)"
     )
+
+
+def check_fields(config: object, family: str, required: Mapping[str, object]) -> None:
+    for name, expected in required.items():
+        if getattr(config, name) != expected:
+            reject_field(family, name, getattr(config, name), repr(expected))
 
 
 def check_pad(pad: int, vocab: int) -> None:

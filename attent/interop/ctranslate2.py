@@ -87,27 +87,16 @@ def write_conversion(
     spec.optimize(quantization=quantization)
     with explain_save_errors(root, "conversion"):
         make_folder(root.parent)
-        remove_stale_folders(root)
+        for aside in root.parent.glob(f".{root.name}.*{NEW_SUFFIX}"):  # of killed processes; recent ones may be in use
+            if time.time() - aside.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(aside, ignore_errors=True)
         with atomic_folder(root) as staged:
             spec.save(os.fspath(staged))
             write_synced(staged / ORIGIN_FILE, json.dumps(origin, indent=2).encode())
             write_manifest(staged / CHECKSUMS_FILE, {path.name: hash_file(path) for path in sorted(staged.iterdir())})
-            if root.exists() and not is_conversion(root):
+            is_conversion = (root / ORIGIN_FILE).exists() or (root / CHECKSUMS_FILE).exists()
+            if root.exists() and not is_conversion and not (root.is_dir() and not any(root.iterdir())):
                 raise FolderError(f"{root}: holds something else than a conversion; give another folder, or remove it")
-
-
-def remove_stale_folders(root: Path) -> None:
-    """Remove temporary folders of killed processes; recent ones may be in use."""
-    for aside in root.parent.glob(f".{root.name}.*{NEW_SUFFIX}"):
-        if time.time() - aside.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def is_conversion(root: Path) -> bool:
-    """True for a folder that may be replaced: empty, or a conversion."""
-    return root.is_dir() and (
-        not any(root.iterdir()) or (root / ORIGIN_FILE).exists() or (root / CHECKSUMS_FILE).exists()
-    )
 
 
 def is_intact(folder: Path, fingerprint: str) -> bool:
@@ -152,9 +141,8 @@ def compute_fingerprint(
 
 def build_vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
     """Return the names of all source and target ids. They are unique, since CTranslate2's interface takes names."""
-    if tokenizer is None:
-        return name_tokens(None, config.vocab), name_tokens(None, config.output_vocab)
-    return name_tokens(tokenizer.source, config.vocab), name_tokens(tokenizer.target, config.output_vocab)
+    source, target = (None, None) if tokenizer is None else (tokenizer.source, tokenizer.target)
+    return name_tokens(source, config.vocab), name_tokens(target, config.output_vocab)
 
 
 def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:

@@ -57,12 +57,9 @@ def read_labels(root: Path, count: int) -> tuple[str, ...]:
             f"{where}: `id2label` must name {count} labels, from 0 to {count - 1}, as the classifier has them, but "
             f"names {len(names)}: {quote_value(list(names))}; take the config and the weights from one model"
         )
-    return disambiguate_labels([str(names[str(i)]) for i in range(count)])
-
-
-def disambiguate_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Number repeated names: ImageNet, for one, has two classes named crane."""
-    return tuple(f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names))
+    labels = [str(names[str(i)]) for i in range(count)]
+    # Number repeated names: ImageNet, for one, has two classes named crane.
+    return tuple(f"{label} ({i})" if label in labels[:i] else label for i, label in enumerate(labels))
 
 
 def build_label_keys(labels: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -42,47 +42,32 @@ def convert_model(
 ) -> str:
     """Convert a model folder, and return a description of the result. On an error, nothing is left behind."""
     folder, target = model_folder.expanduser(), out.expanduser().absolute()
-    check_paths(folder, target)
+    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
+        raise ValueError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"{target}: exists, and nothing is overwritten; give a new or an empty folder")
     model = load(model_folder, dtype=None if dtype is None else getattr(torch, dtype))
-    extra_files = read_extra_files(folder) if has_manifest(folder) else read_hf_files(folder, model)
-    tokenizer = load_tokenizer(folder, model)
-    writers: dict[TargetFormat, Callable[[Path], str]] = {
-        "attent": lambda path: write_attent(model, tokenizer, extra_files, path),
-        "hf": lambda path: write_hf(model, tokenizer, extra_files, path),
-        "ctranslate2": lambda path: write_ctranslate2(model, tokenizer, path, quantization),
-    }
+    if has_manifest(folder):
+        extra_files: Mapping[str, bytes] = read_extra_files(folder)
+    else:
+        kept = [folder / name for name in list_kept_files(model)]
+        extra_files = {path.name: path.read_bytes() for path in kept if path.is_file()}
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is None and isinstance(model, Seq2Seq):  # which must have one; other models may lack it
+        tokenizer = Tokenizer.load(folder)
     with explain_save_errors(target, "converted model"):
         make_folder(target.parent)
         with atomic_folder(target) as staged:
-            return writers[to](staged)
-
-
-def check_paths(folder: Path, out: Path) -> None:
-    """Raise early, before a large model is read."""
-    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
-        raise ValueError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out}: exists, and nothing is overwritten; give a new or an empty folder")
-
-
-def read_hf_files(folder: Path, model: Model) -> dict[str, bytes]:
-    """Read the files of a Hugging Face folder that a conversion keeps."""
-    return {name: (folder / name).read_bytes() for name in list_kept_files(model) if (folder / name).is_file()}
+            if to == "hf":
+                return write_hf(model, tokenizer, extra_files, staged)
+            if to == "ctranslate2":
+                return write_ctranslate2(model, tokenizer, staged, quantization)
+            weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {})})
+            return f"an attent model{describe_tokenizer(model, tokenizer)}"
 
 
 def list_kept_files(model: Model) -> list[str]:
     return [*TOKENIZER_FILES, *(whisper.KEPT_FILES if get_model_kind(model) is AudioConfig else ())]
-
-
-def load_tokenizer(folder: Path, model: Model) -> Tokenizer | None:
-    """Load the tokenizer. An encoder-decoder must have one; other models may lack it."""
-    tokenizer = read_tokenizer(folder)
-    return Tokenizer.load(folder) if tokenizer is None and isinstance(model, Seq2Seq) else tokenizer
-
-
-def write_attent(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
-    weights.save_model(model, folder, {**extra_files, **(tokenizer.files if tokenizer else {})})
-    return f"an attent model{describe_tokenizer(model, tokenizer)}"
 
 
 def describe_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:

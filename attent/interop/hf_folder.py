@@ -112,12 +112,6 @@ def open_tensors(root: Path) -> dict[str, LazyTensor]:
     raise FolderError(explain_missing_weights(root))
 
 
-def get_weights_path(root: Path) -> Path:
-    """Return the file to name in errors about tensors."""
-    sharded = not (root / WEIGHTS_FILE).is_file() and (root / INDEX_FILE).is_file()
-    return root / (INDEX_FILE if sharded else WEIGHTS_FILE)
-
-
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     check_safetensors_header(path, "model")
     try:

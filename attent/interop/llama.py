@@ -217,7 +217,6 @@ def check_expressible(config: CausalConfig) -> None:
         conversion.reject_field("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
     if stack.width % stack.heads:
         conversion.reject_field("LLaMA", "stack.width", stack.width, f"a multiple of `heads`={stack.heads}")
-    causal_family.check_output(config, "LLaMA")
 
 
 def to_hf_config(config: CausalConfig) -> dict[str, Any]:

@@ -181,21 +181,14 @@ def to_stack(keys: MarianKeys, side: str, where: Path) -> StackConfig:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
-    """Load a Marian folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
-    stored = drop_sinusoids(opened.stored, opened.keys.d_model, opened.weights_path)
+    for name in filter(opened.stored.__contains__, POSITION_TABLES):
+        check_sinusoids(opened.stored[name], opened.keys.d_model, opened.weights_path)
+    stored = {name: tensor for name, tensor in opened.stored.items() if name not in POSITION_TABLES}
     opened, share = resolve_ties(replace(opened, stored=stored))
     has_bias = LOGITS_BIAS in stored
     config = to_config(opened.keys, share=share, output_bias=has_bias, where=opened.config_path)
     return opened.load_into(build_empty(config), TENSOR_MAPPINGS, dtype, device)
-
-
-def drop_sinusoids(stored: Mapping[str, LazyTensor], width: int, where: Path) -> dict[str, LazyTensor]:
-    """Drop the sinusoids, after checking that they are those that we compute."""
-    for name in POSITION_TABLES:
-        if name in stored:
-            check_sinusoids(stored[name], width, where)
-    return {name: tensor for name, tensor in stored.items() if name not in POSITION_TABLES}
 
 
 def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
@@ -242,7 +235,10 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     """
     model = restore_heads(model)
     check_expressible(model.config)
-    pad = resolve_pad(model.config, pad)
+    pad = model.config.start_id if pad is None else pad
+    conversion.check_pad(pad, min(model.config.vocab, model.config.output_vocab))  # transformers has one for both sides
+    if pad == model.config.end_id:
+        raise ValueError(f"`pad` must not be the token that ends a sentence, {pad}; give another")
     tensors = conversion.collect_cpu_tensors(model)
     if model.config.stacks[0].positions == SinusoidalConfig(order="interleaved"):
         tensors = reorder_features(tensors)
@@ -266,9 +262,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             required={"positions": orders, "norm_eps": (NORM_EPS,)},
         )
     check_equal_sides(config, "Marian", (*SHARED_STACK_FIELDS, "positions"))
-    for name, expected in (("frontend", None), ("scale_output", False), ("output_transform", False)):
-        if getattr(config, name) != expected:
-            conversion.reject_field("Marian", name, getattr(config, name), repr(expected))
+    conversion.check_fields(config, "Marian", {"frontend": None, "scale_output": False, "output_transform": False})
 
 
 def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
@@ -277,14 +271,6 @@ def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) 
         ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
         if other != ours:
             conversion.reject_field(family, f"decoder.{name}", other, f"that of the encoder, {ours!r},")
-
-
-def resolve_pad(config: Seq2SeqConfig, pad: int | None) -> int:
-    pad = config.start_id if pad is None else pad
-    conversion.check_pad(pad, min(config.vocab, config.output_vocab))  # transformers has one for both sides
-    if pad == config.end_id:
-        raise ValueError(f"`pad` must not be the token that ends a sentence, {config.end_id}; give another")
-    return pad
 
 
 def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

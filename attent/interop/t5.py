@@ -238,7 +238,6 @@ def check_relative(keys: T5Keys, where: Path) -> None:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
-    """Load a T5 folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_layers", "num_decoder_layers"], ignored_tensors=IGNORED_TENSORS)
     stored, tied = resolve_ties(opened.stored, opened.weights_path)
     config = to_config(opened.keys, tied=tied, where=opened.config_path)
@@ -288,9 +287,7 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
 def check_expressible(config: Seq2SeqConfig) -> None:
     """Reject a model that T5's config cannot describe, by the name of the field."""
     required = {"frontend": None, "share_embeddings": True, "output_bias": False, "scale_embeddings": False}
-    for name, expected in (required | {"output_transform": False}).items():
-        if getattr(config, name) != expected:
-            conversion.reject_field(FAMILY, name, getattr(config, name), repr(expected))
+    conversion.check_fields(config, FAMILY, {**required, "output_transform": False})
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         check_stack(stack, side)
     for field in fields(StackConfig):

@@ -142,7 +142,6 @@ CONFIG_KEYS = ConfigKeys(
 
 
 def make_decoder_keys(keys: ConfigKeys[Any]) -> ConfigKeys[Any]:
-    """Return the keys of a model that is the decoder of another."""
     values = {"is_decoder": (True,), "add_cross_attention": (True,)}
     return replace(keys, family=FAMILY, required_values={**keys.required_values, **values})
 
@@ -152,8 +151,6 @@ DECODER_KEYS = {"bert": make_decoder_keys(bert.CONFIG_KEYS), "gpt2": make_decode
 
 @dataclass(frozen=True)
 class Section:
-    """The config of one side, in config.json."""
-
     data: Mapping[str, Any]
     where: Path  # config.json and the name of the section, for error messages
 
@@ -230,7 +227,6 @@ def read_tokens(opened: OpenFolder[VisionEncoderDecoderKeys], decoder: Section) 
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
-    """Load a VisionEncoderDecoder folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, [], ignored_tensors=IGNORED_TENSORS)
     encoder, decoder = (Section.read(side, opened.config_path) for side in MODEL_TYPES)
     vision, text = to_vision_config(encoder, opened), to_text_config(decoder, opened)
@@ -308,9 +304,8 @@ def split_config(config: Seq2SeqConfig) -> tuple[VisionConfig, EncoderConfig | C
     with name_stack("decoder"):
         bert.check_expressible(text) if isinstance(text, EncoderConfig) else gpt2.check_expressible(text)
     joined = join_configs(vision, text, config.start_id, config.end_id)
-    for name in ("tie_output", "output_bias", "output_transform", "scale_embeddings", "scale_output"):
-        if getattr(config, name) != getattr(joined, name):
-            conversion.reject_field(FAMILY, name, getattr(config, name), repr(getattr(joined, name)))
+    names = ("tie_output", "output_bias", "output_transform", "scale_embeddings", "scale_output")
+    conversion.check_fields(config, FAMILY, {name: getattr(joined, name) for name in names})
     return vision, text
 
 

@@ -241,7 +241,6 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> VisionTransformer:
-    """Load a ViT folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
     keys, root = opened.keys, opened.root
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
@@ -273,10 +272,7 @@ def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
 
 def check_expressible(config: VisionConfig) -> None:
     """Reject a model that ViT's config cannot describe, by the name of the field."""
-    if not config.class_token:
-        conversion.reject_field(FAMILY, "class_token", config.class_token, "True")
-    if config.pooling != "class":
-        conversion.reject_field(FAMILY, "pooling", config.pooling, "'class'")
+    conversion.check_fields(config, FAMILY, {"class_token": True, "pooling": "class"})
     if config.pooler and config.labels:
         conversion.reject_field(FAMILY, "pooler", config.pooler, "False where there are labels")
     conversion.check_stack(config.stack, FAMILY, required={"norm_order": ("pre",)})

@@ -7,7 +7,7 @@ The best is selected on every other sentence and evaluated on the rest, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,12 +186,17 @@ def evaluate_alignment(
     for index, weights in word_alignment.compute_word_weights(model, tokenizer, sources, targets, rows):
         counts[index] = count_pair_hits(weights, gold[index])
         mutual += word_alignment.count_mutual_links(weights)
-    candidates = tuple(compute_candidates(counts, gold, selections))
+    num_sure = [len(pair.sure) for pair in gold]
+    parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
+    candidates = []
+    for i, choice in enumerate(selections):
+        selection_aer, test_aer, aer = (compute_aer(sums[i], total) for sums, total in parts)
+        candidates.append(AlignmentCandidate(choice=choice, selection_aer=selection_aer, test_aer=test_aer, aer=aer))
     best = min(candidates, key=lambda candidate: candidate.selection_aer)  # the first of equals: means before heads
     alignments = word_alignment.align_rows(model, tokenizer, sources, targets, rows, best.choice)[TEST_HALF]
     return AlignmentReport(
         num_sentences=len(gold),
-        candidates=candidates,
+        candidates=tuple(candidates),
         best=best,
         by_agreement=candidates[int((mutual[:, 0] / mutual[:, 1].clamp(min=1)).argmax())],
         default=next(
@@ -214,13 +219,3 @@ def count_pair_hits(word_weights: Tensor, gold: GoldAlignment) -> Tensor:
             is_gold[target, source] = 1
         hits.append((is_gold.expand_as(word_weights).gather(-1, best)[..., 0] * is_linked).sum(-1))
     return torch.stack([*hits, is_linked.sum(-1).float()], -1)
-
-
-def compute_candidates(
-    counts: Tensor, gold: Sequence[GoldAlignment], choices: Sequence[word_alignment.HeadSelection]
-) -> Iterator[AlignmentCandidate]:
-    num_sure = [len(pair.sure) for pair in gold]
-    parts = [(counts[part].sum(0).tolist(), sum(num_sure[part])) for part in (SELECTION_HALF, TEST_HALF, slice(None))]
-    for i, choice in enumerate(choices):
-        selection_aer, test_aer, aer = (compute_aer(sums[i], total) for sums, total in parts)
-        yield AlignmentCandidate(choice=choice, selection_aer=selection_aer, test_aer=test_aer, aer=aer)

@@ -43,8 +43,6 @@ class SentenceScore:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthGroup:
-    """Translations with sources of similar length."""
-
     min_length: int
     max_length: int | None  # None: no limit
     sentences: int
@@ -91,6 +89,8 @@ def evaluate(
     limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
     texts = list(map(list_references, references))
     groups = _group_by_length(lengths, limits, references, outputs, metrics, language) if by_length else ()
+    columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
+    rows = zip(sources, map(" | ".join, texts), outputs, zip(*columns, strict=True), strict=True)
     return Evaluation(
         scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
         exact=compute_metrics(outputs, references, ("exact",), resamples=0)[0].value,
@@ -100,7 +100,16 @@ def evaluate(
         length_ratio=sum(map(len, outputs)) / max(1, sum(mean(map(len, text)) for text in texts)),
         length_unit="words" if in_words else "characters",
         groups=tuple(groups),
-        sentences=tuple(_score_sentences(sources, references, outputs, language)),
+        sentences=tuple(
+            SentenceScore(
+                number=number,
+                source=source,
+                reference=reference,
+                output=output,
+                metrics=dict(zip(SENTENCE_METRICS, values, strict=True)),
+            )
+            for number, (source, reference, output, values) in enumerate(rows, 1)
+        ),
     )
 
 
@@ -123,14 +132,3 @@ def _group_by_length(
                 sentences=len(indices),
                 scores=tuple(compute_metrics(*texts, metrics, language, resamples=0)),
             )
-
-
-def _score_sentences(
-    sources: Sequence[str], references: Sequence[Reference], outputs: Sequence[str], language: str | None
-) -> Iterator[SentenceScore]:
-    columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
-    joined = (" | ".join(list_references(reference)) for reference in references)
-    rows = zip(sources, joined, outputs, zip(*columns, strict=True), strict=True)
-    for number, (source, reference, output, values) in enumerate(rows, 1):
-        metrics = dict(zip(SENTENCE_METRICS, values, strict=True))
-        yield SentenceScore(number=number, source=source, reference=reference, output=output, metrics=metrics)

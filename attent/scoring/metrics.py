@@ -259,8 +259,6 @@ def format_headline(metrics: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricScore:
-    """One metric of a whole test set."""
-
     metric: str
     value: float
     mean: float | None  # over the resamples of a bootstrap

@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
 from attent.data.captions import SUFFIXES, read_captions
-from attent.data.corpus import Corpus, open_corpora
+from attent.data.corpus import open_corpora
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
@@ -26,6 +24,7 @@ from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator, load_translator
 from attent.interop import is_caption_folder, is_speech_folder
+from attent.interop.conversion import get_dtype_name
 from attent.models import Seq2Seq
 from attent.scoring.alignment import (
     AlignmentReport,
@@ -58,8 +57,6 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """Options of `score`."""
-
     metrics: Sequence[str] = DEFAULT_SCORE_METRICS
     search: SearchOptions = field(default_factory=SearchOptions)
     ensemble: Sequence[Path] = ()  # models that translate together with the model
@@ -164,7 +161,12 @@ def score(
 
 def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = warnings.warn) -> TestSet:
     """Read every pair, also those with an empty side: a file of translations has a line for them."""
-    corpora = [select_test_part(corpus) for corpus in open_corpora(names, languages, warn=warn)]
+    corpora = []
+    for corpus in open_corpora(names, languages, warn=warn):
+        path = Path(corpus.name).expanduser()
+        is_file = corpus.name == "-" or path.is_file() or Path(corpus.file_names[0]).parent == path.parent
+        # Of a folder or a built-in corpus, the test part; a file that was named is taken as it is.
+        corpora.append(corpus if is_file else corpus.get_sibling_split("test") or corpus)
     entries = [(entry, corpus.languages.target) for corpus in corpora for entry in corpus]
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
     skipped = ReasonTally[str]()
@@ -245,13 +247,6 @@ def adapt_to_speech(options: ScoreOptions, languages: LanguagePair) -> ScoreOpti
     if is_default and not has_translations(languages.source, languages.target):
         return replace(options, metrics=SPEECH_METRICS)
     return options
-
-
-def select_test_part(corpus: Corpus) -> Corpus:
-    """The test part of a folder or a built-in corpus; a file that was named is taken as it is."""
-    path = Path(corpus.name).expanduser()
-    is_file = corpus.name == "-" or path.is_file() or Path(corpus.file_names[0]).parent == path.parent
-    return corpus if is_file else corpus.get_sibling_split("test") or corpus
 
 
 def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
@@ -476,20 +471,11 @@ class LoadedModel:
 def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> list[tuple[str | None, list[int]]]:
     """(target language, indices of its sources); the language is None for a model without language tags."""
     languages = [language if tags else None for language in test_set.languages]
-    tag_by_language = {language: find_language_tag(language, tags, folder) for language in dict.fromkeys(languages)}
-    return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
-
-
-def get_dtype_name(model: nn.Module) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
-
-
-def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:
-    """The language tag of each source; None for a model without tags."""
     try:
-        return resolve_target_lang(language, tags, folder)
+        tag_by_language = {name: resolve_target_lang(name, tags, folder) for name in dict.fromkeys(languages)}
     except InputError as error:
         raise ScoreError(str(error).replace("--to", "--tgt")) from error
+    return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
 
 
 # ---- the search in words ---------------------------------------------------------------------------------------------

@@ -66,7 +66,6 @@ def sum_forced(forced: Sequence[TargetScores]) -> dict[str, float]:
 
 
 def report_to_dict(report: ScoreReport, num_worst: int) -> dict[str, Any]:
-    """The whole report as JSON data."""
     names = ("test_set", "num_pairs", "num_skipped", "model", "hypotheses", "search")
     data: dict[str, Any] = {name: getattr(report, name) for name in names}
     if report.evaluation:

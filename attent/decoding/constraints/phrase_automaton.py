@@ -106,7 +106,10 @@ class CharacterAutomaton:
         self.get_state_id(frozenset(), False)
         # Most states differ from the empty one in a few characters only.
         self.initial_matches = self._extend_matches(frozenset((phrase, 0) for phrase in range(len(texts))))
-        self.default_rows = {in_word: self._build_default_row(in_word) for in_word in (False, True)}
+        self.default_rows = [
+            [self._get_next_state(i, self._start_matches(i, in_word)) for i in range(len(self.is_word))]
+            for in_word in (False, True)
+        ]
         self.rows = [self._build_row(matches, in_word) for matches, in_word in self.states]  # grows while it is read
         self.ends_in_match = [
             self._is_complete(matches) for matches, _ in self.states
@@ -139,10 +142,6 @@ class CharacterAutomaton:
         is_word = self.is_word[char_class]
         return REJECTED if self._is_complete(matches) and not is_word else self.get_state_id(matches, is_word)
 
-    def _build_default_row(self, in_word: bool) -> list[int]:
-        classes = range(len(self.is_word))
-        return [self._get_next_state(char_class, self._start_matches(char_class, in_word)) for char_class in classes]
-
     def _build_row(self, matches: PartialMatches, in_word: bool) -> list[int]:
         """Return the next state for each character class."""
         row = list(self.default_rows[in_word])
@@ -152,15 +151,12 @@ class CharacterAutomaton:
             row = [state if is_word else REJECTED for state, is_word in zip(row, self.is_word, strict=True)]
         row[HIDDEN] = self.get_state_id(matches, in_word)
         for escape in self.classes.by_folded_text.get(ESCAPE, ()):
-            self._add_escape(row, escape, matches)
+            # An escape and the character after it are one character, which is no letter.
+            if matches == AFTER_ESCAPE:
+                for char_class in (HIDDEN, *self.classes.by_folded_text["0"], *self.classes.by_folded_text["1"]):
+                    row[char_class] = self.offset
+            row[escape] = REJECTED if self._is_complete(matches) else self.get_state_id(AFTER_ESCAPE, False)
         return row
-
-    def _add_escape(self, row: list[int], escape: int, matches: PartialMatches) -> None:
-        """An escape and the character after it are one character, which is no letter."""
-        if matches == AFTER_ESCAPE:
-            for char_class in (HIDDEN, *self.classes.by_folded_text["0"], *self.classes.by_folded_text["1"]):
-                row[char_class] = self.offset
-        row[escape] = REJECTED if self._is_complete(matches) else self.get_state_id(AFTER_ESCAPE, False)
 
 
 @lru_cache(MAX_CACHED_TABLES)

@@ -42,8 +42,6 @@ class TargetVocabulary:
 
 
 class ConstraintSetup(NamedTuple):
-    """The options and requests of a search."""
-
     options: SearchOptions
     requests: Sequence[SearchRequest]
     vocabulary: TargetVocabulary

@@ -62,13 +62,6 @@ class IncrementalDetokenizer:
         self._commit_pending()
         return self._release_text(text, last=False)
 
-    def add_all(self, tokens: Sequence[int]) -> str:
-        """Add the tokens of a finished sequence and return the whole text."""
-        for token in tokens:
-            self.add_token(token)
-        self.flush()
-        return self.text
-
     def flush(self) -> str:
         """Return the remaining text, after the last token."""
         if self.is_stopped:

@@ -78,8 +78,6 @@ class PromptTooLongError(GenerationError):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A text generated after a prompt."""
-
     prompt: str
     text: str  # up to the end, or to the stop string
     token_ids: tuple[int, ...]  # without the end token; up to the token that completes a stop string
@@ -104,8 +102,14 @@ class Generator:
         use_cuda_graphs  capture steps on an NVIDIA GPU; nothing else may use it meanwhile
         notify           receives messages for the user, such as that fewer tokens than requested are generated
         """
-        check_tokenizer(tokenizer, model.config.vocab)
-        self.model, self.tokenizer, self.vocabulary = model, tokenizer, tokenizer.target
+        vocabulary, vocab = tokenizer.target, model.config.vocab
+        # Tokens beyond the model's vocabulary must have no text: some folders add one for padding.
+        if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
+            raise GenerationError(
+                f"the tokenizer must have at most the model's {vocab} tokens, but has {vocabulary.size}; load both "
+                f"from the same folder"
+            )
+        self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.batch_size, self.use_cuda_graphs, self._notify = batch_size, use_cuda_graphs, notify
         self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
         self._warned_about_length = False
@@ -267,7 +271,11 @@ class Generator:
             for sample in range(n)
         ]
         generations: dict[int, Generation] = {}
-        for indices in self._plan_batches(encoded):
+        # Prompts of similar length, longest first: too little memory then shows at once.
+        order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index].token_ids), index))
+        while order:
+            size = self._compute_batch_size(compute_cache_columns([encoded[index] for index in order]))
+            indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
             for i, finished, detokenizer in self._run_batch(batch, options, should_stop):
                 text = prompts[indices[i] // n]
@@ -351,14 +359,6 @@ class Generator:
             self._static_state = (key, StaticState(self.model, rows, capacity, context))
         return self._static_state[1]
 
-    def _plan_batches(self, prompts: Sequence[EncodedPrompt]) -> Iterator[list[int]]:
-        """Yield indices of prompts of similar length, longest first: too little memory then shows at once."""
-        order = sorted(range(len(prompts)), key=lambda index: (-len(prompts[index].token_ids), index))
-        while order:
-            size = self._compute_batch_size(compute_cache_columns([prompts[index] for index in order]))
-            yield order[:size]
-            order = order[size:]
-
     def _compute_batch_size(self, columns: int) -> int:
         if self.batch_size is not None:
             return max(1, self.batch_size)
@@ -381,7 +381,21 @@ class Generator:
         options: GenerationOptions,
         should_stop: StopCheck | None,
     ) -> list[list[Generation]]:
-        engine = self._build_engine(CausalStepModel(self.model, self.end_ids), should_stop)
+        step_model = CausalStepModel(self.model, self.end_ids)
+        vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
+        engine = TorchEngine[PromptCache](
+            model=step_model,
+            start_id=LAST_PROMPT_TOKEN,
+            end_id=step_model.end_id,
+            suppressed_tokens=self._suppressed_tokens,
+            pad=0,
+            device=self.device,
+            choose_batch_size=lambda source, target, beams: max(
+                1, self._compute_batch_size((source + target) * beams) // beams
+            ),
+            build_constraints=partial(build_constraints, vocabulary=vocabulary),
+            should_stop=should_stop,
+        )
         n_best: list[list[Hypothesis]] = [[] for _ in rows]
         # A prompt with little room left is searched alone: others need more columns than the model has positions for.
         roomy = [index for index, limit in enumerate(max_new_tokens) if limit == options.max_new_tokens]
@@ -395,33 +409,21 @@ class Generator:
             for prompt, row, hypotheses in zip(prompts, rows, n_best, strict=True)
         ]
 
-    def _build_engine(self, step_model: CausalStepModel, should_stop: StopCheck | None) -> TorchEngine[PromptCache]:
-        vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
-        return TorchEngine[PromptCache](
-            model=step_model,
-            start_id=LAST_PROMPT_TOKEN,
-            end_id=step_model.end_id,
-            suppressed_tokens=self._suppressed_tokens,
-            pad=0,
-            device=self.device,
-            choose_batch_size=lambda source, target, beams: max(
-                1, self._compute_batch_size((source + target) * beams) // beams
-            ),
-            build_constraints=partial(build_constraints, vocabulary=vocabulary),
-            should_stop=should_stop,
-        )
-
     def _build_searched_generation(
         self, prompt: str, row: Sequence[int], hypothesis: Hypothesis, options: GenerationOptions
     ) -> Generation:
         reason: FinishReason = "end" if hypothesis.is_finished else "length"
         detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
-        text = detokenizer.add_all(hypothesis.token_ids)
+        for token in hypothesis.token_ids:
+            detokenizer.add_token(token)
+        detokenizer.flush()
         token_ids, log_prob = hypothesis.token_ids, hypothesis.log_prob
         if detokenizer.is_stopped:
             token_ids, reason = token_ids[: detokenizer.token_count], "stop"
             log_prob = self._score_tokens(row, token_ids)
-        return Generation(prompt=prompt, text=text, token_ids=token_ids, log_prob=log_prob, finish_reason=reason)
+        return Generation(
+            prompt=prompt, text=detokenizer.text, token_ids=token_ids, log_prob=log_prob, finish_reason=reason
+        )
 
     @torch.no_grad()
     def _score_tokens(self, row: Sequence[int], token_ids: Sequence[int]) -> float:
@@ -431,16 +433,6 @@ class Generator:
         logits[:, list(self._suppressed_tokens)] = float("-inf")
         targets = torch.tensor(token_ids, device=self.device)[:, None]
         return float(logits.log_softmax(-1).gather(1, targets).sum())
-
-
-def check_tokenizer(tokenizer: Tokenizer, vocab: int) -> None:
-    """Tokens beyond the model's vocabulary must have no text: some folders add one for padding."""
-    vocabulary = tokenizer.target
-    if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
-        raise GenerationError(
-            f"the tokenizer must have at most the model's {vocab} tokens, but has {vocabulary.size}; load both "
-            f"from the same folder"
-        )
 
 
 def get_total_memory(device: torch.device) -> int | None:

@@ -42,8 +42,6 @@ COMPACTION_RATIO = 0.75  # finished rows are removed when at most this fraction 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A tokenized prompt."""
-
     token_ids: Sequence[int]  # at least one
     max_new_tokens: int  # including the end token
     rng_key: int = 0  # sampling depends on it
@@ -65,8 +63,6 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedSequence:
-    """The tokens generated after one prompt."""
-
     token_ids: tuple[int, ...]  # without the end token
     log_probs: tuple[float, ...]  # of each, and of the end token if there is one
     finish_reason: FinishReason
@@ -94,8 +90,6 @@ class GenerationContext:
 
 @dataclass(frozen=True, eq=False)
 class SequenceBatch:
-    """B sequences in progress."""
-
     input_tokens: Tensor  # (B,) input of the next step
     tokens: Tensor  # (B, T + 1) generated; finished rows write to the last column
     log_probs: Tensor  # (B, T + 1)
@@ -286,12 +280,10 @@ class GenerationLoop:
         longest = max(self.prompts[index].max_new_tokens for index in self.unfinished)
         interval = get_poll_interval(self.state.sequences.input_tokens.device)
         for _ in range(min(interval, longest - self.step_count)):
-            self.state.advance(max(self._count_cached_columns(index) for index in self.row_prompts))
+            prompts = [self.prompts[index] for index in self.row_prompts]
+            columns = (len(p.token_ids) - 1 + min(self.step_count, p.max_new_tokens - 1) for p in prompts)
+            self.state.advance(max(columns))
             self.step_count += 1
-
-    def _count_cached_columns(self, index: int) -> int:
-        prompt = self.prompts[index]
-        return len(prompt.token_ids) - 1 + min(self.step_count, prompt.max_new_tokens - 1)
 
     def pop_new_tokens(self) -> list[tuple[int, list[int]]]:
         """Return (prompt index, tokens since the last call, including the end token) of unfinished sequences."""
@@ -341,7 +333,6 @@ def generate_batch(
     end_ids: Sequence[int],
     should_stop: StopCheck | None = None,
 ) -> list[FinishedSequence]:
-    """Run a batch to its end."""
     loop = GenerationLoop(prompts, state, end_ids)
     finished: dict[int, FinishedSequence] = {}
     while loop.unfinished:

@@ -42,8 +42,6 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSizes:
-    """The sizes of the buffers of a search."""
-
     rows: int
     cache_positions: int  # of all rows
     sources: int
@@ -346,8 +344,6 @@ class AsyncRowCount:
 
 
 class DeviceBatch(NamedTuple):
-    """A request batch on the device."""
-
     token_ids: Tensor
     positions: Tensor
     encoder_order_offsets: Tensor

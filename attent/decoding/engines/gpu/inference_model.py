@@ -161,8 +161,6 @@ class InferenceBlock:
 
 
 class InferenceCrossAttention:
-    """Cross-attention of a block."""
-
     def __init__(self, cross_attn: Attention | None) -> None:
         assert cross_attn is not None
         self.query = FusedLinear.from_layers(cross_attn.query)
@@ -244,8 +242,6 @@ class InferenceStack:
 
 
 class InferenceEncoder(InferenceStack):
-    """Encodes concatenated sources."""
-
     def encode(self, token_ids: Tensor, positions: Tensor, offsets: Tensor, lengths: Tensor, max_length: int) -> Tensor:
         """Tokens (N,) at positions (N,) of S sources that start at `offsets` (S,) -> (N, E)."""
         norms = iter(self.norms)
@@ -322,8 +318,6 @@ class InferenceDecoder(InferenceStack):
 
 
 class InferenceModel:
-    """Encoder and decoder of a model."""
-
     def __init__(self, model: Seq2Seq, suppressed_tokens: Tensor) -> None:
         assert isinstance(model.source_embedding, TokenEmbedding)
         self.encoder = InferenceEncoder(model.source_embedding, model.stacks[0])

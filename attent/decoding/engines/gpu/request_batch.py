@@ -79,7 +79,6 @@ class HypothesisBatch:
 
 
 def get_request_lengths(requests: Sequence[SearchRequest]) -> tuple[Array, Array]:
-    """Return the source lengths and the maximum target lengths."""
     source_lengths = np.fromiter((len(request.source_ids) for request in requests), np.int64, len(requests))
     return source_lengths, np.fromiter((request.max_length for request in requests), np.int64, len(requests))
 
