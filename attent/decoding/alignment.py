@@ -119,22 +119,6 @@ def concatenate_alignments(parts: Sequence[tuple[Alignment, int]]) -> Alignment:
     return Alignment(links=tuple(links), unreliable_links=tuple(unreliable), weights=tuple(weights))
 
 
-def align_texts(
-    model: Seq2Seq,
-    tokenizer: Tokenizer,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    selection: HeadSelection,
-    *,
-    to: str | None = None,
-    batch_tokens: int = BATCH_TOKENS,
-) -> list[Alignment]:
-    """Align each target with its source; see `load_selection` for `selection`."""
-    check_pairs(sources, targets)
-    rows = encode_pairs(model, tokenizer, sources, targets, to, batch_tokens)
-    return align_rows(model, tokenizer, sources, targets, rows, selection, batch_tokens)
-
-
 def align_rows(
     model: Seq2Seq,
     tokenizer: Tokenizer,
@@ -403,9 +387,9 @@ def get_default_selection(model: nn.Module) -> HeadSelection:
     return HeadSelection(layer=layers[(len(layers) - 1) // 2])
 
 
-def load_selection(folder: Path, model: nn.Module) -> HeadSelection:
+def load_selection(folder: Path | None, model: nn.Module) -> HeadSelection:
     """Return the selection that the folder has for these weights, or the default."""
-    measured = load_measured_selection(folder, model)
+    measured = None if folder is None else load_measured_selection(folder, model)
     return measured.selection if measured else get_default_selection(model)
 
 

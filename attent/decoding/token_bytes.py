@@ -51,9 +51,11 @@ def get_token_bytes(vocabulary: Vocabulary, size: int | None = None) -> list[byt
     decode = _select_decoder(vocabulary, names)
     token_bytes = [decode(name) for name in names]
     special = {vocabulary.pad, vocabulary.start, vocabulary.end, vocabulary.unknown}
+    word = [i for i, name in enumerate(names) if name.lstrip(SPACE + "Ġ").isalpha()][:1]
     for i, name in enumerate(names):
         may_be_special = i in special or (SPECIAL_TOKEN.fullmatch(name) and not BYTE_TOKEN.fullmatch(name))
-        if may_be_special and not _adds_text(vocabulary, names, i):
+        # Decoded after a word: alone, a space would be stripped.
+        if may_be_special and vocabulary.decode([*word, i]) == vocabulary.decode(word):
             token_bytes[i] = b""
     return token_bytes + [b""] * ((size or 0) - len(token_bytes))
 
@@ -68,13 +70,6 @@ def _select_decoder(vocabulary: Vocabulary, names: Sequence[str]) -> Callable[[s
     if any(name.startswith("##") for name in names):
         return _decode_wordpiece
     return str.encode
-
-
-def _adds_text(vocabulary: Vocabulary, names: Sequence[str], i: int) -> bool:
-    """True if the token adds text after a word; alone, a space would be stripped."""
-    word = next((j for j, name in enumerate(names) if name.lstrip(SPACE + "Ġ").isalpha()), None)
-    before = [] if word is None else [word]
-    return vocabulary.decode([*before, i]) != vocabulary.decode(before)
 
 
 def _decode_sentencepiece(name: str) -> bytes:

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from attent.decoding import mbr
-from attent.decoding.alignment import (
-    Alignment,
-    align_rows,
-    concatenate_alignments,
-    get_default_selection,
-    load_selection,
-)
+from attent.decoding.alignment import Alignment, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
@@ -665,7 +659,7 @@ class Translator:
     ) -> list[Alignment]:
         """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self._members[0]
-        selection = get_default_selection(model) if self.folder is None else load_selection(self.folder, model)
+        selection = load_selection(self.folder, model)
         best = [n_best[0].token_ids for group in groups for n_best in group]
         pairs = [
             EncodedPair(source=list(row), target=[*token_ids, self.end_id], truncated=False)

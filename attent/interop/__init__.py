@@ -144,12 +144,7 @@ def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = N
     A model that the family cannot describe is rejected by the name of the field. `pad` is the padding token; image
     models have none.
     """
-    if isinstance(model, VisionTransformer):
-        from attent.interop import vit
-
-        vit.save(model, folder)
-    else:
-        import_family(detect_family(model)).save(model, folder, pad=pad)
+    import_family(detect_family(model)).save(model, folder, pad=pad)
 
 
 def detect_family(model: Model) -> str:

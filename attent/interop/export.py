@@ -50,8 +50,8 @@ def convert_model(
     if has_manifest(folder):
         extra_files: Mapping[str, bytes] = read_extra_files(folder)
     else:
-        kept = [folder / name for name in list_kept_files(model)]
-        extra_files = {path.name: path.read_bytes() for path in kept if path.is_file()}
+        paths = [folder / name for name in list_kept_files(model)]
+        extra_files = {path.name: path.read_bytes() for path in paths if path.is_file()}
     tokenizer = read_tokenizer(folder)
     if tokenizer is None and isinstance(model, Seq2Seq):  # which must have one; other models may lack it
         tokenizer = Tokenizer.load(folder)

@@ -242,10 +242,19 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     tensors = conversion.collect_cpu_tensors(model)
     if model.config.stacks[0].positions == SinusoidalConfig(order="interleaved"):
         tensors = reorder_features(tensors)
+    start, end = model.config.start_id, model.config.end_id
+    tokens = {"decoder_start_token_id": start, "eos_token_id": end, "forced_eos_token_id": end, "pad_token_id": pad}
+    generation = {  # as in published Marian models: padding is never generated
+        **tokens,
+        "bad_words_ids": [[token] for token in sorted({pad, start} - {end})],
+        "renormalize_logits": True,
+        "max_length": GENERATION_LENGTH,
+        "num_beams": 4,
+    }
     hf_folder.write_folder(
         folder,
-        config=to_hf_config(model.config, pad, conversion.get_dtype_name(model)),
-        extra_files={hf_folder.GENERATION_FILE: to_generation_config(model.config, pad)},
+        config=to_hf_config(model.config) | tokens | {"dtype": conversion.get_dtype_name(model)},
+        extra_files={hf_folder.GENERATION_FILE: generation},
         tensors=drop_tied_copies(conversion.rename_tensors(tensors, model, TENSOR_MAPPINGS), model.config),
     )
 
@@ -315,7 +324,7 @@ def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[
     return tensors
 
 
-def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
+def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
     stack_keys = [
         conversion.write_fields(get_stack_field_to_key(side), getattr(config, side)) for side in ("encoder", "decoder")
     ]
@@ -336,24 +345,5 @@ def to_hf_config(config: Seq2SeqConfig, pad: int, dtype: str) -> dict[str, Any]:
         "normalize_before": False,
         "normalize_embedding": False,
         "max_position_embeddings": MAX_POSITIONS,
-        "decoder_start_token_id": config.start_id,
-        "eos_token_id": config.end_id,
-        "forced_eos_token_id": config.end_id,
         "bos_token_id": None,
-        "pad_token_id": pad,
-        "dtype": dtype,
-    }
-
-
-def to_generation_config(config: Seq2SeqConfig, pad: int) -> dict[str, Any]:
-    """Return the defaults of generate(), as in published Marian models: padding is never generated."""
-    return {
-        "decoder_start_token_id": config.start_id,
-        "eos_token_id": config.end_id,
-        "forced_eos_token_id": config.end_id,
-        "pad_token_id": pad,
-        "bad_words_ids": [[token] for token in sorted({pad, config.start_id} - {config.end_id})],
-        "renormalize_logits": True,
-        "max_length": GENERATION_LENGTH,
-        "num_beams": 4,
     }

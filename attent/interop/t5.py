@@ -326,17 +326,11 @@ def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        "vocab_size": config.vocab,
-        "d_model": stack.width,
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack),
         "d_kv": stack.head_width or stack.width // stack.heads,
-        "d_ff": stack.ffn_width,
-        "num_layers": stack.layers,
         "num_decoder_layers": config.decoder.layers,
-        "num_heads": stack.heads,
         "relative_attention_num_buckets": stack.positions.buckets,
         "relative_attention_max_distance": stack.positions.max_distance,
         "feed_forward_proj": FEED_FORWARD_TO_HF[stack.activation, stack.gated],
-        "layer_norm_epsilon": stack.norm_eps,
-        "dropout_rate": stack.dropout,
         "tie_word_embeddings": config.scale_output,  # by which transformers decides whether to scale
     }

@@ -273,12 +273,22 @@ def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = No
     if pad is not None:
         conversion.check_pad(pad, config.output_vocab)
     pad = config.end_id if pad is None else pad
+    positions = config.stacks[1].positions
+    assert isinstance(positions, LearnedConfig)
+    generation = {  # neither the start token nor padding is generated, as in our search
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": config.end_id,
+        "pad_token_id": pad,
+        "bad_words_ids": [[token] for token in sorted({pad, config.start_id} - {config.end_id})] or None,
+        "renormalize_logits": True,
+        "max_length": positions.max_length,
+    }
     hf_folder.write_folder(
         folder,
         config=to_hf_config(config, vision, text, pad, conversion.get_dtype_name(model)),
         tensors=tensors,
         extra_files={
-            hf_folder.GENERATION_FILE: to_generation_config(config, pad),
+            hf_folder.GENERATION_FILE: generation,
             vit.PREPROCESSOR_FILE: vit.to_preprocessor_config(vision),
         },
     )
@@ -336,18 +346,4 @@ def to_hf_config(
         **tokens,
         "tie_word_embeddings": False,
         "dtype": dtype,
-    }
-
-
-def to_generation_config(config: Seq2SeqConfig, pad: int) -> dict[str, Any]:
-    """Return the defaults of generate(): neither the start token nor padding is generated, as in our search."""
-    positions = config.stacks[1].positions
-    assert isinstance(positions, LearnedConfig)
-    return {
-        "decoder_start_token_id": config.start_id,
-        "eos_token_id": config.end_id,
-        "pad_token_id": pad,
-        "bad_words_ids": [[token] for token in sorted({pad, config.start_id} - {config.end_id})] or None,
-        "renormalize_logits": True,
-        "max_length": positions.max_length,
     }

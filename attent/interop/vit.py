@@ -257,7 +257,7 @@ def load(
 # --- out ------------------------------------------------------------------------------------------
 
 
-def save(model: VisionTransformer, folder: str | os.PathLike[str]) -> None:
+def save(model: VisionTransformer, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
     """Write a folder that ViT's classes of `transformers` load, with the config of its image processor."""
     config = model.config
     check_expressible(config)

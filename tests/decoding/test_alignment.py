@@ -18,7 +18,6 @@ from attent.decoding.alignment import (
     MeasuredSelection,
     TokenWordMap,
     align_rows,
-    align_texts,
     compute_cross_weights,
     compute_fingerprint,
     concatenate_alignments,
@@ -31,7 +30,7 @@ from attent.decoding.alignment import (
     select_by_agreement,
     select_weights,
 )
-from attent.decoding.forced_decoding import EncodedPair, encode_pairs
+from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pairs
 from attent.inspection.record import record
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
@@ -42,6 +41,19 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from tests.text.corpus import lines, tokenizer
 from tests.text.imported_tokenizers import marian_folder
+
+
+def align_texts(
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    selection: HeadSelection,
+    **options: Any,
+) -> list[Alignment]:
+    rows = encode_pairs(model, tokenizer, sources, targets, **options)
+    return align_rows(model, tokenizer, sources, targets, rows, selection, options.get("batch_tokens", BATCH_TOKENS))
+
 
 STACK = StackConfig(layers=3, width=16, heads=2, ffn_width=24, dropout=0.5)
 SOURCES, TARGETS = (list(side[:8]) for side in lines())
@@ -192,7 +204,7 @@ def test_pairs_without_words_have_no_links() -> None:
     assert [len(alignment.all_links) for alignment in got] == [0, 0, 0, 2]
     assert [alignment.mutual_links for alignment in got[:3]] == [(), (), ()]
     with pytest.raises(ValueError, match="target for each source"):
-        align_texts(model, of, ["a"], [], get_default_selection(model))
+        select_by_agreement(model, of, ["a"], [])
 
 
 def test_search_results_are_aligned_by_their_own_tokens() -> None:

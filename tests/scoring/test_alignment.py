@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attent.decoding import alignment
 from attent.decoding.alignment import HeadSelection
-from attent.decoding.forced_decoding import EncodedPair
+from attent.decoding.forced_decoding import EncodedPair, encode_pairs
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
@@ -173,11 +173,12 @@ def test_luck_on_the_selection_half_is_not_reported(monkeypatch: pytest.MonkeyPa
     assert report.selection.aer == report.best.test_aer
 
 
-def test_the_rates_are_those_of_align_texts() -> None:
+def test_the_rates_are_those_of_the_alignments() -> None:
     model = build_model()
+    rows = encode_pairs(model, tokenizer(), TEXTS, TEXTS)
     report = evaluate_alignment(model, tokenizer(), TEXTS, TEXTS, GOLD)
     for candidate in report.candidates:
-        alignments = alignment.align_texts(model, tokenizer(), TEXTS, TEXTS, candidate.choice)
+        alignments = alignment.align_rows(model, tokenizer(), TEXTS, TEXTS, rows, candidate.choice)
         links = [a.all_links for a in alignments]
         assert candidate.aer == pytest.approx(score_alignments(links, GOLD).aer)
         assert candidate.selection_aer == pytest.approx(score_alignments(links[::2], GOLD[::2]).aer)

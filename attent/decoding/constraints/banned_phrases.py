@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens
-from attent.decoding.constraints.phrase_automaton import REJECTED, PhraseList, TokenSpellings, TransitionTables
+from attent.decoding.constraints.phrase_automaton import REJECTED, PhraseList, TokenSpellings
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 from attent.decoding.token_bytes import HIDDEN, OTHER, UNICODE_SIZE, WORD, get_char_kinds
@@ -43,18 +43,8 @@ class BannedPhrases:
         self.ends_in_match = torch.from_numpy(tables.ends_in_match).to(device)
         self.has_no_whole_char = torch.from_numpy(spellings.lengths == 0).to(device)
         self.partial_char_token_ids = torch.tensor(spellings.partial_char_token_ids, dtype=torch.int64, device=device)
-        if spellings.partial_char_token_ids:
-            self._init_byte_tables(spellings, tables, device)
-
-    @classmethod
-    def build(cls, setup: ConstraintSetup) -> BannedPhrases | None:
-        if not any(request.banned_phrases for request in setup.requests):
-            return None
-        return cls(setup.requests, setup.vocabulary.spellings, setup.vocabulary.device)
-
-    def _init_byte_tables(
-        self, spellings: TokenSpellings, tables: TransitionTables, device: torch.device | str
-    ) -> None:
+        if not spellings.partial_char_token_ids:
+            return
         self.head_bytes = torch.from_numpy(spellings.head_bytes).to(device, torch.int64)
         self.tail_bytes = torch.from_numpy(spellings.tail_bytes).to(device, torch.int64)
         self.has_only_bytes = not spellings.lengths[spellings.partial_char_token_ids].any()  # as in SentencePiece
@@ -67,6 +57,12 @@ class BannedPhrases:
         self.word_char_counts = torch.from_numpy(np.concatenate([[0], continues_word.cumsum()])).to(device)
         self.lead_states = torch.tensor([decode_lead_byte(byte) for byte in range(256)], device=device)
         self.min_code_points = torch.tensor(MIN_CODE_POINTS, device=device)
+
+    @classmethod
+    def build(cls, setup: ConstraintSetup) -> BannedPhrases | None:
+        if not any(request.banned_phrases for request in setup.requests):
+            return None
+        return cls(setup.requests, setup.vocabulary.spellings, setup.vocabulary.device)
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         starts = [self.start_states[get_banned_list(request)] for request in requests]

@@ -244,18 +244,15 @@ class TokenSpellings:
             start_states[phrases] = len(rows)
             rows += automaton.rows
             ends_in_match += automaton.ends_in_match
-        self._check_memory(len(rows), len(texts))
+        needed = 2 * len(rows) * self.size
+        if needed > MAX_TABLE_BYTES:
+            raise ValueError(
+                f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {len(texts)} spellings "
+                f"with {self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
+            )
         return self._compile_tables(
             start_states, classes.class_ids, np.array(rows, dtype=np.int32), np.array(ends_in_match)
         )
-
-    def _check_memory(self, states: int, spellings: int) -> None:
-        needed = 2 * states * self.size
-        if needed > MAX_TABLE_BYTES:
-            raise ValueError(
-                f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {spellings} spellings "
-                f"with {self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
-            )
 
     def _compile_tables(
         self,

@@ -58,15 +58,12 @@ class GraphedSearchStep:
         num_positions = -(-(position + 1) // GRAPH_STRIDE) * GRAPH_STRIDE
         num_positions = min(num_positions, self.cache.max_columns // self.cache.beams)
         if num_positions not in self.graphs:
-            self.graphs[num_positions] = self._capture(num_positions)
+            self.cache.used_columns = (num_positions - 1) * self.cache.beams
+            graph = capture_graph(self._run_step, pool=self.graph_pool, stream=self.capture_stream)
+            self.cache.row_columns, self.cache.ancestors = self.row_columns, self.ancestors
+            self.graphs[num_positions] = graph
         self.graphs[num_positions].replay()
         return self.beams
-
-    def _capture(self, num_positions: int) -> torch.cuda.CUDAGraph:
-        self.cache.used_columns = (num_positions - 1) * self.cache.beams
-        graph = capture_graph(self._run_step, pool=self.graph_pool, stream=self.capture_stream)
-        self.cache.row_columns, self.cache.ancestors = self.row_columns, self.ancestors
-        return graph
 
     def _run_step(self) -> None:
         map_tensors(update_tensor, self.beams, search_step(self.model, self.cache, self.beams, self.context))

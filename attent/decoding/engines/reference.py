@@ -72,9 +72,15 @@ class TorchEngine(Generic[State]):
     def search(self, requests: Sequence[SearchRequest], options: SearchOptions) -> Results:
         context = self.build_context(options, requests)
         remaining = set(range(len(requests)))
-        for index, hypotheses in self._search_on_gpu(requests, context):
-            remaining.remove(index)
-            yield index, hypotheses
+        if self.use_gpu_engine:
+            eligibility.drop_searches_if_moved(self.model, context)
+            is_supported = eligibility.may_support(self.model, context)
+            if is_supported and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
+                for index, hypotheses in search_in_batches(
+                    requests, options, lambda batch: self._search_gpu_batch(batch, context)
+                ):
+                    remaining.remove(index)
+                    yield index, hypotheses
         results = self._run_sessions(requests, remaining, context)
         if remaining and self.device_lock is not None:  # release it before the caller gets the results
             with self.device_lock:
@@ -104,14 +110,6 @@ class TorchEngine(Generic[State]):
             return Unavailable.UNSUPPORTED
         request = SearchRequest(source_ids=(), forbid_loops=bool(batch.forbid_loops.any()))  # stands for all of them
         return self._search_gpu_batch(batch, self.build_context(options, [request]))
-
-    def _search_on_gpu(self, requests: Sequence[SearchRequest], context: SearchContext) -> Results:
-        if not self.use_gpu_engine:
-            return
-        eligibility.drop_searches_if_moved(self.model, context)
-        is_supported = eligibility.may_support(self.model, context)
-        if is_supported and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
-            yield from search_in_batches(requests, context.options, lambda b: self._search_gpu_batch(b, context))
 
     def _search_gpu_batch(self, batch: RequestBatch, context: SearchContext) -> HypothesisBatch | Unavailable:
         with self.device_lock or nullcontext():
