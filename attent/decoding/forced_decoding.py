@@ -196,16 +196,11 @@ class TeacherForcingBatch:
         states, ids = self.compute_states(model)[real], self.target[real]  # (N, E), (N,) without padding
         size = max(1, MAX_LOGITS // model.config.output_vocab)
         suppressed = torch.tensor(suppressed_tokens, dtype=torch.int64, device=ids.device)
-        chunks = [
-            gather_log_probs(model.output(states[i : i + size]), ids[i : i + size], suppressed)
-            for i in range(0, len(ids), size)
-        ]
+        chunks = []
+        for i in range(0, len(ids), size):
+            logits, chosen_ids = model.output(states[i : i + size]), ids[i : i + size, None]
+            logits = logits if logits.dtype == torch.float64 else logits.float()  # (n, V)
+            chosen = logits.gather(1, chosen_ids)
+            allowed = logits.index_fill(1, suppressed, float("-inf")).scatter(1, chosen_ids, chosen)
+            chunks.append(chosen[:, 0] - allowed.logsumexp(1))
         return [row.tolist() for row in torch.cat(chunks).split(self.target_lengths.tolist())]
-
-
-def gather_log_probs(logits: Tensor, ids: Tensor, suppressed_tokens: Tensor) -> Tensor:
-    """(N, V), (N,) -> (N,)"""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    chosen = logits.gather(1, ids[:, None])
-    allowed = logits.index_fill(1, suppressed_tokens, float("-inf")).scatter(1, ids[:, None], chosen)
-    return chosen[:, 0] - allowed.logsumexp(1)

@@ -7,9 +7,9 @@ token if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
@@ -246,15 +246,6 @@ class Hypothesis:
     is_finished: bool  # False: truncated at max_length
     text: str = ""
     tokens: tuple[str, ...] = ()
-
-
-class SearchEngine(Protocol):
-    """A search implementation: the PyTorch reference, or CTranslate2 on a CPU."""
-
-    def search(
-        self, requests: Sequence[SearchRequest], options: SearchOptions
-    ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yield (request index, hypotheses, best first) in order of completion."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,6 @@ from attent.decoding.options import (
     Hypothesis,
     InputError,
     PhraseConstraints,
-    SearchEngine,
     SearchOptions,
     SearchRequest,
     Segment,
@@ -549,7 +548,7 @@ class Translator:
 
     def _assign_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
-    ) -> Iterator[tuple[SearchEngine, list[int]]]:
+    ) -> Iterator[tuple[TorchEngine[Any] | CTranslate2Engine, list[int]]]:
         """Yield engines with the indices of their requests: CTranslate2 takes all that it supports."""
         with self._locks.engine_lock:
             ctranslate2 = self._ctranslate2_engine

@@ -7,6 +7,7 @@ are: masked LM, pooler, classifier. The next-sentence head is dropped.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import LazyTensor
 from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -60,7 +60,7 @@ IGNORED_TENSORS = [
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",  # next-sentence prediction
     "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on
 ]  # fmt: skip
-OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}  # in files of 2018
+OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}  # of 2018
 
 
 # --- config.json ----------------------------------------------------------------------------------
@@ -134,21 +134,14 @@ def load(
 ) -> TextEncoder:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
     encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
-    opened = replace(opened, stored=rename_old_tensors(opened.stored))
+    stored = {OLD_NAME.sub(lambda old: NEW_NAMES[old[1]], name): tensor for name, tensor in opened.stored.items()}
+    opened = replace(opened, stored=stored)
     heads = detect_heads(opened)
     if heads["masked_lm"]:  # it has its own names for the tensors that it shares with the embedding
         opened = opened.resolve_ties([[EMBEDDING, OUTPUT], [OUTPUT_BIAS, OUTPUT_BIAS_COPY]], "`tie_word_embeddings`")
         del opened.stored[OUTPUT_BIAS_COPY]
     model = build_empty(to_config(opened.keys, heads, opened.config_path))
     return opened.load_into(model, TENSOR_MAPPINGS, dtype, device)
-
-
-def rename_old_tensors(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    names = {}
-    for name, tensor in stored.items():
-        old = next((old for old in OLD_SUFFIXES if name.endswith(old)), "")
-        names[name.removesuffix(old) + OLD_SUFFIXES.get(old, "")] = tensor
-    return names
 
 
 def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:

@@ -172,14 +172,6 @@ class Section:
         return str(self.data["model_type"])
 
 
-def to_vision_config(section: Section, opened: OpenFolder[Any]) -> VisionConfig:
-    keys = conversion.parse_section(section.data, vit.CONFIG_KEYS, section.where)
-    opened.check_layer_count(keys, "num_hidden_layers")
-    image_size = vit.check_square("image_size", keys.image_size, section.where)
-    preprocessing = vit.read_preprocessing(opened.root, keys.num_channels, image_size)
-    return vit.to_config(keys, {"pooler": False, "labels": ()}, preprocessing, section.where)
-
-
 def to_text_config(section: Section, opened: OpenFolder[Any]) -> EncoderConfig | CausalConfig:
     """Return the decoder's config, as that of a model without cross-attention."""
     table = DECODER_KEYS[section.family]
@@ -229,7 +221,12 @@ def load(
 ) -> Seq2Seq:
     opened = OpenFolder.open(folder, CONFIG_KEYS, [], ignored_tensors=IGNORED_TENSORS)
     encoder, decoder = (Section.read(side, opened.config_path) for side in MODEL_TYPES)
-    vision, text = to_vision_config(encoder, opened), to_text_config(decoder, opened)
+    keys = conversion.parse_section(encoder.data, vit.CONFIG_KEYS, encoder.where)
+    opened.check_layer_count(keys, "num_hidden_layers")
+    image_size = vit.check_square("image_size", keys.image_size, encoder.where)
+    preprocessing = vit.read_preprocessing(opened.root, keys.num_channels, image_size)
+    vision = vit.to_config(keys, {"pooler": False, "labels": ()}, preprocessing, encoder.where)
+    text = to_text_config(decoder, opened)
     with conversion.explain_config_errors(opened.config_path, CONFIG_KEYS.field_to_key):
         config = join_configs(vision, text, *read_tokens(opened, decoder))
     if config.tie_output:

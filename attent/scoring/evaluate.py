@@ -4,7 +4,7 @@ sentence. The metrics are in `metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from statistics import mean
@@ -88,7 +88,19 @@ def evaluate(
     lengths = [len(source.split()) if in_words else len("".join(source.split())) for source in sources]
     limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
     texts = list(map(list_references, references))
-    groups = _group_by_length(lengths, limits, references, outputs, metrics, language) if by_length else ()
+    groups = []
+    for minimum, end in pairwise((0, *(limit + 1 for limit in limits), None) if by_length else ()):
+        assert minimum is not None
+        indices = [i for i, length in enumerate(lengths) if length >= minimum and (end is None or length < end)]
+        if indices:
+            pairs = [outputs[i] for i in indices], [references[i] for i in indices]
+            group = LengthGroup(
+                min_length=minimum or 1,
+                max_length=None if end is None else end - 1,
+                sentences=len(indices),
+                scores=tuple(compute_metrics(*pairs, metrics, language, resamples=0)),
+            )
+            groups.append(group)
     columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
     rows = zip(sources, map(" | ".join, texts), outputs, zip(*columns, strict=True), strict=True)
     return Evaluation(
@@ -111,24 +123,3 @@ def evaluate(
             for number, (source, reference, output, values) in enumerate(rows, 1)
         ),
     )
-
-
-def _group_by_length(
-    lengths: Sequence[int],
-    limits: tuple[int, ...],
-    references: Sequence[Reference],
-    outputs: Sequence[str],
-    metrics: Sequence[str],
-    language: str | None,
-) -> Iterator[LengthGroup]:
-    for minimum, end in pairwise((0, *(limit + 1 for limit in limits), None)):
-        assert minimum is not None
-        indices = [i for i, length in enumerate(lengths) if length >= minimum and (end is None or length < end)]
-        if indices:
-            texts = [outputs[i] for i in indices], [references[i] for i in indices]
-            yield LengthGroup(
-                min_length=minimum or 1,
-                max_length=None if end is None else end - 1,
-                sentences=len(indices),
-                scores=tuple(compute_metrics(*texts, metrics, language, resamples=0)),
-            )

@@ -108,7 +108,12 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
             for name in ("source", "reference", "output"):
                 yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(getattr(sentence, name)))
     if report.baseline:
-        yield from render_comparison(report)
+        yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
+        rows = []
+        for c in report.comparisons:
+            numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
+            rows.append([c.title, *numbers, VERDICTS[c.is_better]])
+        yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
     if report.forced is not None:
         yield from render_forced(report.forced)
     if isinstance(report.alignment, MeasuredSelection):
@@ -174,15 +179,6 @@ def render_groups(evaluation: Evaluation) -> Iterator[Text]:
         name = f"over {first - 1}" if last is None else f"{first}-{last}"
         rows.append([name, f"{group.sentences:,}", *(f"{score.value:.1f}" for score in group.scores)])
     yield from render_table(rows, header)
-
-
-def render_comparison(report: ScoreReport) -> Iterator[Text]:
-    yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
-    rows = []
-    for c in report.comparisons:
-        numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
-        rows.append([c.title, *numbers, VERDICTS[c.is_better]])
-    yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
 
 
 def render_forced(forced: Sequence[TargetScores]) -> Iterator[Text]:

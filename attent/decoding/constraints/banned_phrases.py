@@ -133,7 +133,13 @@ class BannedPhrases:
         automaton_state, partial_char = self._advance_token(
             automaton_state[:, None], partial_char[:, None], self.partial_char_token_ids
         )
-        cannot_continue = (partial_char > 0) & ~self._can_continue_word(partial_char)
+        # Code points that an incomplete character can become; does one of them continue a word?
+        shift = 6 * (partial_char >> 21 & 7)
+        low = (partial_char & CODE_MASK) << shift
+        low = torch.maximum(low, self.min_code_points[partial_char >> LENGTH_SHIFT]).clamp_max(UNICODE_SIZE)
+        high = (((partial_char & CODE_MASK) + 1) << shift).clamp_max(UNICODE_SIZE)
+        can_continue = self.word_char_counts[torch.maximum(low, high)] > self.word_char_counts[low]
+        cannot_continue = (partial_char > 0) & ~can_continue
         return (automaton_state == REJECTED) | (
             self.ends_in_match[automaton_state] & (near_limit[:, None] | cannot_continue)
         )
@@ -175,14 +181,6 @@ class BannedPhrases:
         longer = (partial_char & ~CODE_MASK) - ONE_BYTE_LEFT | code
         next_char = torch.where(continues, longer.where(~completes, 0), lead_state)
         return automaton_state, torch.where(byte >= 0, next_char, partial_char)
-
-    def _can_continue_word(self, partial_char: Tensor) -> Tensor:
-        """True where an incomplete character can become one that continues a word."""
-        shift = 6 * (partial_char >> 21 & 7)
-        low = (partial_char & CODE_MASK) << shift
-        low = torch.maximum(low, self.min_code_points[partial_char >> LENGTH_SHIFT]).clamp_max(UNICODE_SIZE)
-        high = (((partial_char & CODE_MASK) + 1) << shift).clamp_max(UNICODE_SIZE)
-        return self.word_char_counts[torch.maximum(low, high)] > self.word_char_counts[low]
 
 
 def get_banned_list(request: SearchRequest) -> PhraseList:

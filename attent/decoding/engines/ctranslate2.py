@@ -171,11 +171,16 @@ class CTranslate2Engine:
         again: dict[int, list[int]] = {}  # by the maximum target length
         batches: Iterator[list[int]] = split_batches(order, lengths, batch_tokens)
         for index, hypotheses in self._run_batches(batches, requests, options, count):
-            accepted = self._accept_hypotheses(hypotheses, requests[index].max_length, options)
-            if accepted is None:
-                again.setdefault(requests[index].max_length, []).append(index)
+            # The request's own maximum length may be below that of the call. If no hypothesis is longer, a search with
+            # that maximum gives the same. If one of the n best is truncated, finished ones before it may be missing.
+            max_length = requests[index].max_length
+            longest = max((len(each.token_ids) + each.is_finished for each in hypotheses), default=0)
+            all_finished = all(each.is_finished for each in hypotheses[: options.n_best])
+            is_complete = options.beam_size == 1 or not self._can_end or all_finished
+            if longest > max_length or not is_complete:
+                again.setdefault(max_length, []).append(index)
             else:
-                yield index, self._rescore(requests[index], accepted, options)
+                yield index, self._rescore(requests[index], rank_hypotheses(hypotheses)[: options.n_best], options)
         # A search that reaches its maximum length has fewer finished hypotheses than `count`. With K more it is the
         # same search, and returns every hypothesis that finished or was truncated.
         batches = chain.from_iterable(split_batches(group, lengths, batch_tokens) for group in again.values())
@@ -245,20 +250,6 @@ class CTranslate2Engine:
                     Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
                 )
         return hypotheses
-
-    def _accept_hypotheses(
-        self, hypotheses: list[Hypothesis], max_length: int, options: SearchOptions
-    ) -> list[Hypothesis] | None:
-        """Return the n best of a request whose maximum length may be below that of its call; None: search again.
-
-        If no hypothesis is longer than the request's own maximum, a search with that maximum gives the same. If one of
-        the n best is truncated, finished ones that rank before it may be missing from the results.
-        """
-        if max((len(each.token_ids) + each.is_finished for each in hypotheses), default=0) > max_length:
-            return None
-        all_finished = all(each.is_finished for each in hypotheses[: options.n_best])
-        is_complete = options.beam_size == 1 or not self._can_end or all_finished
-        return rank_hypotheses(hypotheses)[: options.n_best] if is_complete else None
 
     def _rescore(
         self, request: SearchRequest, hypotheses: list[Hypothesis], options: SearchOptions

@@ -206,44 +206,27 @@ class Generator:
         limits = [options.max_new_tokens] * len(rows)
         if max_positions is not None:
             limits = [min(limit, max_positions + 1 - len(row)) for limit, row in zip(limits, rows, strict=True)]
-            self._check_prompt_lengths(rows, limits, options, max_positions, first_index)
+            for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+                if limit < 1:
+                    problem = (
+                        f"must have at most the model's {max_positions:,} tokens, but has {len(row):,}; shorten it"
+                    )
+                    raise PromptTooLongError(index, f"prompt {first_index + index + 1:,}", problem)
+            reduced = [limit for limit in limits if limit < options.max_new_tokens]
+            if reduced and self._notify is not None:
+                which = "the prompt" if len(rows) == 1 else f"{len(reduced):,} of {len(rows):,} prompts"
+                self._notify(
+                    f"fewer than {options.max_new_tokens:,} tokens (at least {min(reduced):,}) are generated after "
+                    f"{which}: prompt and text have at most {max_positions:,} tokens in this model"
+                )
         longest = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
-        self._check_memory(longest, options)
-        self._warn_beyond_trained_length(longest)
-        return limits
-
-    def _check_prompt_lengths(
-        self,
-        rows: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        options: GenerationOptions,
-        max_positions: int,
-        first_index: int,
-    ) -> None:
-        for index, (row, limit) in enumerate(zip(rows, max_new_tokens, strict=True)):
-            if limit < 1:
-                problem = f"must have at most the model's {max_positions:,} tokens, but has {len(row):,}; shorten it"
-                raise PromptTooLongError(index, f"prompt {first_index + index + 1:,}", problem)
-        reduced = [limit for limit in max_new_tokens if limit < options.max_new_tokens]
-        if reduced and self._notify is not None:
-            which = "the prompt" if len(rows) == 1 else f"{len(reduced):,} of {len(rows):,} prompts"
-            self._notify(
-                f"fewer than {options.max_new_tokens:,} tokens (at least {min(reduced):,}) are generated after {which}"
-                f": prompt and text have at most {max_positions:,} tokens in this model"
-            )
-
-    def _check_memory(self, columns: int, options: GenerationOptions) -> None:
-        """Reject what can never fit."""
-        total = get_total_memory(self.device)
-        needed = self._compute_sequence_bytes(columns) * options.beam_size
+        total, needed = get_total_memory(self.device), self._compute_sequence_bytes(longest) * options.beam_size
         if total is not None and needed > total:
             raise GenerationError(
                 f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
                 f"but is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
             )
-
-    def _warn_beyond_trained_length(self, longest: int) -> None:
-        """Rotary positions are unlimited, but the model may have been trained on shorter texts."""
+        # Rotary positions are unlimited, but the model may have been trained on shorter texts.
         positions = self.model.config.stack.positions
         trained = positions.trained_length if isinstance(positions, RotaryConfig) else None
         if trained is not None and longest > trained and self._notify is not None and not self._warned_about_length:
@@ -252,6 +235,7 @@ class Generator:
                 f"prompt and text may have {longest:,} tokens, but the model was trained on at most {trained:,}: "
                 f"beyond that the text may be nonsense"
             )
+        return limits
 
     # --- greedy search and sampling ------------------------------------------------------------------------------
 
@@ -278,8 +262,22 @@ class Generator:
             indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
             for i, finished, detokenizer in self._run_batch(batch, options, should_stop):
-                text = prompts[indices[i] // n]
-                generations[indices[i]] = self._build_generation(text, batch[i], finished, detokenizer)
+                token_ids, log_probs, reason = finished.token_ids, finished.log_probs, finished.finish_reason
+                if detokenizer is None:
+                    text = decode_continuation(self.vocabulary, batch[i].token_ids, token_ids)
+                else:
+                    detokenizer.flush()
+                    text = detokenizer.text
+                    if detokenizer.is_stopped:  # an accelerator may have generated a few tokens more
+                        count = detokenizer.token_count
+                        token_ids, log_probs, reason = token_ids[:count], log_probs[:count], "stop"
+                generations[indices[i]] = Generation(
+                    prompt=prompts[indices[i] // n],
+                    text=text,
+                    token_ids=token_ids,
+                    log_prob=math.fsum(log_probs),
+                    finish_reason=reason,
+                )
         return [[generations[index * n + sample] for sample in range(n)] for index in range(len(prompts))]
 
     def _run_batch(
@@ -301,25 +299,6 @@ class Generator:
                     loop.stop_prompt(index)
             for index, finished in loop.pop_finished():
                 yield index, finished, detokenizers[index] if detokenizers else None
-
-    def _build_generation(
-        self,
-        prompt: str,
-        encoded: EncodedPrompt,
-        finished: FinishedSequence,
-        detokenizer: IncrementalDetokenizer | None,
-    ) -> Generation:
-        token_ids, log_probs, reason = finished.token_ids, finished.log_probs, finished.finish_reason
-        if detokenizer is None:
-            text = decode_continuation(self.vocabulary, encoded.token_ids, token_ids)
-        else:
-            detokenizer.flush()
-            text = detokenizer.text
-            if detokenizer.is_stopped:  # an accelerator may have generated a few tokens more
-                count = detokenizer.token_count
-                token_ids, log_probs, reason = token_ids[:count], log_probs[:count], "stop"
-        log_prob = math.fsum(log_probs)
-        return Generation(prompt=prompt, text=text, token_ids=token_ids, log_prob=log_prob, finish_reason=reason)
 
     def _build_step_options(self, options: GenerationOptions) -> StepOptions:
         return StepOptions(
