@@ -189,8 +189,7 @@ class TeacherForcingBatch:
         return model.decode(self.decoder_input, memory, self.target_lengths)
 
     def score_tokens(self, model: Seq2Seq, suppressed_tokens: Sequence[int] = ()) -> list[list[float]]:
-        """Return the log-probability of each token of each row. Logits are computed in chunks: those of a whole batch
-        would need gigabytes."""
+        """Return the log-probabilities of each row. Logits come in chunks: those of a whole batch need gigabytes."""
         positions = torch.arange(self.target.shape[1], device=self.target.device)
         real = positions < self.target_lengths[:, None]
         states, ids = self.compute_states(model)[real], self.target[real]  # (N, E), (N,) without padding

@@ -73,8 +73,7 @@ class Glossary:
         return cls(tuple(entries.values()))
 
     def find_translations(self, text: str) -> tuple[str, ...]:
-        """Return the translations that a text requires, each once, in order of occurrence. Terms do not overlap; at
-        each position the longest counts."""
+        """Return the translations that a text requires, each once; at each position the longest term counts."""
         text, start = _normalize_text(text), 0
         translations: dict[str, None] = {}
         while word := _WORD.search(text, start):

@@ -11,7 +11,7 @@ import json
 import os
 import select
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -59,26 +59,21 @@ class LineSource:
         """Yield blocks of at most `max_lines`, fewer if no more are available right now."""
         first = 0
         for rows in group_lines(split_lines(self.chunks, self.name), max_lines, self.has_more):
-            lines, error = self._parse_rows(rows, first, parse_line)
+            lines: list[L] = []
+            error = None
+            for number, row in enumerate(rows, first + 1):
+                try:
+                    row = row.removeprefix(codecs.BOM_UTF8) if number == 1 else row
+                    lines.append(parse_line(row, f"{self.name}, line {number:,}"))
+                except InputError as invalid:
+                    error = invalid
+                    break
             if lines:
                 size = sum(map(len, rows)) + len(rows)
                 yield LineBlock(source_name=self.name, lines=lines, first_index=first, byte_count=size)
             if error:
                 raise error
             first += len(rows)
-
-    def _parse_rows(
-        self, rows: Sequence[bytes], first_index: int, parse_line: LineParser[L]
-    ) -> tuple[list[L], InputError | None]:
-        """Return the lines before the first invalid one, and its error."""
-        lines: list[L] = []
-        for number, row in enumerate(rows, first_index + 1):
-            try:
-                row = row.removeprefix(codecs.BOM_UTF8) if number == 1 else row
-                lines.append(parse_line(row, f"{self.name}, line {number:,}"))
-            except InputError as error:
-                return lines, error
-        return lines, None
 
 
 def open_input(file: Path | None, stdin: BinaryIO) -> AbstractContextManager[BinaryIO]:

@@ -468,8 +468,7 @@ def stable_topk_indices(values: Tensor, n: int) -> Tensor:
 
 
 def select_n_best(beams: BeamState, context: SearchContext) -> HypothesisTensors:
-    """Return the best finished hypotheses, then those truncated at the maximum length, unless the options rank both
-    equally."""
+    """Return the best finished hypotheses, then the truncated ones, unless the options rank both equally."""
     is_truncated = (beams.lengths >= beams.max_lengths)[:, None]
     lengths = beams.lengths[:, None].expand_as(beams.log_probs)
     log_probs = beams.log_probs.masked_fill(~is_truncated, NEG_INF)
@@ -493,8 +492,7 @@ def beam_search(
     options: SearchOptions | None = None,
     suppressed_tokens: Sequence[int] = (),
 ) -> HypothesisTensors:
-    """Search the best targets of a batch of sources: (B, Ts), or those of another front-end. `start_id` and
-    `suppressed_tokens` are never generated."""
+    """Search the best targets of sources (B, Ts), or those of another front-end, without `suppressed_tokens`."""
     check_search_arguments(end_id, max_length)
     context = SearchContext(
         options=SearchOptions() if options is None else options,

@@ -403,8 +403,7 @@ class Translator:
 
     @cached_property
     def _unknown_chars(self) -> tuple[re.Pattern[str], dict[int, str | None]]:
-        """Spaces and invisible characters without a token of their own, as a pattern (much faster than `translate`) and
-        as a translation table."""
+        """Spaces and invisible characters without a token, as a pattern (faster than `translate`) and as a table."""
         source = self.tokenizer.source
         chars = [*UNICODE_SPACES, *INVISIBLE_CHARS]
         rows = source.encode([f"a{char}a" for char in chars])

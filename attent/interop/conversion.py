@@ -199,8 +199,7 @@ ACTIVATION_FROM_HF: dict[str, Activation] = {
 
 
 def read_fields(keys: DataclassInstance, field_to_key: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `StackConfig` that a family's config has as keys with the same values; activations by our
-    names."""
+    """Return the fields of `StackConfig` that a family's config has as keys; activations by our names."""
     names = field_to_key.keys() & {field.name for field in fields(StackConfig)}
     values = {name: getattr(keys, field_to_key[name]) for name in names}
     return values | {"activation": ACTIVATION_FROM_HF[values["activation"]]} if "activation" in names else values

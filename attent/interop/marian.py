@@ -290,9 +290,8 @@ def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     width = tensors["source_embedding.weight"].shape[1]
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    axes = {name: find_feature_axis(name) for name in tensors}
     return {
-        name: tensor if (axis := axes[name]) is None else tensor.index_select(axis, order)
+        name: tensor if (axis := find_feature_axis(name)) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()
     }
 

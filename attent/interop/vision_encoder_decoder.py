@@ -149,40 +149,30 @@ def make_decoder_keys(keys: ConfigKeys[Any]) -> ConfigKeys[Any]:
 DECODER_KEYS = {"bert": make_decoder_keys(bert.CONFIG_KEYS), "gpt2": make_decoder_keys(gpt2.CONFIG_KEYS)}
 
 
-@dataclass(frozen=True)
-class Section:
-    data: Mapping[str, Any]
-    where: Path  # config.json and the name of the section, for error messages
-
-    @classmethod
-    def read(cls, side: str, path: Path) -> Section:
-        """Read the section of a side, which must be of a family that is supported there."""
-        data = hf_folder.read_json(path).get(side)
-        if not isinstance(data, dict):
-            raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
-        if data.get("model_type") not in MODEL_TYPES[side]:
-            raise FolderError(
-                f"{path}: `{side}.model_type` must be {' or '.join(MODEL_TYPES[side])} for a {FAMILY} model that "
-                f"attent can compute, but is {quote_value(data.get('model_type'))}"
-            )
-        return cls(data, path.with_name(f"{path.name}, `{side}`"))
-
-    @property
-    def family(self) -> str:
-        return str(self.data["model_type"])
+def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
+    """Return the config of a side, of a family that is supported there, and its location for error messages."""
+    data = hf_folder.read_json(path).get(side)
+    if not isinstance(data, dict):
+        raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
+    if data.get("model_type") not in MODEL_TYPES[side]:
+        raise FolderError(
+            f"{path}: `{side}.model_type` must be {' or '.join(MODEL_TYPES[side])} for a {FAMILY} model that "
+            f"attent can compute, but is {quote_value(data.get('model_type'))}"
+        )
+    return data, path.with_name(f"{path.name}, `{side}`")
 
 
-def to_text_config(section: Section, opened: OpenFolder[Any]) -> EncoderConfig | CausalConfig:
+def to_text_config(section: Mapping[str, Any], where: Path, opened: OpenFolder[Any]) -> EncoderConfig | CausalConfig:
     """Return the decoder's config, as that of a model without cross-attention."""
-    table = DECODER_KEYS[section.family]
-    data = {"is_decoder": False, "add_cross_attention": False, **section.data}  # the defaults of transformers
-    keys: Any = conversion.parse_section(data, table, section.where)
+    table = DECODER_KEYS[section["model_type"]]
+    data = {"is_decoder": False, "add_cross_attention": False, **section}  # the defaults of transformers
+    keys: Any = conversion.parse_section(data, table, where)
     opened.check_layer_count(keys, table.field_to_key["layers"])
-    if section.family == "bert":
-        return bert.to_config(keys, {"masked_lm": True}, section.where)
-    with conversion.explain_config_errors(section.where, table.field_to_key):
+    if section["model_type"] == "bert":
+        return bert.to_config(keys, {"masked_lm": True}, where)
+    with conversion.explain_config_errors(where, table.field_to_key):
         return CausalConfig(
-            vocab=keys.vocab_size, stack=gpt2.to_stack(keys, section.where), tie_output=keys.tie_word_embeddings
+            vocab=keys.vocab_size, stack=gpt2.to_stack(keys, where), tie_output=keys.tie_word_embeddings
         )
 
 
@@ -203,10 +193,12 @@ def join_configs(vision: VisionConfig, text: EncoderConfig | CausalConfig, start
     )
 
 
-def read_tokens(opened: OpenFolder[VisionEncoderDecoderKeys], decoder: Section) -> tuple[int, int]:
+def read_tokens(
+    opened: OpenFolder[VisionEncoderDecoderKeys], decoder: Mapping[str, Any], where: Path
+) -> tuple[int, int]:
     """Return the decoder's first token and the one that ends a text, as generate() of `transformers` finds them."""
-    data = {key: decoder.data[key] for key in TOKEN_KEYS if key in decoder.data}
-    defaults = conversion.build_schema(data, CONFIG_KEYS, decoder.where)
+    data = {key: decoder[key] for key in TOKEN_KEYS if key in decoder}
+    defaults = conversion.build_schema(data, CONFIG_KEYS, where)
     start, bos, end = (
         getattr(defaults if getattr(opened.keys, key) is None else opened.keys, key) for key in TOKEN_KEYS
     )
@@ -220,20 +212,20 @@ def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
     opened = OpenFolder.open(folder, CONFIG_KEYS, [], ignored_tensors=IGNORED_TENSORS)
-    encoder, decoder = (Section.read(side, opened.config_path) for side in MODEL_TYPES)
-    keys = conversion.parse_section(encoder.data, vit.CONFIG_KEYS, encoder.where)
+    (encoder, encoder_where), (decoder, decoder_where) = (read_section(s, opened.config_path) for s in MODEL_TYPES)
+    keys = conversion.parse_section(encoder, vit.CONFIG_KEYS, encoder_where)
     opened.check_layer_count(keys, "num_hidden_layers")
-    image_size = vit.check_square("image_size", keys.image_size, encoder.where)
+    image_size = vit.check_square("image_size", keys.image_size, encoder_where)
     preprocessing = vit.read_preprocessing(opened.root, keys.num_channels, image_size)
-    vision = vit.to_config(keys, {"pooler": False, "labels": ()}, preprocessing, encoder.where)
-    text = to_text_config(decoder, opened)
+    vision = vit.to_config(keys, {"pooler": False, "labels": ()}, preprocessing, encoder_where)
+    text = to_text_config(decoder, decoder_where, opened)
     with conversion.explain_config_errors(opened.config_path, CONFIG_KEYS.field_to_key):
-        config = join_configs(vision, text, *read_tokens(opened, decoder))
+        config = join_configs(vision, text, *read_tokens(opened, decoder, decoder_where))
     if config.tie_output:
-        groups = [[f"decoder.{name}" for name in group] for group in TIED_NAMES[decoder.family]]
+        groups = [[f"decoder.{name}" for name in group] for group in TIED_NAMES[decoder["model_type"]]]
         opened = opened.resolve_ties(groups, "`tie_word_embeddings` of `decoder`")
     segments = pop_segments(opened, text) if isinstance(text, EncoderConfig) else None
-    model = opened.load_into(build_empty(config), build_mappings(vision, decoder.family), dtype, device)
+    model = opened.load_into(build_empty(config), build_mappings(vision, decoder["model_type"]), dtype, device)
     if segments is not None:  # every token of a decoder is of type 0, so its embedding can be part of the positions
         with torch.no_grad():
             table = model.get_parameter("decoder.positions.weight")

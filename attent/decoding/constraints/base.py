@@ -107,8 +107,3 @@ def keep_only_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Te
     logits += torch.where(rows, NEG_INF, 0.0).to(logits.dtype)[:, None]
     allowed_logits = values.where(rows[:, None] & (token_ids >= 0), NEG_INF)
     return logits.scatter_reduce_(1, token_ids.clamp_min(0), allowed_logits, "amax")
-
-
-def build_continuation_masks(word_continuations: Tensor) -> Tensor:
-    """Return (2, V): nothing masked, and word continuations masked. Indexing it per row is faster than masking."""
-    return torch.stack([torch.zeros_like(word_continuations), word_continuations])

@@ -86,8 +86,7 @@ class CTranslate2Engine:
         compute_type: str,
         threads: int,
     ) -> None:
-        """`folder` holds the conversion, which is read into memory; `names` are the tokens of the source and target
-        vocabulary in it."""
+        """`folder` holds the conversion; `names` are the tokens of its source and target vocabulary."""
         self.config = model.config
         self._source_names, self._target_names = names
         self._target_ids = {name: i for i, name in enumerate(self._target_names)}

@@ -72,15 +72,13 @@ class TorchEngine(Generic[State]):
     def search(self, requests: Sequence[SearchRequest], options: SearchOptions) -> Results:
         context = self.build_context(options, requests)
         remaining = set(range(len(requests)))
-        if self.use_gpu_engine:
-            eligibility.drop_searches_if_moved(self.model, context)
-            is_supported = eligibility.may_support(self.model, context)
-            if is_supported and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
-                for index, hypotheses in search_in_batches(
-                    requests, options, lambda batch: self._search_gpu_batch(batch, context)
-                ):
-                    remaining.remove(index)
-                    yield index, hypotheses
+        may_support = self.use_gpu_engine and eligibility.may_support(self.model, context)
+        if may_support and are_supported(requests, eligibility.SUPPORTED_REQUEST_FIELDS):
+            for index, hypotheses in search_in_batches(
+                requests, options, lambda batch: self._search_gpu_batch(batch, context)
+            ):
+                remaining.remove(index)
+                yield index, hypotheses
         results = self._run_sessions(requests, remaining, context)
         if remaining and self.device_lock is not None:  # release it before the caller gets the results
             with self.device_lock:
@@ -251,8 +249,7 @@ class SearchSession(Generic[State]):
 
 
 def group_by_length(requests: Sequence[SearchRequest], indices: Iterable[int]) -> Iterator[list[int]]:
-    """Yield groups of indices, longest sources first; the longest source of a group has at most twice the tokens of
-    its shortest."""
+    """Yield groups of indices, longest sources first; the longest of a group has at most twice the tokens of its shortest."""
     lengths = [len(request.source_ids) for request in requests]
     group: list[int] = []
     for index in sorted(indices, key=lambda index: (-lengths[index], index)):

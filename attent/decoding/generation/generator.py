@@ -200,8 +200,7 @@ class Generator:
     def _compute_max_new_tokens(
         self, rows: Sequence[Sequence[int]], options: GenerationOptions, first_index: int
     ) -> list[int]:
-        """Return the requested number for each prompt, or what the model has positions for; the last token generated
-        needs none."""
+        """Return the requested number, or what the model has positions for; the last token generated needs none."""
         max_positions = self.model.decoder.positions.max_length
         limits = [options.max_new_tokens] * len(rows)
         if max_positions is not None:

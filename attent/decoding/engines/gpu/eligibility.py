@@ -34,23 +34,17 @@ LOCK = threading.Lock()
 
 
 def may_support(model: object, context: SearchContext) -> bool:
-    """A quick check before batches are built."""
+    """A quick check before batches are built. Frees the searches of a model that may have been moved from a GPU."""
     on_gpu = kernels.can_use_kernels(context.suppressed_tokens)
-    return isinstance(model, Seq2Seq) and on_gpu and model not in FAILED_MODELS
-
-
-def drop_searches_if_moved(model: object, context: SearchContext) -> None:
-    """Free the searches of a model that may have been moved from a GPU."""
-    if isinstance(model, Seq2Seq) and not kernels.can_use_kernels(context.suppressed_tokens):
+    if isinstance(model, Seq2Seq) and not on_gpu:
         drop_cached_searches(model)
+    return isinstance(model, Seq2Seq) and on_gpu and model not in FAILED_MODELS
 
 
 def get_gpu_search(
     model: object, batch: RequestBatch, context: SearchContext, suppressed_tokens: tuple[int, ...]
 ) -> GpuBeamSearch | None:
-    """Return the cached or a new search; None if the GPU engine does not support it. `suppressed_tokens` are those
-    that `context` has on the device."""
-    drop_searches_if_moved(model, context)
+    """Return the cached or a new search; None if the GPU engine does not support it."""
     if not may_support(model, context):
         return None
     assert isinstance(model, Seq2Seq)

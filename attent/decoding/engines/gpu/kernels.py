@@ -92,8 +92,7 @@ def attend_past(
 
 
 def attend_memory(q: Tensor, memory: Tensor, rows: Tensor, num_beams: int, scale: float) -> Tensor:
-    """Attend from queries (R * K, H * D) to the source of each row; `memory` (N, 2, Hkv, D) has the keys and values of
-    all sources."""
+    """Attend from queries (R * K, H * D) to the source of each row; `memory` (N, 2, Hkv, D) has keys and values."""
     _, _, kv_heads, D = memory.shape
     heads = q.shape[1] // D
     out = torch.empty_like(q)
@@ -159,8 +158,7 @@ def topk_log_probs(
 
 
 class LoopLimits(NamedTuple):
-    """A loop is a unit of at most `max_unit` tokens, repeated at least `min_repeats` times in a row and over at least
-    `min_tokens` tokens."""
+    """What counts as a loop, see `constraints.no_repeat`."""
 
     max_unit: int
     min_repeats: int

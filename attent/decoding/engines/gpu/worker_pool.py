@@ -93,22 +93,18 @@ class TextWorkerPool(Generic[Result]):
             count = self.workers_to_start if start_workers else 0
             self.workers_to_start -= count
         if count:
-            self._start_workers(count)
+            setup = ForkingPickler.dumps(self.setup)
+            with suppress(OSError):  # start as many as the system allows
+                for _ in range(count):
+                    worker = TextWorker(self.searcher, setup)
+                    with self.lock:
+                        self.workers.append(worker)
+                        self.starting_workers.append(worker)
         with self.lock:
             ready = [worker for worker in self.starting_workers if worker.try_finish_start()]
             self.starting_workers = [worker for worker in self.starting_workers if worker not in ready]
             self.idle_workers += ready
             return self.idle_workers.pop() if self.idle_workers else None
-
-    def _start_workers(self, count: int) -> None:
-        """Start as many as the system allows."""
-        setup = ForkingPickler.dumps(self.setup)
-        with suppress(OSError):
-            for _ in range(count):
-                worker = TextWorker(self.searcher, setup)
-                with self.lock:
-                    self.workers.append(worker)
-                    self.starting_workers.append(worker)
 
     def close(self) -> None:
         for worker in self.workers:
