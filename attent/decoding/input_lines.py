@@ -136,8 +136,12 @@ def split_lines(chunks: Iterable[bytes], name: str) -> Iterator[list[bytes]]:
     parts: list[bytes] = []
     size = 0
     for number, chunk in enumerate(chunks):
-        if number == 0:
-            check_not_compressed(chunk, name)
+        suffixes = [suffix for suffix, magic in COMPRESSION_MAGIC.items() if number == 0 and chunk.startswith(magic)]
+        if suffixes:
+            tool = {".gz": "gzip -dc", ".xz": "xz -dc", ".zst": "zstd -dc"}[suffixes[0]]
+            raise InputError(
+                f"{name}: must be text, but is {suffixes[0][1:]} data; decompress it first: {tool} | attent ..."
+            )
         *complete, rest = chunk.split(b"\n")
         if complete:
             complete[0] = b"".join([*parts, complete[0]])
@@ -151,15 +155,6 @@ def split_lines(chunks: Iterable[bytes], name: str) -> Iterator[list[bytes]]:
             )
     if size:
         yield [b"".join(parts)]
-
-
-def check_not_compressed(chunk: bytes, name: str) -> None:
-    for suffix, magic in COMPRESSION_MAGIC.items():
-        if chunk.startswith(magic):
-            tool = {".gz": "gzip -dc", ".xz": "xz -dc", ".zst": "zstd -dc"}[suffix]
-            raise InputError(
-                f"{name}: must be text, but is {suffix[1:]} data; decompress it first: {tool} | attent ..."
-            )
 
 
 def group_lines(rows: Iterable[list[bytes]], max_lines: int, has_more: Callable[[], bool]) -> Iterator[list[bytes]]:
@@ -217,7 +212,12 @@ def parse_json_line(row: bytes, location: str, base: PhraseConstraints = NO_CONS
         raise InputError(f"{location}: must be a JSON object, but is not JSON ({error}); correct it") from error
     if not isinstance(fields, dict):
         raise InputError(f'{location}: must be a JSON object such as {{"text": "A dog."}}, but is {text[:40]}')
-    check_keys(fields, location)
+    for key in [key for key in fields if key not in JSON_KEYS]:
+        near = get_close_matches(key, JSON_KEYS)
+        hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(JSON_KEYS)}"
+        raise InputError(f"{location}: unknown key `{key[:40]}`: {hint}")
+    if ("text" in fields) == ("src" in fields):
+        raise InputError(f"{location}: must have either `text` or `src`")
     text = check_text(fields.get("text", fields.get("src")), "text", location)
     constraints = base.extend(
         prefix=None if fields.get("prefix") is None else check_text(fields["prefix"], "prefix", location),
@@ -225,16 +225,6 @@ def parse_json_line(row: bytes, location: str, base: PhraseConstraints = NO_CONS
         banned=read_strings(fields.get("ban"), "ban", location),
     )
     return text if constraints is base else Segment(text, constraints)
-
-
-def check_keys(fields: dict[str, Any], location: str) -> None:
-    for key in fields:
-        if key not in JSON_KEYS:
-            near = get_close_matches(key, JSON_KEYS)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(JSON_KEYS)}"
-            raise InputError(f"{location}: unknown key `{key[:40]}`: {hint}")
-    if ("text" in fields) == ("src" in fields):
-        raise InputError(f"{location}: must have either `text` or `src`")
 
 
 def check_text(value: Any, key: str, location: str) -> str:

@@ -133,7 +133,15 @@ class Predictor:
         """
         if top_k < 1:
             raise ValueError(f"`top_k` must be 1 or more, but is {top_k}")
-        self._check_can_fill()
+        model = self.model
+        can_fill = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
+        if isinstance(model, TextEncoder):
+            can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
+        if not can_fill:
+            raise ValueError(
+                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
+                "or `--task spans`, or a BERT with its masked-word head"
+            )
         check_is_list(texts)
         masked_texts = [self._parse_masks(text) for text in texts]
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
@@ -227,17 +235,6 @@ class Predictor:
         return get_device(self.model)
 
     # --- checks ------------------------------------------------------------------------------------------------------
-
-    def _check_can_fill(self) -> None:
-        model = self.model
-        can_fill = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
-        if isinstance(model, TextEncoder):
-            can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
-        if not can_fill:
-            raise ValueError(
-                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
-                "or `--task spans`, or a BERT with its masked-word head"
-            )
 
     @property
     def _vocabulary(self) -> Vocabulary:

@@ -120,7 +120,15 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        check_vocabulary_sizes(model, tokenizer)
+        for side, size, vocab in (
+            ("source", tokenizer.source.size, model.config.vocab),
+            ("target", tokenizer.target.size, model.config.output_vocab),
+        ):
+            if size > vocab:
+                raise ValueError(
+                    f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
+                    f"load both from the same folder"
+                )
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -725,18 +733,6 @@ def load_translator(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return Translator.load(*folders, **vars(options), notify=notify)
-
-
-def check_vocabulary_sizes(model: Seq2Seq | Ensemble, tokenizer: Tokenizer) -> None:
-    for side, size, vocab in (
-        ("source", tokenizer.source.size, model.config.vocab),
-        ("target", tokenizer.target.size, model.config.output_vocab),
-    ):
-        if size > vocab:
-            raise ValueError(
-                f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
-                f"load both from the same folder"
-            )
 
 
 def choose_dtype(device: torch.device, engine: str | None = None) -> str:

@@ -487,9 +487,17 @@ ALWAYS_EXPRESSED = {  # fields of StackConfig that every family's config has
 }  # fmt: skip
 
 
-def get_default_values(stack: StackConfig) -> dict[str, tuple[object, ...]]:
-    """Return the values of a stack's other fields in the paper's encoder; a family states where it differs."""
-    return {
+def check_stack(
+    stack: StackConfig,
+    family: str,
+    *,
+    expressed: Set[str] = frozenset(),
+    required: Values | None = None,
+    side: str = "stack",
+) -> None:
+    """Reject a stack that a family cannot express: `expressed` fields have a key in its config, and every other field
+    must have one of the `required` values, or the default."""
+    values: dict[str, tuple[object, ...]] = {  # those of the paper's encoder, unless the family differs
         "kv_heads": (None, stack.heads),
         "head_width": (None, stack.width // stack.heads),
         "remaining_heads": (None,),
@@ -507,20 +515,8 @@ def get_default_values(stack: StackConfig) -> dict[str, tuple[object, ...]]:
         "embedding_dropout": (None, stack.dropout),
         "output_dropout": (0,),
         "activation_dropout": (0,),
+        **(required or {}),
     }
-
-
-def check_stack(
-    stack: StackConfig,
-    family: str,
-    *,
-    expressed: Set[str] = frozenset(),
-    required: Values | None = None,
-    side: str = "stack",
-) -> None:
-    """Reject a stack that a family cannot express: `expressed` fields have a key in its config, and every other field
-    must have one of the `required` values, or the default."""
-    values = get_default_values(stack) | dict(required or {})
     assert ALWAYS_EXPRESSED | values.keys() == {field.name for field in fields(StackConfig)}, "a new field"
     for name, allowed in values.items():
         if name not in expressed and not any(is_same_value(getattr(stack, name), value) for value in allowed):

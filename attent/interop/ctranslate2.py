@@ -253,7 +253,17 @@ def build_spec_options(stack: StackConfig) -> dict[str, Any]:
 
 
 def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
-    set_positions(spec, stack, side, tensors)
+    match stack.positions:
+        case SinusoidalConfig():
+            # CTranslate2's own sinusoids start at position 1 and have other wavelengths.
+            table = make_sinusoids(torch.arange(MAX_POSITIONS), stack.width, stack.positions.order)
+            spec.position_encodings.encodings = table.numpy()
+        case LearnedConfig():
+            spec.position_encodings.encodings = tensors[f"{side}.positions.weight"]
+        case RelativeConfig():
+            for layer in spec.layer:
+                layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
+                layer.self_attention.relative_attention_max_distance = np.int32(stack.positions.max_distance)
     if stack.norm_order == "pre":
         set_norm(spec.layer_norm, f"{side}.norm", tensors)
     for i, layer in enumerate(spec.layer):
@@ -267,20 +277,6 @@ def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]
             if name != "gate" or stack.gated:
                 set_linear(getattr(layer.ffn, linear), [f"{block}.feedforward.{name}"], tensors)
         set_norm(layer.ffn.layer_norm, f"{block}.feedforward_residual.norm", tensors)
-
-
-def set_positions(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]) -> None:
-    match stack.positions:
-        case SinusoidalConfig():
-            # CTranslate2's own sinusoids start at position 1 and have other wavelengths.
-            table = make_sinusoids(torch.arange(MAX_POSITIONS), stack.width, stack.positions.order)
-            spec.position_encodings.encodings = table.numpy()
-        case LearnedConfig():
-            spec.position_encodings.encodings = tensors[f"{side}.positions.weight"]
-        case RelativeConfig():
-            for layer in spec.layer:
-                layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
-                layer.self_attention.relative_attention_max_distance = np.int32(stack.positions.max_distance)
 
 
 def set_norm(spec: Any, name: str, tensors: dict[str, Any]) -> None:

@@ -128,9 +128,8 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 def open_shards(root: Path) -> dict[str, LazyTensor]:
     """Open the tensors of all shards, each where the index says it is."""
     weight_map = read_json(root / INDEX_FILE).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        weight_map = None
-    if not weight_map:
+    is_map = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
+    if not is_map or not weight_map:
         raise FolderError(f"{root / INDEX_FILE}: `weight_map` must map tensors to files; get the file again")
     tensors: dict[str, LazyTensor] = {}
     paths = {shard: resolve_shard(root, shard) for shard in sorted(set(weight_map.values()))}  # check all, then open

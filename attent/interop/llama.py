@@ -222,26 +222,22 @@ def check_expressible(config: CausalConfig) -> None:
 def to_hf_config(config: CausalConfig) -> dict[str, Any]:
     stack = config.stack
     assert isinstance(stack.positions, RotaryConfig)
+    scaling, length = stack.positions.scaling, DEFAULT_LENGTH
+    if isinstance(scaling, Llama3Scaling):
+        length = int(scaling.factor * scaling.original_length)
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack),
         "num_key_value_heads": stack.kv_heads or stack.heads,
         "head_dim": stack.head_width or stack.width // stack.heads,
-        "max_position_embeddings": get_max_length(stack.positions),
+        "max_position_embeddings": length if (trained := stack.positions.trained_length) is None else trained,
         "attention_bias": stack.bias,
         "mlp_bias": stack.bias,
         "attention_dropout": stack.attention_dropout,
         "tie_word_embeddings": config.tie_output,
         **to_rope_keys(stack.positions),
     }
-
-
-def get_max_length(positions: RotaryConfig) -> int:
-    if positions.trained_length is not None:
-        return positions.trained_length
-    scaling = positions.scaling
-    return int(scaling.factor * scaling.original_length) if isinstance(scaling, Llama3Scaling) else DEFAULT_LENGTH
 
 
 def to_rope_keys(positions: RotaryConfig) -> dict[str, Any]:

@@ -289,34 +289,30 @@ def check_expressible(config: Seq2SeqConfig) -> None:
     required = {"frontend": None, "share_embeddings": True, "output_bias": False, "scale_embeddings": False}
     conversion.check_fields(config, FAMILY, {**required, "output_transform": False})
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
-        check_stack(stack, side)
+        decoder, rate = side == "decoder", stack.dropout
+        conversion.check_stack(
+            stack,
+            FAMILY,
+            side=side,
+            expressed={"head_width", "gated"},
+            required={
+                "causal": (decoder,),
+                "cross_attention": (decoder,),
+                "norm": ("rms",),
+                "norm_order": ("pre",),
+                "bias": (False,),
+                "scale": (1.0, 1),
+                "output_dropout": (rate,),
+                "attention_dropout": (rate,),
+                "activation_dropout": (rate,),
+            },
+        )
+        if not isinstance(stack.positions, RelativeConfig):
+            conversion.reject_field(FAMILY, f"{side}.positions", stack.positions, "relative")
     for field in fields(StackConfig):
         ours, other = getattr(config.encoder, field.name), getattr(config.decoder, field.name)
         if field.name not in ("layers", "causal", "cross_attention", "remaining_heads") and ours != other:
             conversion.reject_field(FAMILY, f"decoder.{field.name}", other, f"that of the encoder, {ours!r},")
-
-
-def check_stack(stack: StackConfig, side: str) -> None:
-    decoder, rate = side == "decoder", stack.dropout
-    conversion.check_stack(
-        stack,
-        FAMILY,
-        side=side,
-        expressed={"head_width", "gated"},
-        required={
-            "causal": (decoder,),
-            "cross_attention": (decoder,),
-            "norm": ("rms",),
-            "norm_order": ("pre",),
-            "bias": (False,),
-            "scale": (1.0, 1),
-            "output_dropout": (rate,),
-            "attention_dropout": (rate,),
-            "activation_dropout": (rate,),
-        },
-    )
-    if not isinstance(stack.positions, RelativeConfig):
-        conversion.reject_field(FAMILY, f"{side}.positions", stack.positions, "relative")
 
 
 def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, ban_tokens
 from attent.decoding.constraints.phrase_automaton import find_phrase
-from attent.decoding.constraints.vocabulary import ConstraintSetup, TargetVocabulary
+from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 
 Phrase = tuple[int, ...]
@@ -29,20 +29,6 @@ BAN_RESERVE = 2  # tokens kept free to get around a banned phrase, and one more 
 
 def count_required_phrases(request: SearchRequest) -> Counter[Phrase]:
     return Counter(tuple(phrase) for phrase in request.required_phrases if phrase)
-
-
-def check_phrases(requests: Sequence[SearchRequest], vocabulary: TargetVocabulary) -> None:
-    """Reject phrases that the model cannot generate, and those that contain a banned one."""
-    phrases = {(phrase, request.banned_phrases) for request in requests for phrase in count_required_phrases(request)}
-    for phrase, banned_phrases in phrases:
-        text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
-        if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
-            raise ValueError(
-                f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
-                f"leave it out"
-            )
-        if banned := find_phrase(text, banned_phrases):
-            raise ValueError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
 
 
 def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
@@ -95,7 +81,18 @@ class RequiredPhrases:
         _, requests, vocabulary = setup
         if not any(request.required_phrases for request in requests):
             return None
-        check_phrases(requests, vocabulary)
+        phrases = {
+            (phrase, request.banned_phrases) for request in requests for phrase in count_required_phrases(request)
+        }
+        for phrase, banned_phrases in phrases:
+            text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
+            if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
+                raise ValueError(
+                    f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
+                    f"leave it out"
+                )
+            if banned := find_phrase(text, banned_phrases):
+                raise ValueError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
         continuations = vocabulary.word_continuations
         return cls(requests, end_id=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 

@@ -249,7 +249,7 @@ class SearchSession(Generic[State]):
 
 
 def group_by_length(requests: Sequence[SearchRequest], indices: Iterable[int]) -> Iterator[list[int]]:
-    """Yield groups of indices, longest sources first; the longest of a group has at most twice the tokens of its shortest."""
+    """Yield groups of indices, longest sources first; the longest of a group has up to twice the shortest's tokens."""
     lengths = [len(request.source_ids) for request in requests]
     group: list[int] = []
     for index in sorted(indices, key=lambda index: (-lengths[index], index)):

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,10 +215,18 @@ class GpuBeamSearch:
         max_rows = max(max_rows, self._count_allocated_rows(int(batch.max_target_lengths.max())))
         rows = choose_row_count(batch.encoder_order_lengths, max_rows, context.num_beams)
         graph_rows = round_up_rows(rows)
-        sizes = compute_buffer_sizes(batch, rows)
+        sizes = BufferSizes(
+            rows=graph_rows,
+            cache_positions=int(batch.max_target_lengths[:rows].sum()),
+            sources=len(batch),
+            tree_positions=int(batch.max_target_lengths.sum()),
+            source_tokens=len(batch.token_ids),
+            max_target_length=int(batch.max_target_lengths.max()),
+            max_source_length=int(batch.encoder_order_lengths[0]),
+        )
         device_batch = copy_to_device(batch, rows, context.device)
         self.inference_model.refresh(model)
-        buffers = self._ensure_buffers(model, replace(sizes, rows=graph_rows), context)
+        buffers = self._ensure_buffers(model, sizes, context)
         self._encode_sources(batch, device_batch, buffers)
         buffers.reset(device_batch.rows, device_batch.sources, device_batch.forbid_loops, context)
         self._run_steps(buffers, graph_rows, context, check_cancelled)
@@ -377,18 +385,6 @@ def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> 
     flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
     parts = flat.split([array.size for array in arrays])
     return DeviceBatch(*(part.view(array.shape) for part, array in zip(parts, arrays, strict=True)))
-
-
-def compute_buffer_sizes(batch: RequestBatch, rows: int) -> BufferSizes:
-    return BufferSizes(
-        rows=rows,
-        cache_positions=int(batch.max_target_lengths[:rows].sum()),
-        sources=len(batch),
-        tree_positions=int(batch.max_target_lengths.sum()),
-        source_tokens=len(batch.token_ids),
-        max_target_length=int(batch.max_target_lengths.max()),
-        max_source_length=int(batch.encoder_order_lengths[0]),
-    )
 
 
 @contextmanager
