@@ -115,9 +115,12 @@ class Glossary:
 def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:
     columns = [column.strip() for column in columns]
     if len(columns) != 2 or not all(columns):
-        raise InputError(
-            f"{location}: must be {LINE_FORMAT}, but is `{_shorten_line(columns)}`; {_suggest_fix(columns)}"
-        )
+        fix = "add what is missing, or start the line with #"
+        if len(columns) != 2:
+            fix = f"remove all but two of its {len(columns)} columns"
+        if len(columns) == 1:
+            fix = "put a tab (not spaces) between the two"
+        raise InputError(f"{location}: must be {LINE_FORMAT}, but is `{_shorten_line(columns)}`; {fix}")
     translations = tuple(part.strip() for part in columns[1].split(ALTERNATIVE_SEPARATOR))
     if not all(translations):
         raise InputError(
@@ -125,14 +128,6 @@ def _build_entry(columns: list[str], location: str, line_number: int) -> Glossar
             f"`{_shorten_line(columns)}`; add it"
         )
     return GlossaryEntry(term=_normalize_text(columns[0]), translations=translations, line_number=line_number)
-
-
-def _suggest_fix(columns: list[str]) -> str:
-    if len(columns) == 1:
-        return "put a tab (not spaces) between the two"
-    if len(columns) > 2:
-        return f"remove all but two of its {len(columns)} columns"
-    return "add what is missing, or start the line with #"
 
 
 def _shorten_line(columns: list[str]) -> str:

@@ -48,8 +48,6 @@ class LineBlock(Generic[L]):
 
 @dataclass(frozen=True, kw_only=True)
 class LineSource:
-    """An input of lines."""
-
     name: str
     chunks: Iterable[bytes]
     has_more: Callable[[], bool]  # without waiting

@@ -18,8 +18,6 @@ PLACEHOLDER = "\ufffc"  # "object replacement character", never part of a word
 
 @dataclass(frozen=True)
 class SurfaceWord:
-    """One or more pieces as text."""
-
     text: str
     attaches_left: bool  # it brings its own space, or continues the word before it
 
@@ -51,7 +49,6 @@ class MaskTokens:
         self._pattern = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
 
     def parse(self, text: str) -> MaskedText:
-        """Split a text at its masks."""
         names = self._pattern.findall(text)
         used = {self._name_to_id.get(name) for name in names}
         unused = (token for token in self.vocabulary.sentinels if token not in used)

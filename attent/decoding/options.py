@@ -320,7 +320,6 @@ class GenerationOptions:
 
     @property
     def search_options(self) -> SearchOptions:
-        """The options of beam search."""
         if self.n > self.beam_size:
             raise ValueError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
         return SearchOptions(

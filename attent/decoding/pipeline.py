@@ -53,8 +53,6 @@ class LineProgress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationPipeline:
-    """A translator with everything that was requested for a file."""
-
     translator: Translator
     options: SearchOptions
     to: str | None = None

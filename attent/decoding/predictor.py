@@ -50,8 +50,6 @@ class MaskPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class FilledText:
-    """A text with the best words in place of its masks."""
-
     source: str
     text: str
     masks: tuple[tuple[MaskPrediction, ...], ...]  # of each mask, best first

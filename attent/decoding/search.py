@@ -241,7 +241,9 @@ def advance_beams(beams: BeamState, logits: Tensor, context: SearchContext) -> t
     elif context.required_phrases is not None:
         selection = select_with_required(beams, logits, log_norm, context)
     else:
-        selection = select_by_score(beams, logits, log_norm, context)
+        K = context.num_beams
+        tokens, log_probs = expand_beams(logits, log_norm, beams.log_probs, 1 if K == 1 else 2 * K)
+        selection = split_finished(*rank_continuations(tokens, log_probs, K), K, context.end_id)
     return append_selection(beams, selection, context), selection.parents if context.can_reorder_beams else None
 
 
@@ -274,13 +276,6 @@ class StepSelection:
     parents: Tensor  # (B, K) of those that stay live
     tokens: Tensor  # (B, K)
     log_probs: Tensor  # (B, K)
-
-
-def select_by_score(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
-    K = context.num_beams
-    tokens, log_probs = expand_beams(logits, log_norm, beams.log_probs, 1 if K == 1 else 2 * K)
-    parents, tokens, log_probs = rank_continuations(tokens, log_probs, K)
-    return split_finished(parents, tokens, log_probs, K, context.end_id)
 
 
 def expand_beams(logits: Tensor, log_norm: Tensor, log_probs: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -191,20 +191,6 @@ def is_number(value: object) -> bool:
 def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dict[str, Any]:
     """They resize to `size`, then crop `crop_size` at the center if `do_center_crop`."""
     crops = data.get("do_center_crop") is True
-    check_preprocessing(data, where, crops=crops)
-    fit, size = read_size(data, image, where)
-    crop = parse_square_size("crop_size", data.get("crop_size", image), where) if crops else size
-    if crop != image:
-        key = "crop_size" if crops else "size"
-        raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {crop}; correct it")
-    if size < crop:
-        raise FolderError(f"{where}: `size` must be at least `crop_size`={crop}, but is {size}; correct it")
-    resample = RESAMPLE_MODES[data.get("resample", 2)]
-    return {"fit": fit, "resize_to": None if size == crop else size, "resample": resample}
-
-
-def check_preprocessing(data: Mapping[str, Any], where: Path, *, crops: bool) -> None:
-    """Reject preprocessing steps that we do not have, by name."""
     for key in ("do_pad", "crop_pct"):
         if data.get(key):
             raise FolderError(f"{where}: `{key}` must be left out for preprocessing that attent supports; correct it")
@@ -214,6 +200,14 @@ def check_preprocessing(data: Mapping[str, Any], where: Path, *, crops: bool) ->
     if isinstance(resample, bool) or not isinstance(resample, int) or resample not in RESAMPLE_MODES:
         known = " or ".join(f"{number} ({name})" for number, name in RESAMPLE_MODES.items())
         raise FolderError(f"{where}: `resample` must be {known}, but is {quote_value(resample)}; correct it")
+    fit, size = read_size(data, image, where)
+    crop = parse_square_size("crop_size", data.get("crop_size", image), where) if crops else size
+    if crop != image:
+        key = "crop_size" if crops else "size"
+        raise FolderError(f"{where}: `{key}` must be {image}, as `image_size` of the model, but is {crop}; correct it")
+    if size < crop:
+        raise FolderError(f"{where}: `size` must be at least `crop_size`={crop}, but is {size}; correct it")
+    return {"fit": fit, "resize_to": None if size == crop else size, "resample": RESAMPLE_MODES[resample]}
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:

@@ -33,8 +33,6 @@ class ScoreError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric: how it is computed and how its values are written."""
-
     name: str
     title: str
     unit: str = ""

@@ -54,7 +54,10 @@ class IncrementalDetokenizer:
             return ""
         self.token_count += 1
         self.pending_tokens.append(token)
-        if self._is_inside_bytes():
+        # The next token may belong to the same run of byte tokens; tokens without text do not end a run.
+        byte_ids, decode = self.vocabulary.byte_ids, self.vocabulary.decode
+        with_text = (token for token in reversed(self.pending_tokens) if token in byte_ids or decode([token]))
+        if byte_ids and next(with_text, None) in byte_ids:
             return ""
         text = self._decode_pending()
         if not text or text.endswith(INCOMPLETE_ENDINGS):
@@ -69,15 +72,6 @@ class IncrementalDetokenizer:
         text = self._decode_pending()
         self._commit_pending()
         return self._release_text(text, last=True)
-
-    def _is_inside_bytes(self) -> bool:
-        """True if the next token may belong to the same run of byte tokens; tokens without text do not end a run."""
-        byte_ids = self.vocabulary.byte_ids
-        if not byte_ids:
-            return False
-        pending = reversed(self.pending_tokens)
-        with_text = (token for token in pending if token in byte_ids or self.vocabulary.decode([token]))
-        return next(with_text, None) in byte_ids
 
     def _decode_pending(self) -> str:
         return decode_after_context(self.vocabulary, self.context, self.context_text, self.pending_tokens)

@@ -70,8 +70,6 @@ class FinishedSequence:
 
 @dataclass(frozen=True, eq=False)
 class GenerationContext:
-    """The options of a batch on its device."""
-
     options: StepOptions
     end_ids: Tensor
     suppressed_tokens: Tensor
