@@ -158,7 +158,7 @@ def topk_log_probs(
 
 
 class LoopLimits(NamedTuple):
-    """What counts as a loop, see `constraints.no_repeat`."""
+    """The definition of a loop, see `constraints.no_repeat`."""
 
     max_unit: int
     min_repeats: int
