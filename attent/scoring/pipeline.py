@@ -471,11 +471,16 @@ class LoadedModel:
 def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> list[tuple[str | None, list[int]]]:
     """(target language, indices of its sources); the language is None for a model without language tags."""
     languages = [language if tags else None for language in test_set.languages]
+    tag_by_language = {language: find_language_tag(language, tags, folder) for language in dict.fromkeys(languages)}
+    return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
+
+
+def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:
+    """The language tag of each source; None for a model without tags."""
     try:
-        tag_by_language = {name: resolve_target_lang(name, tags, folder) for name in dict.fromkeys(languages)}
+        return resolve_target_lang(language, tags, folder)
     except InputError as error:
         raise ScoreError(str(error).replace("--to", "--tgt")) from error
-    return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
 
 
 # ---- the search in words ---------------------------------------------------------------------------------------------
