@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from cyclopts import CycloptsError, Parameter
 
 from attent.cli import search_flags
-from attent.cli.input_texts import STDIN_NAMES
+from attent.cli.input_texts import STDIN_NAMES, prepare_loading
 from attent.cli.search_flags import COMMON_GROUP, DEVICE_GROUP, OUTPUT_GROUP, derive_flags, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
@@ -115,7 +115,12 @@ def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
     from attent.decoding.generation.generator import GenerationError
 
     use_utf8(sys.stdout)
-    options = build_generation_options(flags)
+    set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
+    try:
+        options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
+    except ValueError as error:
+        message = use_flag_names(str(error), GenerationOptions)
+        raise CycloptsError(msg=message, command_chain=("generate",)) from error
     with ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
@@ -131,25 +136,10 @@ def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
             progress.print_message(f"sampled with --seed {options.seed}; give it to repeat the result")
 
 
-def build_generation_options(flags: GenerateFlags) -> GenerationOptions:
-    """Return the options; a seed that is not given is random."""
-    set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
-    try:
-        return GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
-    except ValueError as error:
-        message = use_flag_names(str(error), GenerationOptions)
-        raise CycloptsError(msg=message, command_chain=("generate",)) from error
-
-
 def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay) -> Generator:
-    import torch
-
     from attent.decoding.generation.generator import Generator
-    from attent.decoding.loading import check_model_exists
 
-    check_model_exists(model)
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
+    prepare_loading(model, flags.threads)
     return Generator.load(
         model, device=flags.device, dtype=flags.dtype, batch_size=flags.batch_size, notify=progress.print_message
     )

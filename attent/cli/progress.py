@@ -67,7 +67,11 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
             self._live.start()
         self._history.add(event)
         if isinstance(event, Ended):
-            self._print_end(event)
+            if self._unprinted is not None and not self.quiet and self._live is None:
+                self._print(Text(format_progress(self._unprinted, self._history.steps)))
+                self._unprinted = None
+            self._stop_display()
+            self._print(Text(format_end(event, self._history.best), "bold"))
         elif isinstance(event, Note) and event.level == "warning":
             self._print(Text.assemble(("warning: ", "bold yellow"), escape_invisible(event.text)))
         elif isinstance(event, Note):
@@ -77,13 +81,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
             self._draw(force=not isinstance(event, Progress))
         elif not self.quiet:
             self._print_event(event)
-
-    def _print_end(self, event: Ended) -> None:
-        if self._unprinted is not None and not self.quiet and self._live is None:
-            self._print(Text(format_progress(self._unprinted, self._history.steps)))
-            self._unprinted = None
-        self._stop_display()
-        self._print(Text(format_end(event, self._history.best), "bold"))
 
     def _print(self, line: Text) -> None:
         """Print a permanent line above the live display; in a pipe it is never wrapped."""

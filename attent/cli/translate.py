@@ -147,7 +147,10 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         check_output_path(file, stream, flags)
         check_outputs([flags.output], [model, *flags.ensemble, flags.glossary])
         check_document_flags(file, flags)
-        options = parse_search_options(flags)
+        try:
+            options = build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
+        except ValueError as error:
+            raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         pipeline = build_pipeline(model, options, flags, progress)
@@ -166,13 +169,6 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
                 json_parser = partial(parse_json_line, base=pipeline.constraints)
                 parse_line = json_parser if flags.input_type == "json" else parse_text_line
                 translate_lines(pipeline, source, parse_line, out, progress)
-
-
-def parse_search_options(flags: TranslateFlags) -> SearchOptions:
-    try:
-        return build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
-    except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
 
 
 def build_pipeline(

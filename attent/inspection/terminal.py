@@ -97,7 +97,11 @@ def draw_head(
     head   "mean" or None: the mean over the layer's heads
     width  in cells; if the tokens do not fit, a list of the top keys of each query is drawn instead
     """
-    layer = find_layer(document, path)
+    layers = {layer["path"]: layer for layer in document["layers"]}
+    if path not in layers:
+        near = get_close_matches(path, layers, cutoff=0.0)
+        raise ValueError(f"there is no layer {path!r}; did you mean {near[0] if near else 'another document'}?")
+    layer = layers[path]
     keys = len(document["sides"][layer["keys"]]["tokens"])
     weights = select_head(layer, unpack_weights(layer, keys), head)
     rows, columns = (
@@ -121,14 +125,6 @@ def draw_head(
             if INDENT + side + sum(widths) + COLUMN_GAP * len(widths) <= width:
                 return "\n".join(draw_matrix(header, widths, [truncate_text(row, side) for row in rows], weights))
     return "\n".join(list_top_keys(rows, columns, weights, max(width, 2 * MAX_WORD_WIDTH)))
-
-
-def find_layer(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    layers = {layer["path"]: layer for layer in document["layers"]}
-    if path not in layers:
-        near = get_close_matches(path, layers, cutoff=0.0)
-        raise ValueError(f"there is no layer {path!r}; did you mean {near[0] if near else 'another document'}?")
-    return layers[path]
 
 
 def select_head(layer: Mapping[str, Any], weights: Tensor, head: int | str | None) -> Tensor:

@@ -145,6 +145,11 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
     is_ours, kind = hf_folder.is_attent_folder(root), MODEL_KINDS[model.config.kind]
     if isinstance(model, Seq2Seq):
         kind = kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
+    counts: Counter[str] = Counter()
+    for parameter_name, parameter in model.named_parameters():
+        counts[parameter_name.partition(".")[0]] += parameter.numel()
+    shared = getattr(model.config, "share_embeddings", False)
+    part_names = PART_NAMES | ({"source_embedding": "embedding"} if shared else {})
     stacks = {name: _describe_stack(config) for name, config in get_stack_configs(model.config).items()}
     return ModelInfo(
         kind=kind,
@@ -156,8 +161,8 @@ def inspect_model(root: Path, name: str) -> ModelInfo:
         images=_describe_images(model),
         labels=getattr(model.config, "labels", ()),
         commands=_list_commands(model),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        parts=_count_parameters(model),
+        parameters=counts.total(),
+        parts={label: counts[name] for name, label in part_names.items() if counts[name]},
         precision=str(next(model.parameters()).dtype).removeprefix("torch."),
         has_checksums=is_ours,
     )
@@ -196,15 +201,6 @@ def _describe_stack(config: EncoderStackConfig | DecoderStackConfig) -> dict[str
         "positions": config.positions.kind,
         "norm": f"{config.norm_order}-{config.norm}",
     }
-
-
-def _count_parameters(model: Model) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
-        counts[name.partition(".")[0]] += parameter.numel()
-    shared = getattr(model.config, "share_embeddings", False)
-    names = PART_NAMES | ({"source_embedding": "embedding"} if shared else {})
-    return {label: counts[name] for name, label in names.items() if counts[name]}
 
 
 def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:

@@ -111,7 +111,9 @@ def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Itera
     reasons = _explain_settings(task, run, requested)
     for name, value in values.items():
         reason = "as requested" if is_requested(requested, name) else reasons.get(name, "")
-        yield name, _format_setting(value), reason
+        if isinstance(value, tuple):
+            value = ", ".join(map(str, value)) or "none"
+        yield name, f"{value:g}" if isinstance(value, float) else str(value), reason
 
 
 def _explain_settings(task: Task, run: RunConfig, requested: UserSettings) -> dict[str, str]:
@@ -131,12 +133,6 @@ def is_requested(requested: UserSettings, name: str) -> bool:
     """True if the user set it; `model.x` is stored with each stack."""
     stack = get_stack_names(get_run_class(requested))[0]
     return name.replace("model.", f"model.{stack}.") in dict(flatten_settings(requested))
-
-
-def _format_setting(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
@@ -245,11 +241,9 @@ def _render_samples(card: ModelCard) -> Iterator[str]:
         yield "From held-out text, evenly spaced and not selected by hand."
     for sample in card.samples:
         texts = dict(zip(card.description.sample_labels, (sample.source, sample.reference, sample.output), strict=True))
-        yield "\n".join(f"- **{label}:** {_escape_sample(text)}" for label, text in texts.items() if label)
-
-
-def _escape_sample(text: str) -> str:
-    return escape_markdown(text if len(text) <= MAX_SAMPLE_CHARS else text[: MAX_SAMPLE_CHARS - 1] + "…")
+        limit = MAX_SAMPLE_CHARS
+        shown = {name: text if len(text) <= limit else text[: limit - 1] + "…" for name, text in texts.items() if name}
+        yield "\n".join(f"- **{name}:** {escape_markdown(text)}" for name, text in shown.items())
 
 
 def _render_limits(card: ModelCard) -> Iterator[str]:

@@ -181,8 +181,8 @@ class TrainSession:
             except StopRequested:
                 return self.build_result(trainer, "stopped")
         self.restore_and_open_log(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
-        if self.report_if_finished(trainer):
-            return self.rescore(run, task, trainer)
+        if (result := self.rescore_if_finished(run, task, trainer)) is not None:
+            return result
         self.signals.can_save = True
         ended = trainer.run()
         if ended.reason == "stopped":
@@ -430,23 +430,20 @@ class TrainSession:
             writer = TensorBoardWriter(self.out / "tensorboard", step)
             self.listeners.append(self.open_files.enter_context(closing(writer)))
 
-    def report_if_finished(self, trainer: Trainer) -> bool:
-        """Report and return whether the folder holds a complete run and its settings ask for no more steps."""
-        if not self.read_run_summary(trainer.state.step) or not trainer.get_stop_reason():
-            return False
-        advice = "raise --steps (and --patience) to continue"
-        self.emit(Note(text=f"{self.out}: this run is complete at step {trainer.state.step:,}; {advice}"))
-        return True
-
     def read_run_summary(self, step: int) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if that was not at this step."""
         path = self.state_dir / run_folder.FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == step else {}
 
-    def rescore(self, run: RunConfig, task: Task, trainer: Trainer) -> TrainResult:
-        """Score a complete run again if its test sets or search options have changed."""
+    def rescore_if_finished(self, run: RunConfig, task: Task, trainer: Trainer) -> TrainResult | None:
+        """Score a complete run again if its test sets or search options have changed; None if it is not complete, or
+        if its settings ask for more steps."""
         finished = self.read_run_summary(trainer.state.step)
+        if not finished or not trainer.get_stop_reason():
+            return None
+        advice = "raise --steps (and --patience) to continue"
+        self.emit(Note(text=f"{self.out}: this run is complete at step {trainer.state.step:,}; {advice}"))
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
             Finalizer(self, run, task, trainer, ended, finished["weights"]).write_results()
