@@ -1056,7 +1056,7 @@ FAULTS = """
 + mixup_loss(logits.detach(), batch, self.smoothing)
 
 # images: every epoch in the same order
-@ training/tasks/image_batches.py::ShuffledLoader._epoch_order: training/tasks/test_image_classification.py -k epoch
+@ training/tasks/image_batches.py::ShuffledLoader._build_order: training/tasks/test_image_classification.py -k epoch
 - default_rng((self.seed, epoch)).permutation
 + default_rng(self.seed).permutation
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -32,28 +33,6 @@ LINE_FORMAT = "a line is image<TAB>text, and a header names other columns"
 
 
 @dataclass(frozen=True)
-class CaptionRows:
-    """The rows of caption files; their images exist, but are not decoded."""
-
-    name: str
-    files: tuple[Path, ...]
-    images: tuple[Path, ...]  # without duplicates
-    image_ids: tuple[int, ...]  # the image of each row
-    texts: tuple[str, ...] = field(repr=False)
-    languages: tuple[str | None, ...] = field(repr=False)  # of each row
-    skipped: tuple[str, ...] = ()  # a sentence for each row that is left out
-
-    @property
-    def split(self) -> FolderSplit:
-        """The images, each with its number as the label."""
-        files = tuple((path, number) for number, path in enumerate(self.images))
-        return FolderSplit(self.name, self.files[0].parent, (), files)
-
-    def list_items(self) -> list[CaptionItem]:
-        return group_references(self.image_ids, self.languages, self.texts)
-
-
-@dataclass(frozen=True)
 class CaptionItem:
     """An image to caption in one language, and its references."""
 
@@ -62,29 +41,34 @@ class CaptionItem:
     references: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class CaptionDataset:
-    """Memory-mapped images and their captions."""
+@dataclass(frozen=True, kw_only=True)
+class CaptionRows:
+    """The rows of caption files; their images exist, but are not decoded."""
 
     name: str
-    images: ImageDataset
-    paths: tuple[Path, ...]  # of the images
-    image_ids: Array = field(repr=False)  # the image of each caption
+    files: tuple[Path, ...]
+    paths: tuple[Path, ...]  # of the images, without duplicates
+    image_ids: Array = field(repr=False)  # the image of each row
     texts: tuple[str, ...] = field(repr=False)
-    languages: tuple[str | None, ...] = field(repr=False)
-    skipped: tuple[str, ...] = ()
+    languages: tuple[str | None, ...] = field(repr=False)  # of each row
+    skipped: tuple[str, ...] = ()  # a sentence for each row that is left out
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def select_images(self, indices: Array) -> CaptionDataset:
+    @property
+    def split(self) -> FolderSplit:
+        """The images, each with its number as the label."""
+        files = tuple((path, number) for number, path in enumerate(self.paths))
+        return FolderSplit(self.name, self.files[0].parent, (), files)
+
+    def select_images(self, indices: Array) -> Self:
         """Return some of the images with all of their captions."""
         new_ids = np.full(len(self.paths), -1)
         new_ids[indices] = np.arange(len(indices))
         rows = np.flatnonzero(new_ids[self.image_ids] >= 0).tolist()
         return replace(
             self,
-            images=self.images.select(indices),
             paths=tuple(self.paths[i] for i in indices.tolist()),
             image_ids=new_ids[self.image_ids[rows]],
             texts=tuple(self.texts[i] for i in rows),
@@ -92,22 +76,30 @@ class CaptionDataset:
         )
 
     def list_items(self) -> list[CaptionItem]:
-        return group_references(self.image_ids.tolist(), self.languages, self.texts)
+        """Return each image once for each language of its captions, with these as references."""
+        references: dict[tuple[int, str | None], list[str]] = {}
+        for image_id, language, text in zip(self.image_ids.tolist(), self.languages, self.texts, strict=True):
+            references.setdefault((image_id, language), []).append(text)
+        return [CaptionItem(image_id, language, tuple(texts)) for (image_id, language), texts in references.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionDataset(CaptionRows):
+    """Memory-mapped images and their captions."""
+
+    images: ImageDataset
+
+    @property
+    def store_key(self) -> str:
+        return self.images.store_key
+
+    def select_images(self, indices: Array) -> Self:
+        return replace(super().select_images(indices), images=self.images.select(indices))
 
     def describe_skipped(self) -> str | None:
         """Return a sentence about rows and images that are left out, or None."""
         examples = "; ".join(self.skipped[:MAX_LISTED_FILES])
         return f"{self.name}: {len(self.skipped):,} rows or images are skipped: {examples}" if self.skipped else None
-
-
-def group_references(
-    image_ids: Sequence[int], languages: Sequence[str | None], texts: Sequence[str]
-) -> list[CaptionItem]:
-    """Return each image once for each language of its captions, with these as references."""
-    references: dict[tuple[int, str | None], list[str]] = {}
-    for image_id, language, text in zip(image_ids, languages, texts, strict=True):
-        references.setdefault((image_id, language), []).append(text)
-    return [CaptionItem(image_id, language, tuple(texts)) for (image_id, language), texts in references.items()]
 
 
 def read_captions(files: Sequence[Path]) -> CaptionRows:
@@ -131,7 +123,15 @@ def read_captions(files: Sequence[Path]) -> CaptionRows:
         reason = f"{skipped[0]}; {LINE_FORMAT}" if skipped else "it is empty"
         raise CorpusError(f"{name}: must have images with captions, but has none: {reason}")
     image_ids, texts, languages = zip(*rows, strict=True)
-    return CaptionRows(name, tuple(files), tuple(images), image_ids, texts, languages, tuple(skipped))
+    return CaptionRows(
+        name=name,
+        files=tuple(files),
+        paths=tuple(images),
+        image_ids=np.array(image_ids),
+        texts=texts,
+        languages=languages,
+        skipped=tuple(skipped),
+    )
 
 
 def _read_cells(file: Path) -> list[tuple[int, tuple[str, str, str]]]:
@@ -161,15 +161,5 @@ def _read_cells(file: Path) -> list[tuple[int, tuple[str, str, str]]]:
 def prepare_captions(rows: CaptionRows, shape: ImageShape, root: Path) -> CaptionDataset:
     """Decode the images, into a store in `root` that is built if missing; rows of bad images are left out."""
     images = prepare_images(rows.split, shape, root)
-    numbers = images.item_labels.tolist()
-    readable = {number: image_id for image_id, number in enumerate(numbers)}
-    kept_rows = [row for row, number in enumerate(rows.image_ids) if number in readable]
-    return CaptionDataset(
-        name=rows.name,
-        images=images,
-        paths=tuple(rows.images[number] for number in numbers),
-        image_ids=np.array([readable[rows.image_ids[row]] for row in kept_rows]),
-        texts=tuple(rows.texts[row] for row in kept_rows),
-        languages=tuple(rows.languages[row] for row in kept_rows),
-        skipped=(*rows.skipped, *images.skipped),
-    )
+    readable = vars(rows.select_images(images.item_labels))
+    return CaptionDataset(**readable | {"images": images, "skipped": (*rows.skipped, *images.skipped)})

@@ -218,7 +218,7 @@ def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet
         skipped.add("no image or no text", problem)
     return TestSet(
         name=rows.name,
-        sources=[str(rows.images[item.image_id]) for item in items],
+        sources=[str(rows.paths[item.image_id]) for item in items],
         references=[item.references[0] for item in items],
         languages=[item.language for item in items],
         skipped=skipped,

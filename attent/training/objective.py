@@ -56,6 +56,18 @@ class Objective(nn.Module):
     def compute_states(self, *inputs: Any) -> Tensor:
         raise NotImplementedError
 
+    def compute_token_loss(
+        self, states: Tensor, ids: Tensor, mask: Tensor, doubled: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return (loss, plain cross-entropy) of the decoder's states; doubled, each row occurs twice, for R-Drop."""
+        output = self.model.output
+        states = output.prepare_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)
+        targets = (output.weight, output.bias, ids.flatten(), mask.flatten(), self.smoothing)
+        if not doubled:
+            return linear_cross_entropy(states, *targets)
+        first, second = states.chunk(2)
+        return rdrop_loss(first, second, *targets, self.rdrop)
+
 
 class Seq2SeqObjective(Objective):
     """Label-smoothed cross-entropy of an encoder-decoder; with `rdrop` > 0, the R-Drop loss in training."""
@@ -64,15 +76,9 @@ class Seq2SeqObjective(Objective):
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
-        output, target = self.model.output, batch.target
-        targets, mask = target.ids.flatten(), target.token_mask().flatten()
         doubled = self.rdrop > 0 and self.training
-        states = output.prepare_states(self._compute_decoder_states(batch, doubled))
-        states = states.flatten(0, 1)  # (B, T, E) -> (N, E)
-        if not doubled:
-            return linear_cross_entropy(states, output.weight, output.bias, targets, mask, self.smoothing)
-        first, second = states.chunk(2)
-        return rdrop_loss(first, second, output.weight, output.bias, targets, mask, self.smoothing, self.rdrop)
+        states = self._compute_decoder_states(batch, doubled)
+        return self.compute_token_loss(states, batch.target.ids, batch.target.token_mask(), doubled)
 
     def _compute_decoder_states(self, batch: PairBatch, doubled: bool) -> Tensor:
         """Return the decoder's states. Doubled, each row occurs twice, with different dropout.

@@ -21,8 +21,12 @@ def write_rows(tmp_path: Path, *rows: str, name: str = "captions.tsv") -> Path:
 
 def test_an_image_may_have_several_captions(tmp_path: Path) -> None:
     rows = read_captions([write_rows(tmp_path, "0.png\tone", "1.png\ttwo", "0.png\tthree")])
-    assert [path.name for path in rows.images] == ["0.png", "1.png"]
-    assert (rows.image_ids, rows.texts, rows.languages) == ((0, 1, 0), ("one", "two", "three"), (None, None, None))
+    assert [path.name for path in rows.paths] == ["0.png", "1.png"]
+    assert (rows.image_ids.tolist(), rows.texts, rows.languages) == (
+        [0, 1, 0],
+        ("one", "two", "three"),
+        (None, None, None),
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,7 @@ def test_columns_are_named_by_a_header_or_in_order(tmp_path: Path, rows: list[st
     captions = read_captions([write_rows(tmp_path, *rows)])
     assert captions.languages == languages
     assert captions.texts[0] == "one"
-    assert captions.images[0] == tmp_path / "0.png"
+    assert captions.paths[0] == tmp_path / "0.png"
 
 
 def test_bad_rows_are_named_by_line(tmp_path: Path) -> None:

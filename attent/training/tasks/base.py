@@ -12,20 +12,22 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attent.data.arrays import Array
 from attent.data.batch_plan import BatchConfig
-from attent.data.loader import LoaderPosition
+from attent.data.loader import LoaderPosition, TokenBatch
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
 from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.config import DataConfig, RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.events import EventHandler, Note, ValidationSample
 
@@ -72,6 +74,47 @@ class TrainBatch(Protocol):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TrainBatch: ...
 
     def pin_memory(self) -> TrainBatch: ...
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """A `TrainBatch` whose tensors and arrays have a row for each example; a base of dataclasses."""
+
+    example_ids: Array = field(kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.example_ids)
+
+    @property
+    def row_length(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def num_padded_tokens(self) -> int:
+        return len(self) * self.row_length
+
+    def slice_rows(self, start: int, stop: int) -> Self:
+        parts: dict[str, Any] = {
+            name: value.slice_rows(start, stop) if isinstance(value, TokenBatch) else value[start:stop]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | np.ndarray | TokenBatch)
+        }
+        return replace(self, **parts)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._map_tensors(lambda x: x.pin_memory())
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changes: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changes[name] = function(value)
+            elif isinstance(value, TokenBatch):
+                changes[name] = value.with_tensors([function(x) for x in value.tensors()])
+        return replace(self, **changes)
 
 
 class BatchLoader(Protocol):
@@ -330,12 +373,59 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
     context.warn(f"{problem}; this test set was found automatically and is skipped")
 
 
+def summarize_data(
+    name: str,
+    num_used: int,
+    *,
+    dropped: Mapping[str, int],
+    files: Sequence[Path],
+    data_key: str,
+    num_held_out: int,
+    held_out_method: str,
+    num_tokens: int = 0,
+) -> DataSummary:
+    """The summary of one corpus with one side."""
+    corpus = CorpusStats(
+        name=name,
+        num_read=num_used + sum(dropped.values()),
+        num_used=num_used,
+        dropped=tuple((reason, count) for reason, count in dropped.items() if count),
+        files=hash_files([str(path) for path in files], files),
+    )
+    return DataSummary(
+        corpora=(corpus,),
+        source_tokens=num_tokens,
+        target_tokens=0,
+        data_key=data_key,
+        num_held_out=num_held_out,
+        held_out_method=held_out_method,
+    )
+
+
+def train_text_tokenizer(
+    texts: Sequence[str],
+    config: TokenizerConfig,
+    context: RunContext,
+    seed: int,
+    *,
+    tags: Sequence[str] = (),
+    mask: bool = False,
+    sentinels: int = 0,
+) -> Tokenizer:
+    context.note("training the tokenizer ...")
+    tokenizer = train_monolingual_tokenizer(texts, config, tags=tags, mask=mask, sentinels=sentinels, seed=seed)
+    pieces = "characters and bytes" if config.kind == "char" else "subwords"
+    languages = f", {len(tags)} languages" if tags else ""
+    context.note(f"tokenizer: {config.kind}, {tokenizer.target.size:,} {pieces}{languages}")
+    return tokenizer
+
+
 def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """(name, SHA-256) of each file; "" for one that can no longer be read."""
     digests = []
     for path in paths:
         try:
-            with open(path, "rb") as file:
+            with open(path.expanduser(), "rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError:
             digests.append("")

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,27 +15,23 @@ from torch import Tensor, nn
 
 from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset
-from attent.data.loader import BatchT, PrefetchLoader
+from attent.data.loader import BatchT, EpochCache, PrefetchLoader
 from attent.models import VisionTransformer
 from attent.nn.argument_checks import check_rate
+from attent.training.tasks.base import RowBatch
 
 MAX_ERASED_AREA = 0.2  # of an image
-CACHED_EPOCHS = 3  # orders in memory: the loader prefetches from the next epoch
 
 
 @dataclass(frozen=True)
-class ImageBatch:
+class ImageBatch(RowBatch):
     """Images as bytes, which are cheap to move; the model normalizes them on its device."""
 
     pixels: Tensor  # (B, C, S, S)
     labels: Tensor  # (B,)
-    example_ids: Array
-    row_length: int  # patches of an image
+    num_patches: int
     mixup_labels: Tensor | None = None  # (B,) of the image that is mixed in
     mixup_weights: Tensor | None = None  # (B,) of `labels`; the rest is that of `mixup_labels`
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     @property
     def num_targets(self) -> int:
@@ -44,25 +39,11 @@ class ImageBatch:
 
     @property
     def num_tokens(self) -> int:
-        return len(self) * self.row_length
+        return self.num_padded_tokens
 
     @property
-    def num_padded_tokens(self) -> int:
-        return self.num_tokens
-
-    def slice_rows(self, start: int, stop: int) -> ImageBatch:
-        return replace(self._map_tensors(lambda x: x[start:stop]), example_ids=self.example_ids[start:stop])
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
-        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> ImageBatch:
-        return self._map_tensors(lambda x: x.pin_memory())
-
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> ImageBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors: dict[str, Any] = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
-        return replace(self, **tensors)
+    def row_length(self) -> int:
+        return self.num_patches
 
 
 class ShuffledLoader(PrefetchLoader[BatchT]):
@@ -75,7 +56,7 @@ class ShuffledLoader(PrefetchLoader[BatchT]):
     def __init__(self, count: int, config: ImageDataConfig | None, *, batch_size: int, seed: int = 0) -> None:
         self.count, self.config, self.seed = count, config, seed
         self.batch_size = max(1, min(batch_size, count))
-        self._orders: dict[int, Array] = {}
+        self._get_order = EpochCache(self._build_order)
 
     def build_batch(self, ids: Array, rng: np.random.Generator) -> BatchT:
         raise NotImplementedError
@@ -86,19 +67,13 @@ class ShuffledLoader(PrefetchLoader[BatchT]):
     def get_batch(self, epoch: int, batch_index: int) -> BatchT:
         if not 0 <= batch_index < self.num_batches(epoch):
             raise IndexError(f"epoch {epoch} has {self.num_batches(epoch)} batches, so there is no batch {batch_index}")
-        ids = self._epoch_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
+        ids = self._get_order(epoch)[batch_index * self.batch_size : (batch_index + 1) * self.batch_size]
         return self.build_batch(ids, np.random.default_rng((self.seed, epoch, batch_index)))
 
-    def _epoch_order(self, epoch: int) -> Array:
+    def _build_order(self, epoch: int) -> Array:
         if self.config is None:
             return np.arange(self.count)
-        order = self._orders.get(epoch)
-        if order is None:
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
-            for old in sorted(self._orders)[: -CACHED_EPOCHS + 1]:
-                self._orders.pop(old, None)
-            self._orders[epoch] = order
-        return order
+        return np.random.default_rng((self.seed, epoch)).permutation(self.count)
 
 
 class ImageLoader(ShuffledLoader[ImageBatch]):
@@ -110,7 +85,7 @@ class ImageLoader(ShuffledLoader[ImageBatch]):
 
     def build_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
         pixels, labels = self.images.take(ids)
-        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), ids, self.row_length)
+        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), self.row_length, example_ids=ids)
         return batch if self.config is None else augment(batch, self.config, rng)
 
 

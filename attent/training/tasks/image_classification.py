@@ -205,18 +205,12 @@ class ImageClassificationTask(base.Task):
     def describe_data(self) -> base.DataSummary:
         skipped, split = len(self.train_images.skipped), self.train_split
         files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
-        corpus = base.CorpusStats(
-            name=self.train_images.name,
-            num_read=len(self.train_images) + skipped,
-            num_used=len(self.train_images),
-            dropped=(("no image", skipped),) if skipped else (),
-            files=base.hash_files([str(path) for path in files], files),
-        )
         method = "" if self.validation is None else self.validation.name
-        return base.DataSummary(
-            corpora=(corpus,),
-            source_tokens=0,
-            target_tokens=0,
+        return base.summarize_data(
+            self.train_images.name,
+            len(self.train_images),
+            dropped={"no image": skipped},
+            files=files,
             data_key=self.train_images.store_key,
             num_held_out=0 if self.validation is None else len(self.validation),
             held_out_method="drawn from each class in proportion" if self.is_held_out else method,

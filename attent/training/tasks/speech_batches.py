@@ -6,7 +6,7 @@ masked on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,8 +23,8 @@ from attent.data.token_store import TokenSequences
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.nn import AudioConfig, LogMelSpectrogram, Memory
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
-from attent.training.loss import linear_cross_entropy
 from attent.training.objective import Objective
+from attent.training.tasks.base import RowBatch
 
 SAMPLE_SCALE = 32_768  # of the store's int16
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP_SAMPLES
@@ -45,7 +45,7 @@ def count_states(num_samples: Array, fixed_frames: int | None) -> Array:
 
 
 @dataclass(frozen=True)
-class SpeechBatch:
+class SpeechBatch(RowBatch):
     """Recordings as int16 samples, which are cheap to move, with their texts and their random augmentation."""
 
     samples: Tensor  # (B, S)
@@ -54,13 +54,9 @@ class SpeechBatch:
     time_masks: Tensor  # (B, K, 2) masked frames: the first, and the one after the last
     frequency_masks: Tensor  # (B, K, 2) masked mel bins likewise
     target: TokenBatch
-    example_ids: Array
     num_samples: Array  # `lengths` on the host
     fixed_frames: int | None
     prefix_length: int = 0  # tokens before each text that are given, not predicted
-
-    def __len__(self) -> int:
-        return len(self.num_samples)
 
     @property
     def num_targets(self) -> int:
@@ -72,43 +68,15 @@ class SpeechBatch:
         return int(count_states(self.num_samples, self.fixed_frames).sum()) + self.target.num_tokens
 
     @property
-    def num_padded_tokens(self) -> int:
-        return len(self) * self.row_length
-
-    @property
     def row_length(self) -> int:
         """Encoder states of the longest recording, or tokens of the longest text."""
         return max(int(count_states(self.num_samples, self.fixed_frames).max()), self.target.ids.shape[1])
 
     def slice_rows(self, start: int, stop: int) -> SpeechBatch:
-        rows = self._map_tensors(lambda x: x[start:stop])
-        num_samples = self.num_samples[start:stop]
+        rows = super().slice_rows(start, stop)
         # Recordings at most twice as fast have at most twice as many samples before the change of speed.
-        width = int(num_samples.max()) * (1 if self.speeds is None else 2)
-        return replace(
-            rows,
-            samples=rows.samples[:, :width],
-            target=self.target.slice_rows(start, stop),
-            example_ids=self.example_ids[start:stop],
-            num_samples=num_samples,
-        )
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> SpeechBatch:
-        return self._map_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> SpeechBatch:
-        return self._map_tensors(lambda x: x.pin_memory())
-
-    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> SpeechBatch:
-        return replace(
-            self,
-            samples=function(self.samples),
-            speeds=None if self.speeds is None else function(self.speeds),
-            lengths=function(self.lengths),
-            time_masks=function(self.time_masks),
-            frequency_masks=function(self.frequency_masks),
-            target=self.target.with_tensors([function(x) for x in self.target.tensors()]),
-        )
+        width = int(rows.num_samples.max()) * (1 if self.speeds is None else 2)
+        return replace(rows, samples=rows.samples[:, :width])
 
 
 # ---- the loader ------------------------------------------------------------------------------------------------------
@@ -271,19 +239,12 @@ class SpeechObjective(Objective):
 
     def forward(self, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
-        output, target = self.model.output, batch.target
+        target = batch.target
         memory = self.model.encode(*self.compute_frames(batch))
         states = self.model.decode(shift_right(target.ids, self.model.config.start_id), memory, target.lengths)
         mask = target.token_mask()
         mask[:, : batch.prefix_length] = False
-        loss, plain = linear_cross_entropy(
-            output.prepare_states(states).flatten(0, 1),  # (B, T, E) -> (N, E)
-            output.weight,
-            output.bias,
-            target.ids.flatten(),
-            mask.flatten(),
-            self.smoothing,
-        )
+        loss, plain = self.compute_token_loss(states, target.ids, mask)
         if self.ctc and self.training:
             loss = (1 - self.ctc) * loss + self.ctc * self.compute_ctc_loss(memory, batch)
         return loss, plain

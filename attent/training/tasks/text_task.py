@@ -25,7 +25,6 @@ from attent.nn import StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
-from attent.text.tokenizer_training import train_monolingual_tokenizer
 from attent.text.vocabulary import Vocabulary
 from attent.training import autoconfig, task_heads
 from attent.training import config as run_config
@@ -157,15 +156,14 @@ class TextTask(base.Task):
         """Hook: check the tokenizer, and derive from it what the task needs."""
 
     def train_tokenizer(self, run: RunConfig) -> Tokenizer:
-        self.context.note("training the tokenizer ...")
-        config, texts = run.data.tokenizer, self.splits.train.texts
-        sentinels = self.count_sentinels(run)
-        tokenizer = train_monolingual_tokenizer(
-            texts, config, mask=self.needs_mask, sentinels=sentinels, seed=run.train.seed
+        return base.train_text_tokenizer(
+            self.splits.train.texts,
+            run.data.tokenizer,
+            self.context,
+            run.train.seed,
+            mask=self.needs_mask,
+            sentinels=self.count_sentinels(run),
         )
-        pieces = "characters and bytes" if config.kind == "char" else "subwords"
-        self.context.note(f"tokenizer: {config.kind}, {tokenizer.source.size:,} {pieces}")
-        return tokenizer
 
     def count_sentinels(self, run: RunConfig) -> int:
         return 0
@@ -330,24 +328,19 @@ class TextTask(base.Task):
 
     def describe_data(self) -> base.DataSummary:
         train, valid = self.splits.train, self.splits.valid
-        dropped = tuple(train.skipped.items())
+        dropped = dict(train.skipped)
         if valid is not None and self.splits.held_out and not valid.name.startswith("last part"):
-            dropped += (("held out for validation", len(valid.texts)),)
-        corpus = base.CorpusStats(
-            name=train.name,
-            num_read=len(train.texts) + sum(count for _, count in dropped),
-            num_used=len(train.texts),
-            dropped=dropped,
-            files=base.hash_files([str(path) for path in train.files], train.files),
-        )
+            dropped["held out for validation"] = len(valid.texts)
         method = "" if valid is None else f"the {valid.name} of the text" if self.splits.held_out else valid.name
-        return base.DataSummary(
-            corpora=(corpus,),
-            source_tokens=self.data_size.num_tokens,
-            target_tokens=0,
+        return base.summarize_data(
+            train.name,
+            len(train.texts),
+            dropped=dropped,
+            files=train.files,
             data_key=self.data_key,
             num_held_out=0 if valid is None else len(valid.texts),
             held_out_method=method,
+            num_tokens=self.data_size.num_tokens,
         )
 
 

@@ -408,16 +408,16 @@ def test_whisper_is_fine_tuned_with_its_prompt(tmp_path: Path, capsys: pytest.Ca
     batch = task.build_train_batches(run).get_batch(0, 0)
     assert batch.prefix_length == 3
     assert batch.fixed_frames == 90
-    text = task.train_recordings.texts[batch.example_ids[0]]
+    text = task.train_data.texts[batch.example_ids[0]]
     assert batch.target.lengths is not None
     ids = batch.target.ids[0, : batch.target.lengths[0]].tolist()
     assert tuple(ids[:3]) == task.prefix_ids
     assert vocabulary.decode(ids[3:-1]) == f" {text}"
     assert ids[-1] == vocabulary.end
     long_texts = replace(
-        task.train_recordings, texts=("a b c d e f g h i j k l m n o p q r s t u v", *task.train_recordings.texts[1:])
+        task.train_data, texts=("a b c d e f g h i j k l m n o p q r s t u v", *task.train_data.texts[1:])
     )
-    loader = task.build_batches(long_texts, run, 200, max_target_length=24)
+    loader = task.build_batches(long_texts, run, 200)
     assert "1 of 10 recordings have texts of more than 24 tokens" in (loader.describe_too_long() or "")
 
 
