@@ -49,9 +49,6 @@ WIDTH_MULTIPLE = 16  # of padded targets, so that there are few shapes to compil
 VALID_BATCH_IMAGES = 128
 
 
-# ---- batches and the loss --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CaptionBatch(base.RowBatch):
     """Images as bytes, each with a caption."""
@@ -133,9 +130,6 @@ class CaptionObjective(Objective):
         """(B, C, S, S), (B, T) -> (B, T, E)"""
         states: Tensor = self.model.decode(inputs, self.model.encode(pixels))
         return states
-
-
-# ---- the task --------------------------------------------------------------------------------------------------------
 
 
 class CaptioningTask(SourceTask):
@@ -222,8 +216,6 @@ class CaptioningTask(SourceTask):
             name: "" if data is None else f"{data.images.store_key} {hash_texts((*data.texts, *map(str, data.paths)))}"
             for name, data in keys.items()
         } | {"tokenizer": self.tokenizer.fingerprint}
-
-    # ---- model and schedule
 
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
@@ -317,8 +309,6 @@ class CaptioningTask(SourceTask):
         yield from describe_schedule(run.train, batches.num_batches(0), "greedy", batch_text=sizes)
         yield classification.describe_augmentation(self.image_options, self.shape.size)
 
-    # ---- batches and scores
-
     def build_loader(
         self, captions: CaptionDataset, run: RunConfig, options: ImageDataConfig | None, batch_size: int
     ) -> CaptionLoader:
@@ -374,8 +364,6 @@ class CaptioningTask(SourceTask):
     def compute_max_tokens(self, examples: EvalSet) -> float:
         return IMAGE_MAX_LENGTH
 
-    # ---- the model card
-
     def describe_model(self, out: Path) -> base.ModelDescription:
         languages = self.tokenizer.target.tags
         flag, to = (f" --to {languages[0]}", f", to={languages[0]!r}") if languages else ("", "")
@@ -389,9 +377,6 @@ class CaptioningTask(SourceTask):
             samples_title="Sample captions",
             sample_labels=("Image", "References", "Output"),
         )
-
-
-# ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def find_image_config(config: ModelConfig | None) -> ImageConfig | None:

@@ -93,8 +93,6 @@ class SourceTask(base.Task):
     is_held_out: bool
     tests: list[Any]
 
-    # ---- the model
-
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> Seq2SeqConfig:
         sizes = (self.tokenizer.source.size, self.tokenizer.target.size)
         config: Seq2SeqConfig = autoconfig.build_finetune_config(model.config, requested, sizes, origin)
@@ -104,8 +102,6 @@ class SourceTask(base.Task):
         if pretrained is None:
             return build(config)
         return assign_weights(build_empty(config), pretrained.state_dict(), "--from").train()
-
-    # ---- scores
 
     @abstractmethod
     def build_eval_set(self, data: Any, split: base.Split) -> EvalSet: ...
@@ -199,8 +195,6 @@ class SourceTask(base.Task):
         texts = [text for reference in sample.references for text in list_references(reference)]
         num_tokens = sum(map(len, self.tokenizer.encode_target(texts))) / len(texts)
         return seconds * min(1.0, num_tokens / self.compute_max_tokens(sample))
-
-    # ---- the model card
 
     def describe_train_data(self) -> str:
         name: str = self.train_data.name

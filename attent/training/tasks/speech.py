@@ -169,8 +169,6 @@ class SpeechTask(SourceTask):
         data = " ".join(f"{part.store_key} {len(part)}" for part in parts)
         return {"data": data, "tokenizer": self.tokenizer.fingerprint}
 
-    # ---- model and schedule
-
     @classmethod
     def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> Seq2SeqConfig:
         return build_speech_config("tiny", vocab)
@@ -244,8 +242,6 @@ class SpeechTask(SourceTask):
         speeds = ", ".join(f"{speed:g}" for speed in options.speed_perturbation)
         masks = f"{options.time_masks} masks of time and {options.frequency_masks} of frequency"
         yield f"augmentation: speeds {speeds}; {masks} (--set data.audio.speed_perturbation=[1] and so on)"
-
-    # ---- batches and scores
 
     def build_batches(
         self,
@@ -322,8 +318,6 @@ class SpeechTask(SourceTask):
         num_frames = float(examples.data.num_samples[examples.ids].mean()) / HOP_SAMPLES
         return MIN_MAX_LENGTH + num_frames / FRAMES_PER_TOKEN
 
-    # ---- the model card
-
     def describe_train_data(self) -> str:
         return f"{self.train_data.name}, {format_hours(self.train_data)}"
 
@@ -340,9 +334,6 @@ class SpeechTask(SourceTask):
             sample_labels=("Recording", "Reference", "Output"),
             has_two_sides=True,
         )
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
 
 
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
@@ -386,9 +377,6 @@ def choose_tokenizer(config: TokenizerConfig, num_chars: int) -> TokenizerConfig
         return replace(config, kind="char")
     size = round(num_chars**0.5 / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     return replace(config, vocab=min(max(size, MIN_VOCAB), MAX_VOCAB))
-
-
-# ---- the model and its scores ----------------------------------------------------------------------------------------
 
 
 def build_speech_config(size: Size, vocab: int) -> Seq2SeqConfig:

@@ -79,9 +79,6 @@ class SpeechBatch(RowBatch):
         return replace(rows, samples=rows.samples[:, :width])
 
 
-# ---- the loader ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SpeechEpoch:
     plan: BatchPlan
@@ -199,9 +196,6 @@ def draw_spans(count: int, longest: Array, sizes: Array, rng: np.random.Generato
     lengths = np.minimum(lengths, sizes[:, None])
     starts = (rng.random((len(sizes), count)) * (sizes[:, None] - lengths + 1)).astype(np.int64)
     return np.stack([starts, starts + lengths], -1)
-
-
-# ---- frames and the loss ---------------------------------------------------------------------------------------------
 
 
 class SpeechObjective(Objective):
