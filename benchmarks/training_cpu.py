@@ -197,7 +197,7 @@ def build_attent_step(dropout: float, micro_batch_tokens: int) -> BatchStep:
     def step(batch: PairBatch) -> None:
         optimizer.zero_grad()
         for piece in split_batch(batch, micro_batch_tokens or None, 1):
-            loss, _ = objective(piece.select_rows(batch))
+            loss, _ = objective(batch.slice_rows(piece.start, piece.stop))
             (loss / batch.target.num_tokens).backward()
         optimizer.step()
 
