@@ -83,7 +83,7 @@ def test_the_model_fits_the_tokenizer() -> None:
 @pytest.mark.parametrize("pairs", [10, 29_000, 5_000_000, 10**9])
 @pytest.mark.parametrize("finetune", [False, True])
 def test_no_setting_is_left_open(device: torch.device, pairs: int, finetune: bool) -> None:
-    optional = {"threads", "device", "metric", "minutes"} | ({"micro_batch_tokens"} if device == GPU else set())
+    optional = {"threads", "device", "metric", "minutes", "ctc"} | ({"micro_batch_tokens"} if device == GPU else set())
     train = fill_train_config(TrainConfig(), "small", presets.small(100), amount(pairs), device, finetune=finetune)
     assert {field.name for field in fields(train) if getattr(train, field.name) is None} <= optional
     assert train.steps
