@@ -40,7 +40,7 @@ def test_unseen_descriptions_are_in_the_test_part_only(tmp_path: Path) -> None:
         (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(encode_idx(np.arange(20, dtype=np.uint8) % 10))
     write_grids(tmp_path, tmp_path / "out", 30)
     train, valid, test = (read_captions([tmp_path / "out" / f"{split}.tsv"]) for split in ("train", "valid", "test"))
-    assert len(train.images) == len(test.images) == 30
+    assert len(train.paths) == len(test.paths) == 30
     assert not (set(train.texts) | set(valid.texts)) & set(test.texts)
 
 
@@ -69,6 +69,6 @@ def test_an_emoji_is_in_one_part_with_all_of_its_names(tmp_path: Path) -> None:
     }
     write_emoji(first, write_archive(tmp_path / "b.tgz", tables), tmp_path / "out")
     parts = [read_captions([tmp_path / "out" / f"{split}.tsv"]) for split in ("train", "valid", "test")]
-    assert [len(part.images) for part in parts] == [16, 2, 2]
-    assert len({path for part in parts for path in part.images}) == 20
-    assert all(len(part.texts) == 2 * len(part.images) and set(part.languages) == {"de", "en"} for part in parts)
+    assert [len(part.paths) for part in parts] == [16, 2, 2]
+    assert len({path for part in parts for path in part.paths}) == 20
+    assert all(len(part.texts) == 2 * len(part.paths) and set(part.languages) == {"de", "en"} for part in parts)

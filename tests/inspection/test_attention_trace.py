@@ -226,6 +226,9 @@ def test_damaged_arrays_are_rejected(change: dict[str, Any]) -> None:
 
 def test_patches_show_the_class_token_or_the_mean_of_all_queries() -> None:
     weights = torch.arange(25.0).view(5, 5)
-    with_class = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2})
+    with_class = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2}, is_self=True)
     assert with_class.tolist() == [[1, 2], [3, 4]]
-    assert reshape_to_patches(weights[:4, :4], {"rows": 2, "columns": 2}).tolist() == [[7.5, 8.5], [9.5, 10.5]]
+    cross = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2}, is_self=False)
+    assert cross.tolist() == [[11, 12], [13, 14]]
+    grid = {"rows": 2, "columns": 2}
+    assert reshape_to_patches(weights[:4, :4], grid, is_self=True).tolist() == [[7.5, 8.5], [9.5, 10.5]]
