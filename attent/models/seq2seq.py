@@ -44,7 +44,9 @@ class Seq2Seq(SavableModel):
         if config.frontend is None:
             self.source_embedding = make_embedding(config.vocab)
         else:
-            self.source_embedding = build_frontend(config.frontend, config.encoder.width)
+            self.source_embedding = build_frontend(
+                config.frontend, config.encoder.width, scaled=config.scale_embeddings
+            )
         shared = self.source_embedding if config.share_embeddings else None
         self.target_embedding = shared if isinstance(shared, TokenEmbedding) else make_embedding(config.output_vocab)
         self.encoder = build_encoder(config.encoder)

@@ -189,11 +189,12 @@ def make_mel_filters(mel_bins: int) -> Tensor:
 
 class AudioFrontEnd(FrontEnd):
     """Log-mel frames (B, T, M) -> states (B, ceil(T / 2), E): two convolutions over 3 frames, the second with stride 2.
-    Frames beyond the length of a row count as zeros, as do those outside of the tensor."""
+    Frames beyond the length of a row count as zeros, as do those outside of the tensor. As those of tokens, embeddings
+    are multiplied by sqrt(E) if `scaled`: else they would be small beside the sinusoids."""
 
-    def __init__(self, config: AudioConfig, width: int) -> None:
+    def __init__(self, config: AudioConfig, width: int, *, scaled: bool) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.scale = config, width**0.5 if scaled else 1.0
         self.conv1 = nn.Conv1d(config.mel_bins, width, 3, padding=1)
         self.conv2 = nn.Conv1d(width, width, 3, padding=1, stride=2)
 
@@ -204,7 +205,7 @@ class AudioFrontEnd(FrontEnd):
         x = source.to(self.conv1.weight.dtype).transpose(1, 2)
         for convolution in (self.conv1, self.conv2):
             x = F.gelu(convolution(x if is_padding is None else x.masked_fill(is_padding, 0)))
-        return x.transpose(1, 2), None if lengths is None else (lengths + 1) // 2
+        return x.transpose(1, 2) * self.scale, None if lengths is None else (lengths + 1) // 2
 
     def check_source(self, source: Tensor) -> None:
         bins = self.config.mel_bins
@@ -273,5 +274,7 @@ def check_pixels(pixels: Tensor, config: ImageConfig) -> None:
         raise ValueError(f"pixels must be floating numbers of (B, {', '.join(map(str, shape))}), but are {is_now}")
 
 
-def build_frontend(config: FrontEndConfig, width: int) -> FrontEnd:
-    return AudioFrontEnd(config, width) if isinstance(config, AudioConfig) else ImageFrontEnd(config, width)
+def build_frontend(config: FrontEndConfig, width: int, *, scaled: bool) -> FrontEnd:
+    return (
+        AudioFrontEnd(config, width, scaled=scaled) if isinstance(config, AudioConfig) else ImageFrontEnd(config, width)
+    )

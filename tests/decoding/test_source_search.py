@@ -44,7 +44,7 @@ def make_model(tokenizer: Tokenizer, frontend: AudioConfig | ImageConfig, end_bi
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith(("source", "target", "output")) or "cross_attn.query" in name:
-                parameter.mul_(6)
+                parameter.mul_(3 if name.startswith("source") else 6)
             if name == "output.bias":
                 parameter[config.end_id] = end_bias
     return model

@@ -120,3 +120,11 @@ def test_ctc_logits_are_a_second_output() -> None:
     model = Seq2Seq(replace(SPEECH, ctc=True))
     assert model.ctc_output is not None
     assert model.ctc_output(model.encode(torch.randn(1, 8, 5)).states).shape == (1, 4, 9)
+
+
+def test_states_of_audio_are_scaled_as_token_embeddings_are() -> None:
+    model, frames = Seq2Seq(SPEECH), torch.randn(2, 12, 5)
+    plain = Seq2Seq(replace(SPEECH, scale_embeddings=False))
+    plain.load_state_dict(model.state_dict())
+    states, expected = (each.source_embedding.embed_source(frames, None)[0] for each in (model, plain))
+    torch.testing.assert_close(states, expected * 4)  # sqrt(16)
