@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
@@ -15,14 +15,19 @@ from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
 from attent.cli.search_flags import (
     COMMON_GROUP,
+    DEVICE_GROUP,
     OUTPUT_GROUP,
     SEARCH_GROUP,
     check_positive,
     derive_flags,
     use_flag_names,
 )
-from attent.decoding.options import DeviceOptions, SearchOptions
+from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
+
+if TYPE_CHECKING:
+    from attent.data.audio import AudioError
+    from attent.decoding.transcriber import Transcript
 
 STDIN = Path("-")
 SEARCH_FLAGS = list(
@@ -71,6 +76,7 @@ class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from 
     task: Annotated[
         Literal["transcribe", "translate"], Parameter(group=COMMON_GROUP, help="for Whisper; translate: to English")
     ] = "transcribe"
+    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default float32")] = None
     max_seconds: Annotated[
         float | None,
         Parameter(
@@ -105,19 +111,12 @@ def transcribe(
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("transcribe",)) from error
     files = list_files(names)
     is_single = len(names) == 1 and not names[0].expanduser().is_dir()
-    folder = flags.output if flags.output is not None and flags.output.expanduser().is_dir() else None
-    if not is_single and folder is None and flags.format in ("srt", "vtt"):
-        problem = f"--format {flags.format} of several recordings needs --output with an existing folder"
-        raise CycloptsError(msg=problem, command_chain=("transcribe",))
+    outputs = plan_outputs(files, is_single, flags)
 
-    from attent.data.audio import AudioError
     from attent.decoding.transcriber import Transcriber, read_live_audio
-    from attent.decoding.transcript_format import format_transcript
-    from attent.storage.atomic import open_output, write_output
+    from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
 
-    suffix = "txt" if flags.format == "text" else flags.format
-    outputs = [folder / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files] if folder else None
     check_outputs(outputs or [flags.output], [model, *(file for file in files if file != STDIN)])
     prepare_loading(model, flags.threads)
     transcriber = Transcriber.load(
@@ -142,20 +141,49 @@ def transcribe(
         progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
         sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
         results = transcriber.transcribe_all(sources, options, word_times=flags.format != "text")
-        num_bad = 0
-        for i, (file, result) in enumerate(zip(files, results, strict=True)):
-            if isinstance(result, AudioError):
-                progress.print_message(str(result))
-                num_bad += 1
-            elif outputs is not None:
-                write_output(outputs[i], format_transcript(result, flags.format).encode())
-            else:
-                out.write(format_transcript(result, flags.format, None if is_single else str(file)))
-                out.flush()
-            progress.update(i + 1, 0, len(files))
-        if num_bad and len(files) > 1:
-            progress.print_message(f"{num_bad:,} of {len(files):,} recordings could not be transcribed")
+        num_bad = write_transcripts(results, files, outputs or [out] * len(files), flags.format, is_single, progress)
         return 1 if num_bad else 0
+
+
+def plan_outputs(files: Sequence[Path], is_single: bool, flags: TranscribeFlags) -> list[Path] | None:
+    """Return the output file of each recording if --output is a folder, else None: all go to one output."""
+    if flags.output is not None and flags.output.expanduser().is_dir():
+        suffix = "txt" if flags.format == "text" else flags.format
+        return [flags.output / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
+    if not is_single and flags.format in ("srt", "vtt"):
+        problem = f"--format {flags.format} of several recordings needs --output with an existing folder"
+        raise CycloptsError(msg=problem, command_chain=("transcribe",))
+    return None
+
+
+def write_transcripts(
+    results: Iterator[Transcript | AudioError],
+    files: Sequence[Path],
+    outputs: Sequence[Path | TextIO],
+    transcript_format: TranscriptFormat,
+    is_single: bool,
+    progress: ProgressDisplay,
+) -> int:
+    """Write each transcript once it is complete; report recordings that cannot be read, and return their number."""
+    from attent.data.audio import AudioError
+    from attent.decoding.transcript_format import format_transcript
+    from attent.storage.atomic import write_output
+
+    num_bad = 0
+    for i, (file, result) in enumerate(zip(files, results, strict=True)):
+        output = outputs[i]
+        if isinstance(result, AudioError):
+            progress.print_message(str(result))
+            num_bad += 1
+        elif isinstance(output, Path):
+            write_output(output, format_transcript(result, transcript_format).encode())
+        else:
+            output.write(format_transcript(result, transcript_format, None if is_single else str(file)))
+            output.flush()
+        progress.update(i + 1, 0, len(files))
+    if num_bad and len(files) > 1:
+        progress.print_message(f"{num_bad:,} of {len(files):,} recordings could not be transcribed")
+    return num_bad
 
 
 def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:

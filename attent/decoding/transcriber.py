@@ -188,14 +188,14 @@ class Transcriber:
     def _read_blocks(self, recordings: Iterable[RecordingSource]) -> Iterator[list[AudioSegment | RecordingEnd]]:
         """Yield the segments of all recordings, each followed by its end, in blocks of several batches."""
         block: list[AudioSegment | RecordingEnd] = []
-        states = 0
+        states, max_states = 0, BLOCK_BATCHES * self._compute_batch_states()
         for recording in recordings:
             end = RecordingEnd()
             try:
                 for segment in iter_segments(end.count_samples(read_samples(recording)), self.max_seconds):
                     block.append(segment)
                     states += self._count_states(segment)
-                    if states >= BLOCK_BATCHES * self._batch_states:
+                    if states >= max_states:
                         yield block
                         block, states = [], 0
             except AudioError as error:
@@ -211,7 +211,7 @@ class Transcriber:
         should_stop: StopCheck | None = None,
     ) -> list[TranscriptSegment]:
         results: dict[int, TranscriptSegment] = {}
-        for indices in batch_by_length([self._count_states(x) for x in segments], self._batch_states):
+        for indices in batch_by_length([self._count_states(x) for x in segments], self._compute_batch_states()):
             batch = [segments[i] for i in indices]
             source, lengths = self._compute_frames(batch)
             hypotheses = self._search(source, lengths, options, should_stop=should_stop)
@@ -229,9 +229,9 @@ class Transcriber:
                     heads=(self.whisper and self.whisper.alignment_heads) or None,
                 )
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
+                timed = snap_to_silence(timed, find_speech(segment.samples)) if timed else []
                 placed = [
-                    replace(word, start=segment.start + word.start, end=segment.start + word.end)
-                    for word in snap_to_silence(timed, find_speech(segment.samples))
+                    replace(word, start=segment.start + word.start, end=segment.start + word.end) for word in timed
                 ]
                 start = placed[0].start if placed else segment.start
                 end = placed[-1].end if placed else segment.start + segment.seconds
@@ -295,9 +295,9 @@ class Transcriber:
     def device(self) -> torch.device:
         return get_device(self.model)
 
-    @property
-    def _batch_states(self) -> int:
-        """Encoder states of a batch: a state has keys and values in each decoder layer, and as much in the encoder."""
+    def _compute_batch_states(self) -> int:
+        """Return the encoder states of a batch, by the memory of the device: a state has keys and values in each
+        decoder layer, and as much in the encoder."""
         decoder = self.model.config.decoder
         state_bytes = 8 * decoder.width * decoder.layers * next(self.model.parameters()).element_size()
         return max(1, compute_max_rows(state_bytes, self.device, CPU_MAX_STATES, MAX_STATES))

@@ -190,7 +190,7 @@ def make_mel_filters(mel_bins: int) -> Tensor:
 class AudioFrontEnd(FrontEnd):
     """Log-mel frames (B, T, M) -> states (B, ceil(T / 2), E): two convolutions over 3 frames, the second with stride 2.
     Frames beyond the length of a row count as zeros, as do those outside of the tensor. As those of tokens, embeddings
-    are multiplied by sqrt(E) if `scaled`: else they would be small beside the sinusoids."""
+    are multiplied by sqrt(E) if `scaled`: else they would be small compared with the sinusoids."""
 
     def __init__(self, config: AudioConfig, width: int, *, scaled: bool) -> None:
         super().__init__()

@@ -75,8 +75,7 @@ CPU_SIZE_AND_EPOCHS: tuple[tuple[int, tuple[Size, int]], ...] = ((0, ("tiny", 60
 LR_BY_SIZE: dict[Size, float] = {"tiny": 1.5e-3, "small": 1e-3, "base": 5e-4, "big": 3e-4}
 FINETUNE_LR, FINETUNE_DIVISOR = 1e-4, 10  # fine-tuning takes a tenth of the epochs and of `MIN_STEPS`
 MIN_STEPS = 4_000
-# 400 and 41 seconds of audio. On a CPU small batches give more steps in the same time; with 4,096 states, 12 minutes
-# (1,477 steps) ended at a WER of 103% on spoken digits, for which too few steps are one possible cause.
+# 400 and 41 seconds of audio. On a CPU small batches give more steps in the same time.
 GPU_BATCH_STATES, CPU_BATCH_STATES = 20_000, 2_048
 EVAL_BATCH_STATES = {"cpu": 8_192, "cuda": 32_768}
 MAX_FRAMES_QUANTILE = 0.95  # of the lengths of training recordings: `AudioConfig.max_frames`
