@@ -263,7 +263,8 @@ def normalize_pixels(pixels: Tensor, config: ImageConfig, like: Tensor) -> Tenso
     """Convert bytes, or values from 0 to 1, to a model's input, with the device and dtype of `like`:
     (pixel - mean) / std."""
     pixels = pixels.to(like.device, like.dtype) / (255 if pixels.dtype == torch.uint8 else 1)
-    mean, std = (pixels.new_tensor(values)[:, None, None] for values in (config.mean, config.std))
+    # Filled on the device, since CUDA graphs cannot hold copies from the host.
+    mean, std = (torch.cat([pixels.new_full((1, 1, 1), x) for x in values]) for values in (config.mean, config.std))
     return (pixels - mean) / std
 
 

@@ -299,7 +299,7 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = Non
     """
     dtype = lstm.all_weights[0][0].dtype
     with torch.autocast(x.device.type, enabled=False):
-        hidden_and_cell = None if state is None else tuple(part[None].to(dtype) for part in state)
+        hidden_and_cell = None if state is None else tuple(part[None].to(dtype).contiguous() for part in state)
         return cast(Tensor, lstm(x.to(dtype), hidden_and_cell)[0])
 
 

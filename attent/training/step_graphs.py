@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from attent.training.tasks.base import TrainBatch
 EAGER_STEPS = 3  # eager steps of each shape: they compile, and meet out-of-memory errors where those are handled
 MAX_GRAPHS = 8  # with more shapes than this, capturing does not pay
 MAX_IN_FLIGHT = 8  # steps: the GPU never waits for the host, and the host learns of non-finite gradients soon enough
-HOST_FIELDS = ("example_ids", "num_tokens", "num_targets", "flat_tensor")  # of a batch, which no kernel reads
+HOST_FIELDS = ("num_tokens", "num_targets", "flat_tensor")  # of a batch, which no kernel reads
 MIN_FREE_MEMORY = 0.25  # of the GPU's memory, for validation between steps
 
 StepFunction = Callable[[], None]
@@ -124,7 +125,7 @@ class StepGraph:
 
 
 def iter_kernel_inputs(value: Any) -> Iterator[Any]:
-    """Yield the tensors and constants of a batch that kernels may read."""
+    """Yield the tensors and constants of a batch that kernels may read, so no arrays of the host."""
     if is_dataclass(value):
         for field in fields(value):
             if field.name not in HOST_FIELDS and not field.name.startswith("_"):
@@ -132,7 +133,7 @@ def iter_kernel_inputs(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from iter_kernel_inputs(item)
-    else:
+    elif not isinstance(value, np.ndarray):
         yield value
 
 

@@ -135,3 +135,12 @@ def test_mistakes_are_explained() -> None:
     encoder = LSTMEncoder(LSTMEncoderConfig(width=WIDTH)).double()
     with pytest.raises(ValueError, match="a cache needs a causal stack"):
         encoder(x, cache=decoder.new_cache(2, memory=memory))
+
+
+def test_initial_states_are_contiguous_as_cudnn_demands() -> None:
+    decoder, seen = make_decoder(layers=2, attention="dot", input_feeding=False), []
+    for block in decoder.blocks:
+        block.lstm.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[1]))
+    decoder(random_states(3, 4), memory=Memory(random_states(3, 5), LENGTHS))
+    assert len(seen) == 4
+    assert all(state.is_contiguous() for state in seen)

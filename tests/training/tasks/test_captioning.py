@@ -23,6 +23,7 @@ from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_to
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainError
 from attent.training.run import train
+from attent.training.step_graphs import get_signature
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.captioning import CaptionLoader, CaptionObjective, build_caption_config, hold_out_images
 from tests.data.image_sets import CAPTIONS, write_captions, write_class_folders
@@ -93,6 +94,13 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_batches_of_the_same_shapes_have_one_signature(tmp_path: Path) -> None:
+    loader = make_loader(*prepare(tmp_path), None)
+    first, second = (loader.get_batch(0, index) for index in (0, 1))
+    assert len({get_signature(first), get_signature(second)}) == 1
+    assert get_signature(first) != get_signature(first.slice_rows(0, 1))
+
+
 def test_the_loss_is_that_of_the_logits(tmp_path: Path) -> None:
     captions, tokenizer = prepare(tmp_path, ("de", "en"))
     model = make_model(tokenizer).eval()
