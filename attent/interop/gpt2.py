@@ -84,6 +84,7 @@ CONFIG_KEYS = ConfigKeys(
         "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
         "is_encoder_decoder": (False,),
         "is_decoder": (False, True),
+        "n_special": (0,),  # of gpt2-medium: rows of the embedding after the vocabulary
     },
     aliases={
         "n_ctx": "n_positions",
@@ -97,7 +98,7 @@ CONFIG_KEYS = ConfigKeys(
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
             {conversion.LABEL_KEYS}
         """,
-        "initialization": "initializer_range",
+        "initialization, and logits of `n_special` tokens": "initializer_range predict_special_tokens",
         "another order of the same operations, for half precision": "reorder_and_upcast_attn",
         "token ids that a language model does not need": """
             decoder_start_token_id pad_token_id sep_token_id unk_token_id

@@ -125,6 +125,7 @@ def test_mixed_precisions_are_converted_to_one(folder: Path) -> None:
         ({"add_cross_attention": True}, "`add_cross_attention` must be False for a GPT-2 model that attent can comp"),
         ({"architectures": ["GPT2ForTokenClassification"]}, "`architectures` must be ['GPT2LMHeadModel'] for a GPT-2"),
         ({"activation_function": "quick_gelu"}, "`activation_function` must be one of 'relu'"),
+        ({"n_special": 1}, "`n_special` must be 0 for a GPT-2 model that attent can compute, but is 1"),
         ({"n_ctx": 17}, "`n_ctx` must equal `n_positions`=16, but is 17"),
         ({"n_head": 3}, "config.json: `n_embd` must be a multiple of `n_head`=3, but is 8; change one"),
         ({"n_layer": -1}, "config.json: `n_layer` must be a number from 1"),
