@@ -16,11 +16,12 @@ from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.models.config import CausalConfig, EncoderConfig, VisionConfig, mirror_encoder
 from attent.models.folder import check_tensors
 from attent.models.output import OutputProjection
-from attent.nn import LearnedConfig, Packing, StackConfig
+from attent.nn import ImageConfig, LearnedConfig, Packing, StackConfig
 from attent.storage.errors import FolderError
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
 CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
+CAPTIONS = replace(CONFIG, frontend=ImageConfig(image_size=8, patch_size=4, channels=1), share_embeddings=False)
 CAUSAL = replace(ENCODER, causal=True)
 TEXT = EncoderConfig(vocab=9, stack=ENCODER)
 VISION = VisionConfig(image_size=8, patch_size=4, stack=replace(ENCODER, positions=LearnedConfig(max_length=5)))
@@ -55,6 +56,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "source lengths": (
         lambda: model()(ids(1, 2), ids(1), torch.tensor([3, 1])),
         "must be between 0 and 2, the length of the tensor, but ranges from 1 to 3",
+    ),
+    "lengths of images": (
+        lambda: build(CAPTIONS)(torch.zeros(2, 1, 8, 8), ids(1), torch.tensor([4, 4])),
+        "`source_lengths` must be None for images, which are not padded, but is given; leave it out",
     ),
     "target lengths": (
         lambda: model()(ids(1, 2), ids(1), None, torch.tensor([2, 1])),
