@@ -28,10 +28,9 @@ OutputType = Literal["text", "json", "tsv"]
 AlignmentFormat = Literal["hard", "soft"]
 FIELD_SEPARATOR = "|||"
 _SEPARATORS = re.compile(r"\|{3,}")
-_JSON_ESCAPES = str.maketrans(
-    {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
-)  # some readers end a line here
-_LINE_BREAKS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
+# Besides U+0000 to U+001F, characters that control a terminal, or at which some readers end a line.
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
+_LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +123,7 @@ def format_pharaoh(links: Sequence[tuple[int, int]]) -> str:
 
 
 def replace_line_breaks(text: str) -> str:
-    """Replace line breaks and tabs by spaces, so that lines and columns stay aligned."""
+    """Replace line breaks, tabs and other control characters by spaces: lines and columns stay aligned."""
     return _LINE_BREAKS.sub(" ", text)
 
 

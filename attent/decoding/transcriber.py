@@ -26,6 +26,7 @@ from attent.decoding.alignment import WORD_START_MARKERS
 from attent.decoding.batching import batch_by_length
 from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
 from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck, TranscriptRules
+from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
 from attent.decoding.word_times import SpokenWord, compute_word_times, snap_to_silence
@@ -352,9 +353,9 @@ class Transcriber:
             yield text + "\n"
 
     def _decode_after(self, known: tuple[int, ...], token_ids: tuple[int, ...]) -> str:
-        """Return the text of the tokens after the known ones."""
+        """Return the text of the tokens after the known ones, on one line."""
         decode = self.tokenizer.target.decode
-        return decode(token_ids).strip().removeprefix(decode(known).strip())
+        return replace_line_breaks(decode(token_ids).strip().removeprefix(decode(known).strip()))
 
 
 @dataclass

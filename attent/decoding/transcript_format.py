@@ -47,7 +47,8 @@ def round_times(timed: TranscriptSegment | SpokenWord) -> dict[str, Any]:
 
 
 def list_cues(transcript: Transcript) -> list[Cue]:
-    return [cue for segment in transcript.segments for cue in split_cues(segment)]
+    cues = (cue for segment in transcript.segments for cue in split_cues(segment))
+    return [(start, end, replace_line_breaks(text)) for start, end, text in cues]
 
 
 def split_cues(segment: TranscriptSegment) -> Iterator[Cue]:

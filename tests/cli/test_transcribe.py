@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from attent.cli import main
+from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.transcriber import Transcriber, Transcript, TranscriptSegment, read_live_audio
 from attent.decoding.transcript_format import format_transcript
 from attent.decoding.word_times import SpokenWord
@@ -76,7 +77,7 @@ def test_several_recordings_give_lines_with_their_names(
     assert run(folder / "asr", audio, "--format", "json", "-o", tmp_path / "out.jsonl") == 0
     assert capsys.readouterr().out == ""
     objects = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [[x["file"], x["text"]] for x in objects] == lines
+    assert [[x["file"], replace_line_breaks(x["text"])] for x in objects] == lines
     assert objects[0]["segments"][0]["words"]
 
 
@@ -199,3 +200,16 @@ def test_subtitles_start_at_pauses_and_sentences_and_are_short() -> None:
     assert (fields["file"], fields["duration"], fields["text"]) == ("x.wav", 3610.0, transcript.text)
     assert fields["segments"][0]["words"][1] == {"start": 0.3, "end": 0.5, "text": "there."}
     assert format_transcript(transcript, "text") == transcript.text + "\n"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_no_format_has_control_characters_of_a_text(timed: bool) -> None:
+    words = make_words(("one\x1b[2J", 0.1, 0.3), ("two\r\n\n\x9bthree", 0.3, 0.5))
+    segment = TranscriptSegment(**{**words, "words": words["words"] if timed else ()})
+    transcript = Transcript(segments=(segment,), duration=1.0)
+    assert format_transcript(transcript, "text") == "one [2J two three\n"
+    assert format_transcript(transcript, "srt").split("\n")[2:] == ["one [2J two three", ""]
+    assert format_transcript(transcript, "vtt").split("\n")[3:] == ["one [2J two three", ""]
+    line = format_transcript(transcript, "json")
+    assert line[:-1].isprintable()
+    assert json.loads(line)["text"] == segment.text

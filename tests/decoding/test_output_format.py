@@ -13,7 +13,7 @@ from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.output_format import OutputFormat, format_moses, format_pharaoh
 from attent.decoding.translator import Translation, join_hypotheses
 
-BREAKS = "a\tb\nc\r\nd\u2028e\x85f"
+BREAKS = "a\tb\nc\r\nd\u2028e\x85f\x1b\x07g\x9bh\x7fi"  # and what controls a terminal
 
 
 BEST = Hypothesis(
@@ -95,8 +95,9 @@ def test_one_translation_is_one_line(kind: str) -> None:
     broken = replace(ONE, source=BREAKS, text=BREAKS)
     (line,) = format_lines(broken, type=kind)
     assert len(line.splitlines()) == 1
+    assert line.replace("\t", "").isprintable()
     if kind != "json":
-        assert line.split("\t") == ["a b c d e f"] * (2 if kind == "tsv" else 1)
+        assert line.split("\t") == ["a b c d e f g h i"] * (2 if kind == "tsv" else 1)
     else:
         assert json.loads(line)["hyp"] == BREAKS
 

@@ -205,5 +205,9 @@ def test_words_of_a_growing_recording_are_final_when_two_searches_agree(random_t
     assert list(scripted.stream([quiet] * 8)) == []
     lines = "".join(scripted.stream([*blocks, *[quiet] * 4, *blocks])).splitlines()
     assert lines == ["one two one zero two two"] * 2
+    scripted.script = ("one", "\x1b[2J", "\r", "a\r\nb", "\x9b", "two")
+    lines = "".join(scripted.stream(blocks)).split("\n")
+    assert [line.split() for line in lines] == [["one", "[2J", "a", "b", "two"], []]
+    assert all(map(str.isprintable, lines))
     scripted.script = ()
     assert list(scripted.stream([*blocks, *[quiet] * 4, *blocks])) == []
