@@ -109,8 +109,10 @@ class Transcriber:
             raise InputError(f"`max_seconds` must be 1 or more, but is {max_seconds:g}")
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_seconds = max_seconds or find_max_seconds(model)
-        if whisper is None and (language is not None or task != "transcribe"):
-            raise InputError("`language` and `task` must be left out: only Whisper models have a prompt for them")
+        if not (whisper and whisper.is_multilingual) and (language is not None or task != "transcribe"):
+            raise InputError(
+                "`language` and `task` must be left out: only multilingual Whisper models take them"
+            )
         self.whisper, self.language, self.task = whisper, language, task
         self.options = options or SearchOptions()
 
@@ -135,8 +137,8 @@ class Transcriber:
         tokenizer, whisper = load_tokenizer(path), None
         if isinstance(tokenizer.target, WhisperVocabulary):
             whisper = read_settings(path, tokenizer.target)
-            trained_on = read_data_settings(path).get("src")  # of a fine-tuned model
-            language = language or whisper.default_language or trained_on
+            if whisper.is_multilingual and language is None:
+                language = whisper.default_language or read_data_settings(path).get("src")  # of a fine-tuned model
         return cls(model, tokenizer, max_seconds=max_seconds, whisper=whisper, language=language, task=task)
 
     def transcribe(

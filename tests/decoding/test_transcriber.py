@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from tests.decoding.test_source_search import make_model
-from tests.interop.test_whisper import make_searchable
+from tests.interop.test_whisper import NO_TIMESTAMPS, START, make_searchable
 
 GREEDY = SearchOptions(beam_size=1)
 
@@ -175,8 +176,32 @@ def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transc
         prompts.append(told.get_prefix(source))
         assert vocabulary.to_pieces(prompts[-1]) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
         told.transcribe(speech, GREEDY)
-    with pytest.raises(InputError, match="only Whisper models have a prompt for them"):
+    with pytest.raises(InputError, match="only multilingual Whisper models take them"):
         Transcriber(random_transcriber.model, random_transcriber.tokenizer, language="en")
+
+
+def test_english_only_whisper_has_the_prompt_of_transformers(tmp_path: Path) -> None:
+    theirs = make_searchable(0, tmp_path / "en").float()
+    path = tmp_path / "en" / "generation_config.json"
+    keys = json.loads(path.read_text())
+    del keys["lang_to_id"], keys["task_to_id"]
+    path.write_text(json.dumps(keys | {"is_multilingual": False, "forced_decoder_ids": [[1, NO_TIMESTAMPS]]}))
+    theirs.generation_config = type(theirs.generation_config).from_pretrained(path.parent)
+    loaded = Transcriber.load(path.parent, device="cpu")
+    frames = loaded.config.fixed_frames
+    assert frames is not None
+    speech = np.random.default_rng(0).normal(0, 0.2, 160 * frames).astype(np.float32)
+    source, _ = compute_audio_frames([torch.from_numpy(speech)], loaded.config, loaded.device)
+    expected = theirs.generate(source.transpose(1, 2), force_unique_generate_call=True, max_length=4)
+    prompt = (loaded.model.config.start_id, *loaded.get_prefix(source))
+    assert prompt == (START, NO_TIMESTAMPS) == tuple(expected[0, :2].tolist())
+    loaded.transcribe(speech, GREEDY)
+    assert loaded.language is None  # nothing is detected
+    for options in ({"language": "en"}, {"task": "translate"}):
+        with pytest.raises(ValueError, match="English-only"):
+            theirs.generate(source.transpose(1, 2), **options)
+        with pytest.raises(InputError, match="`language` and `task` must be left out: only multilingual Whisper"):
+            Transcriber.load(path.parent, device="cpu", **options)  # type: ignore[arg-type]
 
 
 class ScriptedTranscriber(Transcriber):

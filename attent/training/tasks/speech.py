@@ -28,7 +28,7 @@ from attent.data.batch_plan import WIDTH_MULTIPLE
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH, search_sources
 from attent.formatting import format_count
-from attent.interop.whisper import read_kept_files
+from attent.interop.whisper import read_kept_files, read_settings
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import AudioConfig, StackConfig
@@ -41,7 +41,7 @@ from attent.scoring.metrics import (
     make_metric,
 )
 from attent.text.tokenizer import Tokenizer
-from attent.text.tokenizer_formats import WhisperTask, WhisperVocabulary, build_prompt
+from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from attent.text.tokenizer_training import MAX_VOCAB, MIN_VOCAB, TokenizerConfig
 from attent.training import autoconfig
 from attent.training.autoconfig import fill_defaults, fit_to_tokenizer, look_up
@@ -117,7 +117,7 @@ class SpeechTask(SourceTask):
         self.data_files = [path for path in map(Path, data.train) if path.expanduser().is_file()]
         context.note(f"recordings: {len(train):,} for training, {format_hours(train)}")
         self.tokenizer: Tokenizer = tokenizer or self.train_tokenizer(run)
-        self.prefix_ids = self.build_prefix()
+        self.prefix_ids = self.build_prefix(run.init_from)
         if self.prefix_ids and run.init_from:  # how transcripts of this Whisper model are searched
             self.extra_files = read_kept_files(run.init_from)
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
@@ -142,15 +142,16 @@ class SpeechTask(SourceTask):
             config = choose_tokenizer(config, sum(map(len, texts)))
         return base.train_text_tokenizer(texts, config, self.context, run.train.seed)
 
-    def build_prefix(self) -> tuple[int, ...]:
-        """Return the tokens before each text that tell Whisper the language and the task."""
+    def build_prefix(self, origin: str | None) -> tuple[int, ...]:
+        """Return the tokens before each text that tell Whisper, unless it is of English only, the language and task."""
         vocabulary, language = self.tokenizer.target, self.languages[0]
         if not isinstance(vocabulary, WhisperVocabulary):
             return ()
-        if vocabulary.tags and language is None:
+        if not vocabulary.tags or (origin and not read_settings(origin, vocabulary).is_multilingual):
+            return build_prompt(vocabulary, None)
+        if language is None:
             raise TrainError("the language of the recordings must be given to fine-tune this model: --src en")
-        task: WhisperTask = "translate" if self.is_translation else "transcribe"
-        return build_prompt(vocabulary, language if vocabulary.tags else None, task)
+        return build_prompt(vocabulary, language, "translate" if self.is_translation else "transcribe")
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids with the end token; of Whisper with its prompt, after which texts start with a space."""

@@ -419,6 +419,9 @@ def test_whisper_is_fine_tuned_with_its_prompt(tmp_path: Path, capsys: pytest.Ca
     )
     loader = task.build_batches(long_texts, run, 200)
     assert "1 of 10 recordings have texts of more than 24 tokens" in (loader.describe_too_long() or "")
+    (Path(origin) / "generation_config.json").write_text('{"is_multilingual": false}')  # of English only
+    task = SpeechTask(run, Tokenizer.load(tmp_path / "out"), context)
+    assert vocabulary.to_pieces(task.prefix_ids) == ["<|notimestamps|>"]
 
 
 @pytest.mark.parametrize(
