@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import CycloptsError, Parameter
 
@@ -23,13 +23,7 @@ from attent.cli.search_flags import (
     use_flag_names,
 )
 from attent.decoding.options import DtypeName, SearchOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from attent.decoding.captioner import Captioner
-
-BLOCK_IMAGES = 256  # read together
+from attent.decoding.output_format import replace_line_breaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +74,7 @@ def caption(
         )
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("caption",)) from error
+    from attent.data.images import ImageError
     from attent.decoding.captioner import Captioner
     from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
@@ -91,33 +86,16 @@ def caption(
     use_utf8(sys.stdout)
     num_bad = 0
     with nullcontext(sys.stdout) if flags.output is None else open_output(flags.output, print_message) as out:
-        for start in range(0, len(images), BLOCK_IMAGES):
-            block = images[start : start + BLOCK_IMAGES]
-            lines = list(caption_block(captioner, block, options, flags))
-            num_bad += len(block) - len(lines)
-            out.writelines(lines)
+        for file, result in zip(images, captioner.caption_all(images, options, to=flags.to), strict=True):
+            if isinstance(result, ImageError):
+                print_message(str(result))
+                num_bad += 1
+            elif flags.json:
+                fields = {"image": str(file), "text": result.text, "score": result.score}
+                out.write(json_module.dumps(fields, ensure_ascii=False) + "\n")
+            else:
+                out.write(f"{file}\t{' '.join(replace_line_breaks(result.text).split())}\n")
             out.flush()
     if num_bad:
         print_message(f"{num_bad:,} of {len(images):,} images could not be captioned")
     return 1 if num_bad else 0
-
-
-def caption_block(
-    captioner: Captioner, files: Sequence[Path], options: SearchOptions, flags: CaptionFlags
-) -> Iterator[str]:
-    """Yield a line for each image; those that cannot be read are reported."""
-    from attent.data.images import ImageError
-
-    pixels = {}
-    for file in dict.fromkeys(files):
-        try:
-            pixels[file] = captioner.read_image(file)
-        except ImageError as error:
-            print_message(str(error))
-    captions = dict(zip(pixels, captioner.caption(list(pixels.values()), options, to=flags.to), strict=True))
-    for file in filter(captions.__contains__, files):
-        text, score = captions[file].text, captions[file].score
-        if flags.json:
-            yield json_module.dumps({"image": str(file), "text": text, "score": score}, ensure_ascii=False) + "\n"
-        else:
-            yield f"{file}\t{' '.join(text.split())}\n"

@@ -93,7 +93,7 @@ def score(
         input_flag(help="the test set: files, - for stdin; of a folder or a built-in corpus its test part"),
     ],
     flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
-) -> None:
+) -> int:
     """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals. Transcripts
     of a speech model are scored by word and character error rate.
 
@@ -114,6 +114,7 @@ def score(
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
     )
     print_report(scores, flags)
+    return 1 if scores.num_unreadable else 0
 
 
 def build_score_options(flags: ScoreFlags) -> ScoreOptions:

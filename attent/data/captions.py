@@ -43,11 +43,12 @@ class CaptionItem:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionRows:
-    """The rows of caption files; their images exist, but are not decoded."""
+    """The rows of caption files; their images are not decoded."""
 
     name: str
     files: tuple[Path, ...]
     paths: tuple[Path, ...]  # of the images, without duplicates
+    locations: tuple[str, ...] = field(repr=False)  # the first row of each image: captions.tsv:17
     image_ids: Array = field(repr=False)  # the image of each row
     texts: tuple[str, ...] = field(repr=False)
     languages: tuple[str | None, ...] = field(repr=False)  # of each row
@@ -70,6 +71,7 @@ class CaptionRows:
         return replace(
             self,
             paths=tuple(self.paths[i] for i in indices.tolist()),
+            locations=tuple(self.locations[i] for i in indices.tolist()),
             image_ids=new_ids[self.image_ids[rows]],
             texts=tuple(self.texts[i] for i in rows),
             languages=tuple(self.languages[i] for i in rows),
@@ -102,9 +104,9 @@ class CaptionDataset(CaptionRows):
         return f"{self.name}: {len(self.skipped):,} rows or images are skipped: {examples}" if self.skipped else None
 
 
-def read_captions(files: Sequence[Path]) -> CaptionRows:
-    """Read all rows whose image exists; at least one."""
-    images: dict[Path, int] = {}
+def read_captions(files: Sequence[Path], *, check_images: bool = True) -> CaptionRows:
+    """Read all rows, with `check_images` those whose image exists; at least one."""
+    images: dict[Path, tuple[int, str]] = {}  # number and location
     rows: list[tuple[int, str, str | None]] = []
     skipped: list[str] = []
     for file in files:
@@ -112,12 +114,13 @@ def read_captions(files: Sequence[Path]) -> CaptionRows:
             image, text, language = (cell.strip() for cell in cells)
             path = file.parent / Path(image).expanduser()
             problem = "has no image" if not image else "has no text" if not text else ""
-            if not problem and path not in images and not path.exists():
+            if check_images and not problem and path not in images and not path.exists():
                 problem = f"{image} does not exist"
             if problem:
                 skipped.append(f"{file}:{number}: {problem}")
             else:
-                rows.append((images.setdefault(path, len(images)), text, language or None))
+                image_id, _ = images.setdefault(path, (len(images), f"{file}:{number}"))
+                rows.append((image_id, text, language or None))
     name = ", ".join(map(str, files))
     if not rows:
         reason = f"{skipped[0]}; {LINE_FORMAT}" if skipped else "it is empty"
@@ -127,6 +130,7 @@ def read_captions(files: Sequence[Path]) -> CaptionRows:
         name=name,
         files=tuple(files),
         paths=tuple(images),
+        locations=tuple(location for _, location in images.values()),
         image_ids=np.array(image_ids),
         texts=texts,
         languages=languages,

@@ -6,13 +6,13 @@ captioner.caption(["picture.png"])[0].text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from attent.data.images import ImageShape, read_image
+from attent.data.images import ImageError, ImageShape, read_image
 from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype, resolve_target_lang
 from attent.decoding.options import Hypothesis, SearchOptions, StopCheck
 from attent.decoding.source_search import search_sources
@@ -71,16 +71,39 @@ class Captioner:
         to           the language, for a model of several
         should_stop  polled during the search; True raises `SearchCancelled`
         """
+        captions: list[Hypothesis] = []
+        for result in self.caption_all(images, options, to=to, should_stop=should_stop):
+            if isinstance(result, ImageError):
+                raise result
+            captions.append(result)
+        return captions
+
+    def caption_all(
+        self,
+        images: Sequence[str | Path | Tensor],
+        options: SearchOptions | None = None,
+        *,
+        to: str | None = None,
+        should_stop: StopCheck | None = None,
+    ) -> Iterator[Hypothesis | ImageError]:
+        """Yield the caption of each image in their order, or the error for one that cannot be read."""
         language = self.resolve_language(to)
         prefix_ids = () if language is None else (self.tokenizer.target.get_tag_id(language),)
         parameter = next(self.model.parameters())
         batch_size = BATCH_IMAGES.get(parameter.device.type, 64)
-        captions: list[Hypothesis] = []
         for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
-            pixels = torch.stack([image if isinstance(image, Tensor) else self.read_image(image) for image in batch])
-            source = normalize_pixels(pixels, self.image_config, parameter)
-            captions += search_sources(
-                self.model, self.tokenizer, source, None, options, prefix_ids=prefix_ids, should_stop=should_stop
-            )
-        return captions
+            batch = [self._try_to_read(image) for image in images[start : start + batch_size]]
+            pixels = [image for image in batch if isinstance(image, Tensor)]
+            captions: list[Hypothesis] = []
+            if pixels:
+                source = normalize_pixels(torch.stack(pixels), self.image_config, parameter)
+                captions = search_sources(
+                    self.model, self.tokenizer, source, None, options, prefix_ids=prefix_ids, should_stop=should_stop
+                )
+            yield from (captions.pop(0) if isinstance(image, Tensor) else image for image in batch)
+
+    def _try_to_read(self, image: str | Path | Tensor) -> Tensor | ImageError:
+        try:
+            return image if isinstance(image, Tensor) else self.read_image(image)
+        except ImageError as error:
+            return error

@@ -110,9 +110,7 @@ class Transcriber:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_seconds = max_seconds or find_max_seconds(model)
         if not (whisper and whisper.is_multilingual) and (language is not None or task != "transcribe"):
-            raise InputError(
-                "`language` and `task` must be left out: only multilingual Whisper models take them"
-            )
+            raise InputError("`language` and `task` must be left out: only multilingual Whisper models take them")
         self.whisper, self.language, self.task = whisper, language, task
         self.options = options or SearchOptions()
 

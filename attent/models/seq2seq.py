@@ -131,9 +131,7 @@ class Seq2Seq(SavableModel):
             rows = f"{source.shape[0]} and {target.shape[0]}"
             raise ValueError(f"source and target must have the same number of rows, but have {rows}")
         if source_lengths is not None and source.dim() == 4:  # (B, C, S, S)
-            raise ValueError(
-                "`source_lengths` must be None for images, which are not padded, but is given; leave it out"
-            )
+            raise ValueError("`source_lengths` must be None for images, which have no padding; leave it out")
         for name, batch, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
             if lengths is not None:
                 check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")

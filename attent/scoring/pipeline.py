@@ -13,15 +13,23 @@ from typing import Any
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
 from attent.data.captions import SUFFIXES, read_captions
 from attent.data.corpus import open_corpora
+from attent.data.images import ImageError
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.captioner import Captioner
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, InputError, SamplingOptions, SearchOptions
+from attent.decoding.options import (
+    MAX_EXTRA_TOKENS,
+    DeviceOptions,
+    Hypothesis,
+    InputError,
+    SamplingOptions,
+    SearchOptions,
+)
 from attent.decoding.source_search import IMAGE_MAX_LENGTH
-from attent.decoding.transcriber import Transcriber
+from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator, load_translator
 from attent.interop import is_caption_folder, is_speech_folder
 from attent.interop.conversion import get_dtype_name
@@ -77,6 +85,7 @@ class TestSet:
     languages: list[str | None]  # of each reference
     skipped: ReasonTally[str]  # lines that are no pairs
     files: list[Path]
+    locations: Sequence[str] = ()  # of recordings and images: corpus.tsv:17
     recordings: tuple[Recording, ...] = ()  # whose texts are the references; `sources` has their names
     captions: tuple[tuple[str, ...], ...] = ()  # of images: all references of each; `sources` has the names of files
 
@@ -101,6 +110,7 @@ class ScoreReport:
     test_set: str
     num_pairs: int
     num_skipped: int
+    num_unreadable: int = 0  # of these, recordings or images that cannot be read
     model: str | None = None
     hypotheses: str | None = None
     search: dict[str, Any] | None = None
@@ -202,13 +212,14 @@ def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestS
         languages=[languages.target or languages.source] * len(recordings),
         skipped=ReasonTally[str](),
         files=[path for name in names if (path := Path(name).expanduser()).is_file()],
+        locations=[recording.location for recording in recordings],
         recordings=tuple(recordings),
     )
 
 
 def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet:
     """Read images with their captions, all or those in one language; of a folder the test part."""
-    rows = read_captions(list_eval_files(names, "test", SUFFIXES))
+    rows = read_captions(list_eval_files(names, "test", SUFFIXES), check_images=False)
     items = [item for item in rows.list_items() if language is None or item.language == language]
     if not items:
         known = ", ".join(sorted(filter(None, set(rows.languages)))) or "none"
@@ -223,6 +234,7 @@ def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet
         languages=[item.language for item in items],
         skipped=skipped,
         files=list(rows.files),
+        locations=[rows.locations[item.image_id] for item in items],
         captions=tuple(item.references for item in items),
     )
 
@@ -289,6 +301,7 @@ class _Scorer:
     notify: Notify
     warn: Notify
     languages: LanguagePair  # as requested
+    unreadable: set[int] = field(default_factory=set)  # indices of recordings or images; they are not scored
 
     def evaluate_translations(self) -> ScoreReport:
         test_set, options = self.test_set, self.options
@@ -302,7 +315,11 @@ class _Scorer:
             baseline, _ = self.produce_outputs(options.baseline)
         if options.save:
             write_output(options.save, "".join(f"{line}\n" for line in outputs).encode())
-        references: Sequence[Reference] = test_set.captions or test_set.references
+        readable = [i for i in range(len(outputs)) if i not in self.unreadable]
+        if not readable:
+            raise ScoreError(f"{test_set.name}: must have files that can be read, but of {len(outputs):,} has none")
+        references: Sequence[Reference] = [(test_set.captions or test_set.references)[i] for i in readable]
+        outputs, baseline = [outputs[i] for i in readable], baseline and [baseline[i] for i in readable]
         metrics, language = options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
         return replace(
@@ -310,7 +327,7 @@ class _Scorer:
             search=search_to_dict(options, dtype) if dtype else None,
             search_summary=describe_search(options, dtype, test_set.default_limit) if dtype else None,
             evaluation=evaluate(
-                test_set.sources,
+                [test_set.sources[i] for i in readable],
                 references,
                 outputs,
                 metrics=metrics,
@@ -336,8 +353,9 @@ class _Scorer:
         hypotheses = self.options.hypotheses
         return ScoreReport(
             test_set=self.test_set.name,
-            num_pairs=len(self.test_set.sources),
-            num_skipped=self.test_set.skipped.counts.total(),
+            num_pairs=len(self.test_set.sources) - len(self.unreadable),
+            num_skipped=self.test_set.skipped.counts.total() + len(self.unreadable),
+            num_unreadable=len(self.unreadable),
             model=str(self.model) if self.model else None,
             hypotheses=str(hypotheses) if hypotheses else None,
         )
@@ -368,20 +386,25 @@ class _Scorer:
         self.notify(f"transcribing {len(recordings):,} recordings ...")
         files = (recording.file for recording in recordings)
         sources = (file if isinstance(file, Path) else file.open() for file in files)
-        outputs = []
-        for result in transcriber.transcribe_all(sources, self.options.search, word_times=False):
-            if isinstance(result, AudioError):
-                raise result
-            outputs.append(" ".join(result.text.splitlines()))
-        return outputs
+        results = transcriber.transcribe_all(sources, self.options.search, word_times=False)
+        return [self.get_text(i, result) for i, result in enumerate(results)]
+
+    def get_text(self, i: int, result: Transcript | Hypothesis | AudioError | ImageError) -> str:
+        """Return the text on one line; of a recording or an image that cannot be read, a warning and an empty text."""
+        if not isinstance(result, AudioError | ImageError):
+            return " ".join(result.text.splitlines())
+        if i not in self.unreadable:
+            self.warn(": ".join(filter(None, (self.test_set.locations[i], str(result)))))
+        self.unreadable.add(i)
+        return ""
 
     def caption(self, captioner: Captioner) -> list[str]:
         sources, outputs = self.test_set.sources, [""] * len(self.test_set.sources)
         self.notify(f"captioning {len(sources):,} images with {captioner.name} ...")
         for language, indices in group_languages(self.test_set, captioner.languages, Path(captioner.name)):
-            captions = captioner.caption([sources[i] for i in indices], self.options.search, to=language)
+            captions = captioner.caption_all([sources[i] for i in indices], self.options.search, to=language)
             for i, caption in zip(indices, captions, strict=True):
-                outputs[i] = " ".join(caption.text.splitlines())
+                outputs[i] = self.get_text(i, caption)
         return outputs
 
     def translate(self, loaded: LoadedModel) -> list[str]:
@@ -392,7 +415,7 @@ class _Scorer:
             selected = [sources[i] for i in indices]
             translations = loaded.translator.translate(selected, self.options.search, to=language)
             for i, translation in zip(indices, translations, strict=True):
-                outputs[i] = " ".join(translation.text.splitlines())
+                outputs[i] = self.get_text(i, translation)
         return outputs
 
     def force_decode(self, loaded: LoadedModel) -> list[TargetScores]:

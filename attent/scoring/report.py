@@ -66,7 +66,7 @@ def sum_forced(forced: Sequence[TargetScores]) -> dict[str, float]:
 
 
 def report_to_dict(report: ScoreReport, num_worst: int) -> dict[str, Any]:
-    names = ("test_set", "num_pairs", "num_skipped", "model", "hypotheses", "search")
+    names = ("test_set", "num_pairs", "num_skipped", "num_unreadable", "model", "hypotheses", "search")
     data: dict[str, Any] = {name: getattr(report, name) for name in names}
     if report.evaluation:
         data |= asdict(report.evaluation)
@@ -125,9 +125,11 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
 
 
 def render_header(report: ScoreReport) -> Iterator[Text]:
+    unreadable = f", {report.num_unreadable:,} because a file cannot be read" if report.num_unreadable else ""
+    skipped = f"{format_count(report.num_skipped, 'line')} without a pair{unreadable}"
     lines = {
         "test set": f"{report.test_set}: {format_count(report.num_pairs, 'pair')}",
-        "skipped": f"{format_count(report.num_skipped, 'line')} without a pair" if report.num_skipped else None,
+        "skipped": skipped if report.num_skipped else None,
         "model": report.model,
         "hypotheses": report.hypotheses,
         "search": report.search_summary,

@@ -113,16 +113,19 @@ def test_a_caption_model_is_scored_against_all_references(
 ) -> None:
     file = write_captions(tmp_path, 4)  # two captions of each image
     with file.open("a") as stream:
-        stream.write("gone.png\tmissing\n")
+        stream.write("gone.png\tmissing\ntext.png\tdamaged\n0.png\t\n")
+    (tmp_path / "text.png").write_text("text")
     captioner = attent.Captioner.load(model, device="cpu")
     options = SearchOptions(beam_size=1, max_length=5)
     outputs = [caption.text for caption in captioner.caption([tmp_path / f"{i}.png" for i in range(4)], options)]
     flags = ["--beam-size", "1", "--max-length", "5", "--device", "cpu"]
-    assert main(["score", str(model), "--data", str(file), "--json", *flags]) == 0
+    assert main(["score", str(model), "--data", str(file), "--json", *flags]) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert "gone.png does not exist" in err
-    assert (report["num_pairs"], report["num_skipped"]) == (4, 1)
+    _, gone, damaged = err.splitlines()
+    assert gone.startswith(f"attent: warning: {file}:10: {tmp_path / 'gone.png'}: ")
+    assert damaged.startswith(f"attent: warning: {file}:11: {tmp_path / 'text.png'}: ")
+    assert (report["num_pairs"], report["num_skipped"], report["num_unreadable"]) == (4, 3, 2)
     assert [sentence["output"] for sentence in report["sentences"]] == [" ".join(text.splitlines()) for text in outputs]
     label = CAPTIONS["en"][0]
     assert report["sentences"][0]["reference"] == f"{label} | there is {label}"
@@ -133,8 +136,10 @@ def test_a_caption_model_is_scored_against_all_references(
         resamples=0,
     )
     assert {score["metric"]: score["value"] for score in report["scores"]} == {s.metric: s.value for s in expected}
-    assert main(["score", str(model), "--data", str(file), *flags]) == 0
-    assert "at most 5 tokens" in capsys.readouterr().out
+    assert main(["score", str(model), "--data", str(file), *flags]) == 1
+    out = capsys.readouterr().out
+    assert "at most 5 tokens" in out
+    assert "3 lines without a pair, 2 because a file cannot be read" in out
     assert main(["score", str(model), "--data", str(file), "--force-decode", *flags]) == 1
     assert "is for translators, but this is a caption model" in capsys.readouterr().err
 

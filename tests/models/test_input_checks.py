@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "lengths of images": (
         lambda: build(CAPTIONS)(torch.zeros(2, 1, 8, 8), ids(1), torch.tensor([4, 4])),
-        "`source_lengths` must be None for images, which are not padded, but is given; leave it out",
+        "`source_lengths` must be None for images, which have no padding; leave it out",
     ),
     "target lengths": (
         lambda: model()(ids(1, 2), ids(1), None, torch.tensor([2, 1])),

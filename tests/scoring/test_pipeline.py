@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from attent.data.audio import AudioError
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 from attent.decoding.transcriber import Transcriber
@@ -300,6 +299,28 @@ def test_what_only_translators_can_do_is_refused_of_a_speech_model(tmp_path: Pat
     for options in (ScoreOptions(force_decode=True), ScoreOptions(alignment=Path("auto"))):
         with pytest.raises(ScoreError, match="is for translators, but this is a speech model"):
             pipeline.score(model, str(data), options=options)
+
+
+def test_recordings_that_cannot_be_read_are_reported_and_not_scored(tmp_path: Path) -> None:
+    model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
+    options = ScoreOptions(search=SearchOptions(beam_size=2), save=tmp_path / "out.txt", baseline=model)
+    expected = pipeline.score(model, str(data), src="en", options=options)
     (data.parent / "1.wav").write_text("no audio")
-    with pytest.raises(AudioError, match=r"1\.wav"):
-        pipeline.score(model, str(data))
+    warned: list[str] = []
+    report = pipeline.score(model, str(data), src="en", options=options, warn=warned.append)
+    assert (report.num_pairs, report.num_skipped, report.num_unreadable) == (2, 1, 1)
+    (warning,) = warned  # once, though two models read it
+    assert warning.startswith(f"{data}:3: {data.parent / '1.wav'}: must be a recording")
+    assert expected.evaluation is not None
+    assert report.evaluation is not None
+    first, _, third = expected.evaluation.sentences
+    assert report.evaluation.sentences == (first, replace(third, number=2))
+    outputs = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
+    assert outputs == [first.output, "", third.output, ""]  # a line for each recording
+    as_file = replace(options, baseline=tmp_path / "out.txt", save=None)
+    compared = pipeline.score(model, str(data), src="en", options=as_file, warn=warned.append)
+    assert [c.difference for c in compared.comparisons] == [0, 0]
+    for number in (0, 2):
+        (data.parent / f"{number}.wav").unlink()
+    with pytest.raises(ScoreError, match=r"test\.tsv: must have files that can be read, but of 3 has none"):
+        pipeline.score(model, str(data), warn=warned.append)
