@@ -28,8 +28,6 @@ from attent.decoding.output_format import replace_line_breaks
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFlags:
-    """The flags of `attent caption`."""
-
     to: Annotated[str | None, Parameter(group=COMMON_GROUP, help="language, for a model of several")] = None
     output: Annotated[
         Path | None, Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="output file; by default stdout")

@@ -43,8 +43,6 @@ SpeechSearchFlags: Any = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
-    """The flags of `attent transcribe`."""
-
     output: Annotated[
         Path | None,
         Parameter(

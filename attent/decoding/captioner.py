@@ -92,7 +92,12 @@ class Captioner:
         parameter = next(self.model.parameters())
         batch_size = BATCH_IMAGES.get(parameter.device.type, 64)
         for start in range(0, len(images), batch_size):
-            batch = [self._try_to_read(image) for image in images[start : start + batch_size]]
+            batch: list[Tensor | ImageError] = []
+            for image in images[start : start + batch_size]:
+                try:
+                    batch.append(image if isinstance(image, Tensor) else self.read_image(image))
+                except ImageError as error:
+                    batch.append(error)
             pixels = [image for image in batch if isinstance(image, Tensor)]
             captions: list[Hypothesis] = []
             if pixels:
@@ -101,9 +106,3 @@ class Captioner:
                     self.model, self.tokenizer, source, None, options, prefix_ids=prefix_ids, should_stop=should_stop
                 )
             yield from (captions.pop(0) if isinstance(image, Tensor) else image for image in batch)
-
-    def _try_to_read(self, image: str | Path | Tensor) -> Tensor | ImageError:
-        try:
-            return image if isinstance(image, Tensor) else self.read_image(image)
-        except ImageError as error:
-            return error

@@ -231,9 +231,7 @@ class Transcriber:
                 )
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
                 timed = snap_to_silence(timed, find_speech(segment.samples)) if timed else []
-                placed = [
-                    replace(word, start=segment.start + word.start, end=segment.start + word.end) for word in timed
-                ]
+                placed = [replace(x, start=segment.start + x.start, end=segment.start + x.end) for x in timed]
                 start = placed[0].start if placed else segment.start
                 end = placed[-1].end if placed else segment.start + segment.seconds
                 results[i] = TranscriptSegment(start=start, end=end, text=hypothesis.text, words=tuple(placed))

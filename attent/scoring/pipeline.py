@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,7 @@ from attent.decoding.alignment import MeasuredSelection, save_measured_selection
 from attent.decoding.captioner import Captioner
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.options import (
-    MAX_EXTRA_TOKENS,
-    DeviceOptions,
-    Hypothesis,
-    InputError,
-    SamplingOptions,
-    SearchOptions,
-)
+from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, Hypothesis, InputError, SearchOptions
 from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator, load_translator
@@ -61,6 +54,8 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of forced decoding
 MAX_CHECKED_LINES = 2_000  # that are compared with the languages of the model
 
 Notify = Callable[[str], None]
+LanguageGroups = Sequence[tuple[str | None, list[int]]]  # target language, indices of its sources
+SearchResult = Hypothesis | ImageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +136,10 @@ def score(
     names = [data] if isinstance(data, str) else list(data)
     languages = LanguagePair(src, tgt)
     if model is not None and is_speech_folder(model):
-        test_set, options = read_speech_test_set(names, languages), adapt_to_speech(options, languages)
+        metrics = DEFAULT_SCORE_METRICS if has_translations(src, tgt) else SPEECH_METRICS
+        test_set, options = read_speech_test_set(names, languages), adapt_options(options, "speech", metrics)
     elif model is not None and is_caption_folder(model):
-        test_set, options = read_caption_test_set(names, tgt), adapt_to_captions(options)
+        test_set, options = read_caption_test_set(names, tgt), adapt_options(options, "caption", CAPTION_METRICS)
     else:
         test_set = read_test_set(names, languages, warn)
     if test_set.skipped.counts:
@@ -239,26 +235,12 @@ def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet
     )
 
 
-def adapt_to_captions(options: ScoreOptions) -> ScoreOptions:
-    """Refuse what caption models cannot do, and score by the metrics of captions unless others are named."""
-    check_translator_options(options, "a caption model")
-    is_default = tuple(options.metrics) == DEFAULT_SCORE_METRICS
-    return replace(options, metrics=CAPTION_METRICS) if is_default else options
-
-
-def check_translator_options(options: ScoreOptions, model_kind: str) -> None:
+def adapt_options(options: ScoreOptions, model_kind: str, metrics: Sequence[str]) -> ScoreOptions:
+    """Refuse what only translators can do, and score by these metrics unless others are named."""
     for name in ("force_decode", "alignment", "ensemble"):
         if getattr(options, name):
-            raise ScoreError(f"`{name}` is for translators, but this is {model_kind}; leave it out")
-
-
-def adapt_to_speech(options: ScoreOptions, languages: LanguagePair) -> ScoreOptions:
-    """Refuse what speech models cannot do, and score transcripts by their error rates unless metrics are named."""
-    check_translator_options(options, "a speech model")
-    is_default = tuple(options.metrics) == DEFAULT_SCORE_METRICS
-    if is_default and not has_translations(languages.source, languages.target):
-        return replace(options, metrics=SPEECH_METRICS)
-    return options
+            raise ScoreError(f"`{name}` is for translators, but this is a {model_kind} model; leave it out")
+    return replace(options, metrics=metrics) if tuple(options.metrics) == DEFAULT_SCORE_METRICS else options
 
 
 def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
@@ -318,22 +300,16 @@ class _Scorer:
         readable = [i for i in range(len(outputs)) if i not in self.unreadable]
         if not readable:
             raise ScoreError(f"{test_set.name}: must have files that can be read, but of {len(outputs):,} has none")
+        sources = [test_set.sources[i] for i in readable]
         references: Sequence[Reference] = [(test_set.captions or test_set.references)[i] for i in readable]
         outputs, baseline = [outputs[i] for i in readable], baseline and [baseline[i] for i in readable]
-        metrics, language = options.metrics, test_set.language
+        by_length, metrics, language = not test_set.locations, options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
         return replace(
             self.start_report(),
             search=search_to_dict(options, dtype) if dtype else None,
             search_summary=describe_search(options, dtype, test_set.default_limit) if dtype else None,
-            evaluation=evaluate(
-                [test_set.sources[i] for i in readable],
-                references,
-                outputs,
-                metrics=metrics,
-                language=language,
-                by_length=not (test_set.recordings or test_set.captions),
-            ),
+            evaluation=evaluate(sources, references, outputs, metrics=metrics, language=language, by_length=by_length),
             baseline=str(options.baseline) if options.baseline else None,
             comparisons=tuple(compared),
         )
@@ -370,53 +346,44 @@ class _Scorer:
         return LoadedModel(folder.expanduser(), translator, self.options.device.batch_tokens or default)
 
     def produce_outputs(self, folder: Path | None, *others: Path) -> tuple[list[str], str]:
-        """Return the translation or the transcript of each source, and the dtype of the model."""
+        """Return the output for each source, and the dtype of the model."""
+        device, num_sources = self.options.device, len(self.test_set.sources)
         if folder is not None and self.test_set.recordings:
-            device = self.options.device
             transcriber = Transcriber.load(folder, device=device.device, dtype=device.dtype)
-            return self.transcribe(transcriber), get_dtype_name(transcriber.model)
+            self.notify(f"transcribing {num_sources:,} recordings ...")
+            files = (recording.file for recording in self.test_set.recordings)
+            sources = (file if isinstance(file, Path) else file.open() for file in files)
+            results = transcriber.transcribe_all(sources, self.options.search, word_times=False)
+            return [self.get_text(i, result) for i, result in enumerate(results)], get_dtype_name(transcriber.model)
         if folder is not None and self.test_set.captions:
-            captioner = Captioner.load(folder, device=self.options.device.device, dtype=self.options.device.dtype)
-            return self.caption(captioner), get_dtype_name(captioner.model)
+            captioner = Captioner.load(folder, device=device.device, dtype=device.dtype)
+            self.notify(f"captioning {num_sources:,} images with {folder} ...")
+            groups = group_languages(self.test_set, captioner.languages, folder)
+            return self.search_all(captioner.caption_all, groups), get_dtype_name(captioner.model)
         loaded = self.load(folder, *others)
-        return self.translate(loaded), get_dtype_name(loaded.translator.model)
+        self.notify(f"translating {num_sources:,} sentences with {loaded.folder} ...")
+        outputs = self.search_all(loaded.translator.translate, loaded.group_by_language(self.test_set))
+        return outputs, get_dtype_name(loaded.translator.model)
 
-    def transcribe(self, transcriber: Transcriber) -> list[str]:
-        recordings = self.test_set.recordings
-        self.notify(f"transcribing {len(recordings):,} recordings ...")
-        files = (recording.file for recording in recordings)
-        sources = (file if isinstance(file, Path) else file.open() for file in files)
-        results = transcriber.transcribe_all(sources, self.options.search, word_times=False)
-        return [self.get_text(i, result) for i, result in enumerate(results)]
+    def search_all(self, search: Callable[..., Iterable[SearchResult]], groups: LanguageGroups) -> list[str]:
+        """Return the output of each source; `search` is called with the sources of each language."""
+        outputs = [""] * len(self.test_set.sources)
+        for language, indices in groups:
+            results = search([self.test_set.sources[i] for i in indices], self.options.search, to=language)
+            for i, result in zip(indices, results, strict=True):
+                outputs[i] = self.get_text(i, result)
+        return outputs
 
-    def get_text(self, i: int, result: Transcript | Hypothesis | AudioError | ImageError) -> str:
+    def get_text(self, i: int, result: SearchResult | Transcript | AudioError) -> str:
         """Return the text on one line; of a recording or an image that cannot be read, a warning and an empty text."""
         if not isinstance(result, AudioError | ImageError):
             return " ".join(result.text.splitlines())
+        if isinstance(result.__cause__, ImportError):  # a package is missing: all others fail as well
+            raise result
         if i not in self.unreadable:
             self.warn(": ".join(filter(None, (self.test_set.locations[i], str(result)))))
         self.unreadable.add(i)
         return ""
-
-    def caption(self, captioner: Captioner) -> list[str]:
-        sources, outputs = self.test_set.sources, [""] * len(self.test_set.sources)
-        self.notify(f"captioning {len(sources):,} images with {captioner.name} ...")
-        for language, indices in group_languages(self.test_set, captioner.languages, Path(captioner.name)):
-            captions = captioner.caption_all([sources[i] for i in indices], self.options.search, to=language)
-            for i, caption in zip(indices, captions, strict=True):
-                outputs[i] = self.get_text(i, caption)
-        return outputs
-
-    def translate(self, loaded: LoadedModel) -> list[str]:
-        sources = self.test_set.sources
-        self.notify(f"translating {len(sources):,} sentences with {loaded.folder} ...")
-        outputs = [""] * len(sources)
-        for language, indices in loaded.group_by_language(self.test_set):
-            selected = [sources[i] for i in indices]
-            translations = loaded.translator.translate(selected, self.options.search, to=language)
-            for i, translation in zip(indices, translations, strict=True):
-                outputs[i] = self.get_text(i, translation)
-        return outputs
 
     def force_decode(self, loaded: LoadedModel) -> list[TargetScores]:
         targets = self.test_set.references if self.hypotheses is None else self.hypotheses
@@ -487,19 +454,18 @@ class LoadedModel:
     def tokenizer(self) -> Tokenizer:
         return self.translator.tokenizer
 
-    def group_by_language(self, test_set: TestSet) -> list[tuple[str | None, list[int]]]:
+    def group_by_language(self, test_set: TestSet) -> LanguageGroups:
         return group_languages(test_set, self.tokenizer.source.tags, self.folder)
 
 
-def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> list[tuple[str | None, list[int]]]:
-    """(target language, indices of its sources); the language is None for a model without language tags."""
+def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> LanguageGroups:
+    """Group the sources by language, which is None for a model without language tags."""
     languages = [language if tags else None for language in test_set.languages]
     tag_by_language = {language: find_language_tag(language, tags, folder) for language in dict.fromkeys(languages)}
     return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
 
 
 def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path) -> str | None:
-    """The language tag of each source; None for a model without tags."""
     try:
         return resolve_target_lang(language, tags, folder)
     except InputError as error:
@@ -530,7 +496,7 @@ def describe_search(
     changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
     limit = default_limit if search.max_length is None else f"{search.max_length:,} tokens"
     parts = [
-        describe_sampling(search.sampling) if search.sampling else describe_beam(search),
+        describe_method(search),
         search.score_formula,
         f"at most {limit}",
         f"at least {search.min_length:,}" if search.min_length else "",
@@ -543,15 +509,13 @@ def describe_search(
     return ", ".join(filter(None, parts))
 
 
-def describe_beam(search: SearchOptions) -> str:
+def describe_method(search: SearchOptions) -> str:
+    if sampling := search.sampling:
+        top_k = f", top-k {sampling.top_k:,}" if sampling.top_k else ""
+        top_p = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+        return f"sampling at temperature {sampling.temperature:g}{top_k}{top_p}, seed {sampling.seed}"
     if search.beam_size == 1:
         return "greedy"
     patience = "" if search.patience is None else f", patience {search.patience:g}"
     groups = f" in {search.beam_groups} groups, diversity penalty {search.diversity_penalty:g}"
     return f"beam {search.beam_size}{groups if search.beam_groups > 1 else ''}{patience}"
-
-
-def describe_sampling(sampling: SamplingOptions) -> str:
-    top_k = f", top-k {sampling.top_k:,}" if sampling.top_k else ""
-    top_p = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-    return f"sampling at temperature {sampling.temperature:g}{top_k}{top_p}, seed {sampling.seed}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from attent.data.audio import AudioError
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 from attent.decoding.transcriber import Transcriber
@@ -301,7 +302,9 @@ def test_what_only_translators_can_do_is_refused_of_a_speech_model(tmp_path: Pat
             pipeline.score(model, str(data), options=options)
 
 
-def test_recordings_that_cannot_be_read_are_reported_and_not_scored(tmp_path: Path) -> None:
+def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
     options = ScoreOptions(search=SearchOptions(beam_size=2), save=tmp_path / "out.txt", baseline=model)
     expected = pipeline.score(model, str(data), src="en", options=options)
@@ -324,3 +327,7 @@ def test_recordings_that_cannot_be_read_are_reported_and_not_scored(tmp_path: Pa
         (data.parent / f"{number}.wav").unlink()
     with pytest.raises(ScoreError, match=r"test\.tsv: must have files that can be read, but of 3 has none"):
         pipeline.score(model, str(data), warn=warned.append)
+    (data.parent / "0.wav").write_text("no audio")
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(AudioError, match="needs the package `soundfile`"):
+        pipeline.score(model, str(data))
