@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,9 +144,12 @@ def _decode(file: AudioFile) -> Iterator[Array]:
 
 def _check_end(sound: Any, frames: int, stream: BinaryIO, name: str) -> None:
     """Check that the whole recording was decoded. The length of an MP3 without a header is an estimate."""
-    end, rate = stream.tell(), sound.samplerate
-    if frames + rate / 2 < 0.98 * sound.frames < 2**62:  # FLAC may leave the length open
-        ends = f"ends after {frames / rate:.1f} s of {sound.frames / rate:.1f} s"
+    end, rate, expected = stream.tell(), sound.samplerate, sound.frames
+    # libsndfile corrects the length of a truncated WAV file and logs both. 2**31 and more: written without seeking.
+    for declared, actual in re.findall(r"(?:data|SSND|Size) *: (\d+) \(should be (\d+)\)", sound.extra_info):
+        expected = expected * int(declared) / max(1, int(actual)) if int(declared) < 2**31 - 2**16 else expected
+    if frames + rate / 2 < 0.98 * expected < 2**62:  # FLAC may leave the length open
+        ends = f"ends after {frames / rate:.1f} s of {expected / rate:.1f} s"
         raise AudioError(f"{name}: must be a whole recording, but {ends}; get it again")
     if sound.format == "MP3" and end < 0.9 * stream.seek(0, os.SEEK_END):
         problem = f"must have its length in its header, but continues after {frames / rate:.1f} s"
@@ -455,14 +459,12 @@ def prepare_recordings(
         return folder.is_dir() and len(_read_entries(folder)) == len(with_text)
 
     folder = build_folder(Path(data_dir) / f"recordings-{compute_store_key(with_text, config)}", build, is_complete)
-    skipped = [
-        f"{recording.location or recording.file}: must have a text, but has none"
-        for recording in recordings
-        if not recording.text.strip()
-    ]
-    texts, num_samples = [], []
-    for recording, entry in zip(with_text, _read_entries(folder), strict=True):
-        if isinstance(entry, str):
+    entries = iter(_read_entries(folder))
+    skipped, texts, num_samples = [], [], []
+    for recording in recordings:
+        if not recording.text.strip():
+            skipped.append(f"{recording.location or recording.file}: must have a text, but has none")
+        elif isinstance(entry := next(entries), str):
             skipped.append(": ".join(filter(None, (recording.location, entry))))
         else:
             texts.append(" ".join(recording.text.split()))

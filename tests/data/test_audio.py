@@ -193,6 +193,25 @@ def test_shortened_recording_is_an_error(tmp_path: Path) -> None:
         read_audio(tmp_path / "a.mp3")
 
 
+@pytest.mark.parametrize("suffix", ["wav", "aiff", "au"])
+def test_truncated_file_without_compression_is_an_error(tmp_path: Path, suffix: str) -> None:
+    soundfile.write(path := tmp_path / f"a.{suffix}", make_tone(5), 16_000)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(AudioError, match=r": must be a whole recording, but ends after 2\.5 s of 5\.0 s; get it again"):
+        read_audio(path)
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**32 - 1])
+def test_wav_of_a_recorder_that_cannot_seek_is_read(tmp_path: Path, size: int) -> None:
+    soundfile.write(path := tmp_path / "a.wav", make_tone(1), 16_000)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"data") + 4
+    content[4:8] = content[start : start + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+    assert len(read_audio(path)) == 16_000
+
+
 def test_mp3_that_is_longer_than_its_header_says_is_an_error(tmp_path: Path) -> None:
     content = write_tone(tmp_path / "a.mp3").read_bytes()
     (tmp_path / "a.mp3").write_bytes(content * 2)
@@ -445,15 +464,16 @@ def test_bad_recordings_are_skipped_and_named(tmp_path: Path) -> None:
     ]
     soundfile.write(tmp_path / "silent.wav", np.full(16_000, 9e-4), 16_000)
     write_tone(tmp_path / "good.wav")
-    lines = ["good.wav\tfine", *(f"{path.name}\ttext" for path, _ in bad), "good.wav\t ", "good.wav"]
+    lines = ["good.wav\t ", "good.wav\tfine", *(f"{path.name}\ttext" for path, _ in bad), "good.wav"]
     (tmp_path / "corpus.tsv").write_text("\n".join(lines), encoding="utf-8")
     dataset = prepare_recordings(
         find_recordings(tmp_path / "corpus.tsv")["train"], "corpus", CONFIG, tmp_path / "store"
     )
     assert dataset.texts == ("fine",)
-    table, last = tmp_path / "corpus.tsv", len(bad) + 2
-    assert dataset.skipped[:2] == tuple(f"{table}:{i}: must have a text, but has none" for i in (last, last + 1))
-    for number, ((path, problem), message) in enumerate(zip(bad, dataset.skipped[2:], strict=True), 2):
+    table, (first, *others, last) = tmp_path / "corpus.tsv", dataset.skipped  # in the order of the lines
+    assert first == f"{table}:1: must have a text, but has none"
+    assert last == f"{table}:{len(bad) + 3}: must have a text, but has none"
+    for number, ((path, problem), message) in enumerate(zip(bad, others, strict=True), 3):
         assert message.startswith(f"{table}:{number}: {path}: {problem}")
 
 
@@ -475,7 +495,7 @@ def test_missing_file_is_named_with_its_line(tmp_path: Path) -> None:
 def test_corpus_without_usable_recordings_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "corpus.tsv").write_text("a.wav\tone\nb.wav\t\n", encoding="utf-8")
     recordings = find_recordings(tmp_path / "corpus.tsv")["train"]
-    problems = r".*corpus\.tsv:2: must have a text.*; .*corpus\.tsv:1: .*a\.wav"
+    problems = r".*corpus\.tsv:1: .*a\.wav.*; .*corpus\.tsv:2: must have a text"
     message = f"corpus: must have recordings, but of 2 none can be used: {problems}"
     for _ in range(2):
         with pytest.raises(AudioError, match=message):
