@@ -56,11 +56,9 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
         bool, SWITCH, input_flag(help="perplexity of the references, or --hypotheses, under the model")
     ] = False
     alignment: Annotated[Path | None, input_flag(help=ALIGNMENT_HELP)] = None
-    metrics: Annotated[
-        tuple[MetricName, ...],
-        LIST,
-        output_flag(name=["--metrics", "-m"], help=METRICS_HELP),
-    ] = DEFAULT_SCORE_METRICS
+    metrics: Annotated[tuple[MetricName, ...], LIST, output_flag(name=["--metrics", "-m"], help=METRICS_HELP)] = (
+        DEFAULT_SCORE_METRICS
+    )
     score_only: Annotated[bool, SWITCH, output_flag(name=["--score-only", "-b"], help="print only the numbers")] = False
     json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
     sentences: Annotated[

@@ -12,9 +12,11 @@ from statistics import mean
 from attent.scoring.metrics import (
     DEFAULT_METRIC,
     DEFAULT_SCORE_METRICS,
+    METRICS,
     NUM_RESAMPLES,
     SCRIPT_SAMPLE,
     SENTENCE_METRICS,
+    SPEECH_METRICS,
     MetricScore,
     Reference,
     ScoreError,
@@ -58,11 +60,13 @@ class Evaluation:
     length_unit: str  # words, or characters
     groups: tuple[LengthGroup, ...]
     sentences: tuple[SentenceScore, ...]
+    ranking_metric: str = DEFAULT_METRIC  # of sentences
 
     def find_worst(self, count: int) -> list[SentenceScore]:
-        """The `count` worst sentences that differ from their reference, by `DEFAULT_METRIC`."""
-        ranked = sorted(self.sentences, key=lambda sentence: (sentence.metrics[DEFAULT_METRIC], sentence.number))
-        return [sentence for sentence in ranked if sentence.metrics[DEFAULT_METRIC] < PERFECT_SCORE][:count]
+        """The `count` worst sentences that differ from their reference."""
+        sign, perfect = (-1, 0.0) if METRICS[self.ranking_metric].lower_is_better else (1, PERFECT_SCORE)
+        ranked = sorted((sign * sentence.metrics[self.ranking_metric], sentence.number) for sentence in self.sentences)
+        return [self.sentences[number - 1] for value, number in ranked if value < perfect][:count]
 
 
 def evaluate(
@@ -101,7 +105,9 @@ def evaluate(
                 scores=tuple(compute_metrics(*pairs, metrics, language, resamples=0)),
             )
             groups.append(group)
-    columns = [score_sentences(outputs, references, name, language) for name in SENTENCE_METRICS]
+    ranking_metric = metrics[0] if metrics[0] in SPEECH_METRICS else DEFAULT_METRIC
+    names = SPEECH_METRICS if ranking_metric in SPEECH_METRICS else SENTENCE_METRICS
+    columns = [score_sentences(outputs, references, name, language) for name in names]
     rows = zip(sources, map(" | ".join, texts), outputs, zip(*columns, strict=True), strict=True)
     return Evaluation(
         scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
@@ -118,8 +124,9 @@ def evaluate(
                 source=source,
                 reference=reference,
                 output=output,
-                metrics=dict(zip(SENTENCE_METRICS, values, strict=True)),
+                metrics=dict(zip(names, values, strict=True)),
             )
             for number, (source, reference, output, values) in enumerate(rows, 1)
         ),
+        ranking_metric=ranking_metric,
     )

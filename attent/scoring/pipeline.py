@@ -19,20 +19,16 @@ from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.captioner import Captioner
 from attent.decoding.forced_decoding import TargetScores, score_targets
-from attent.decoding.loading import resolve_target_lang
+from attent.decoding.loading import read_data_settings, resolve_target_lang
 from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, Hypothesis, InputError, SearchOptions
 from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator, load_translator
+from attent.formatting import format_count
 from attent.interop import is_caption_folder, is_speech_folder
 from attent.interop.conversion import get_dtype_name
 from attent.models import Seq2Seq
-from attent.scoring.alignment import (
-    AlignmentReport,
-    GoldAlignment,
-    evaluate_alignment,
-    read_gold_alignments,
-)
+from attent.scoring.alignment import AlignmentReport, GoldAlignment, evaluate_alignment, read_gold_alignments
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import (
     CAPTION_METRICS,
@@ -136,7 +132,9 @@ def score(
     names = [data] if isinstance(data, str) else list(data)
     languages = LanguagePair(src, tgt)
     if model is not None and is_speech_folder(model):
-        metrics = DEFAULT_SCORE_METRICS if has_translations(src, tgt) else SPEECH_METRICS
+        data_settings = read_data_settings(Path(model).expanduser())
+        languages = LanguagePair(src or data_settings.get("src"), tgt or data_settings.get("tgt"))
+        metrics = DEFAULT_SCORE_METRICS if has_translations(languages.source, languages.target) else SPEECH_METRICS
         test_set, options = read_speech_test_set(names, languages), adapt_options(options, "speech", metrics)
     elif model is not None and is_caption_folder(model):
         test_set, options = read_caption_test_set(names, tgt), adapt_options(options, "caption", CAPTION_METRICS)
@@ -350,7 +348,7 @@ class _Scorer:
         device, num_sources = self.options.device, len(self.test_set.sources)
         if folder is not None and self.test_set.recordings:
             transcriber = Transcriber.load(folder, device=device.device, dtype=device.dtype)
-            self.notify(f"transcribing {num_sources:,} recordings ...")
+            self.notify(f"transcribing {format_count(num_sources, 'recording')} ...")
             files = (recording.file for recording in self.test_set.recordings)
             sources = (file if isinstance(file, Path) else file.open() for file in files)
             results = transcriber.transcribe_all(sources, self.options.search, word_times=False)

@@ -17,7 +17,7 @@ from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation
-from attent.scoring.metrics import DEFAULT_METRIC, METRICS, SENTENCE_METRICS, format_metrics
+from attent.scoring.metrics import METRICS, format_metrics
 from attent.scoring.pipeline import ScoreReport
 
 MAX_LISTED_LINKS = 5
@@ -42,7 +42,7 @@ def list_numbers(report: ScoreReport) -> Iterator[str]:
 def list_sentence_rows(report: ScoreReport) -> Iterator[str]:
     """Yield a TSV header and a row for each sentence."""
     if report.evaluation:
-        yield "\t".join(["number", *SENTENCE_METRICS, "source", "reference", "output"])
+        yield "\t".join(["number", *report.evaluation.sentences[0].metrics, "source", "reference", "output"])
         for sentence in report.evaluation.sentences:
             values = (f"{value:.2f}" for value in sentence.metrics.values())
             texts = (" ".join(text.split()) for text in (sentence.source, sentence.reference, sentence.output))
@@ -102,7 +102,8 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
             yield from render_groups(report.evaluation)
         worst = report.evaluation.find_worst(num_worst)
         if worst:
-            yield render_heading("Worst sentences", f"by {METRICS[DEFAULT_METRIC].title} of the sentence")
+            metric = METRICS[report.evaluation.ranking_metric]
+            yield render_heading("Worst sentences", f"by {metric.title} of the sentence")
         for sentence in worst:
             yield Text(f"pair {sentence.number:,}  {format_metrics(sentence.metrics)}", "cyan")
             for name in ("source", "reference", "output"):

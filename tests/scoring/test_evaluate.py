@@ -60,6 +60,15 @@ def test_the_worst_come_first() -> None:
     assert (evaluation.exact, evaluation.num_empty) == (pytest.approx(50), 1)
 
 
+@pytest.mark.parametrize("name", ["wer", "cer"])
+def test_the_worst_transcripts_have_the_most_errors(name: str) -> None:
+    references, outputs = ["one two", "one two", "one", "one"], ["one too", "six ten", "one", ""]
+    evaluation = evaluate(references, references, outputs, metrics=[name], resamples=0)
+    assert [sentence.metrics["wer"] for sentence in evaluation.sentences] == [50, 100, 0, 100]
+    assert [sentence.number for sentence in evaluation.find_worst(9)] == ([2, 4, 1] if name == "wer" else [4, 2, 1])
+    assert evaluation.ranking_metric == name
+
+
 def test_sentence_scores_are_those_of_sacrebleu() -> None:
     import sacrebleu
 

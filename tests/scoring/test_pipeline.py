@@ -18,6 +18,7 @@ from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
+from attent.models.weights import save_model
 from attent.nn import AudioConfig, StackConfig
 from attent.scoring import pipeline
 from attent.scoring.metrics import ScoreError, compute_metrics
@@ -30,6 +31,7 @@ from attent.scoring.pipeline import (
     score,
     search_to_dict,
 )
+from attent.scoring.report import list_sentence_rows, render_page
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
@@ -239,7 +241,7 @@ def test_doubts_about_the_test_set_are_warnings(tmp_path: Path) -> None:
 # ---- speech ----------------------------------------------------------------------------------------------------------
 
 
-def write_speech_model(folder: Path) -> Path:
+def write_speech_model(folder: Path, **files: bytes) -> Path:
     words = train_monolingual_tokenizer(["one two three"] * 3, TokenizerConfig(kind="char"))
     torch.manual_seed(0)
     stack = StackConfig(layers=1, width=16, heads=2, ffn_width=24)
@@ -250,7 +252,7 @@ def write_speech_model(folder: Path) -> Path:
         decoder=mirror_encoder(stack),
         share_embeddings=False,
     )
-    write_model(folder, Seq2Seq(config), words)
+    save_model(Seq2Seq(config), folder, words.files | files)
     return folder
 
 
@@ -280,6 +282,9 @@ def test_a_speech_model_is_scored_by_the_error_rates_of_its_transcripts(tmp_path
     assert [s.source for s in report.evaluation.sentences] == list(map(str, files))
     assert report.evaluation.groups == ()
     assert [c.difference for c in report.comparisons] == [0, 0]
+    page = "\n".join(map(str, render_page(report, 1)))
+    assert "Worst sentences  by WER of the sentence" in page
+    assert next(list_sentence_rows(report)).split("\t") == ["number", "wer", "cer", "source", "reference", "output"]
     assert report.search_summary is not None
     assert "at most 25 tokens per second" in report.search_summary
 
@@ -293,6 +298,15 @@ def test_a_folder_of_recordings_and_texts_in_another_language_are_scored(tmp_pat
     report = pipeline.score(model, str(data), options=ScoreOptions(metrics=("exact",)))
     assert report.evaluation is not None
     assert [score.metric for score in report.evaluation.scores] == ["exact"]
+
+
+def test_a_speech_translator_is_scored_as_one_without_flags(tmp_path: Path) -> None:
+    settings = b'[data]\nsrc = "en"\ntgt = "de"\n'
+    model = write_speech_model(tmp_path / "model", **{"run.toml": settings})
+    report = pipeline.score(model, str(write_recordings(tmp_path / "set")))
+    assert report.evaluation is not None
+    assert [score.metric for score in report.evaluation.scores] == ["bleu", "chrf", "ter"]
+    assert [sentence.reference for sentence in report.evaluation.sentences] == ["eins", "zwei drei", "eins zwei"]
 
 
 def test_what_only_translators_can_do_is_refused_of_a_speech_model(tmp_path: Path) -> None:
