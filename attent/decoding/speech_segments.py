@@ -36,6 +36,7 @@ class AudioSegment:
     samples: Array
     start: float  # in seconds
     overlap: float = 0.0  # seconds that it shares with the segment before
+    language: str | None = None  # that Whisper is given
 
     @property
     def seconds(self) -> float:
@@ -52,9 +53,7 @@ def iter_segments(blocks: Iterable[Array], max_seconds: float) -> Iterator[Audio
         nonlocal previous_stop
         overlap, previous_stop = previous_stop - position - start, position + stop
         return AudioSegment(
-            samples=buffer[start:stop],
-            start=(position + start) / SAMPLE_RATE,
-            overlap=max(0, overlap) / SAMPLE_RATE,
+            samples=buffer[start:stop], start=(position + start) / SAMPLE_RATE, overlap=max(0, overlap) / SAMPLE_RATE
         )
 
     for block in blocks:
@@ -156,9 +155,9 @@ def find_speech(samples: Array) -> NDArray[np.bool_]:
 
 
 def measure_levels(samples: Array) -> NDArray[np.float64]:
-    """Return the level of each frame of 10 ms with its neighbors, in dB of full scale."""
+    """Return the level of each frame of 10 ms with its neighbors, in dB of full scale, without its constant offset."""
     frames = samples[: len(samples) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
-    power = np.square(frames.astype(np.float64)).mean(1)
+    power = frames.astype(np.float64).var(1)
     padded = np.pad(power, 1, mode="edge") if len(power) else np.zeros(2)
     return 10 * np.log10(np.maximum(np.convolve(padded, np.full(3, 1 / 3), mode="valid")[: len(power)], 1e-12))
 

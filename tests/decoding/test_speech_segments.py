@@ -43,6 +43,12 @@ def test_speech_is_found_at_any_level_above_noise_or_digital_silence(gain: float
     np.testing.assert_allclose(runs, [(100, 180), (230, 430)], atol=2)  # and no click
 
 
+def test_a_constant_offset_changes_nothing() -> None:
+    quiet_speech = 0.02 * make_recording((1, QUIET), (0.8, LOUD), (0.5, QUIET), (2, LOUD), (1, QUIET))
+    assert find_runs(find_speech(quiet_speech + np.float32(0.01))) == find_runs(find_speech(quiet_speech))
+    assert not list(iter_segments([np.full(SAMPLE_RATE, 0.01, np.float32)], max_seconds=4))
+
+
 def test_steady_noise_and_silence_are_no_speech() -> None:
     assert not find_speech(make_recording((5, QUIET))).any()
     assert not find_speech(make_recording((5, 1e-5))).any()
