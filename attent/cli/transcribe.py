@@ -22,7 +22,7 @@ from attent.cli.search_flags import (
     derive_flags,
     use_flag_names,
 )
-from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
+from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ SpeechSearchFlags: Any = make_dataclass(
 @dataclass(frozen=True, kw_only=True)
 class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[
-        Path | None,
+        str | None,
         Parameter(
             name=["--output", "-o"],
             group=COMMON_GROUP,
@@ -68,18 +68,17 @@ class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from 
         ),
     ] = False
     language: Annotated[
-        str | None,
-        Parameter(group=COMMON_GROUP, help="of the recordings, for Whisper; by default that of the first one"),
+        str | None, Parameter(group=COMMON_GROUP, help="of the recordings, for Whisper; by default detected in each")
     ] = None
     task: Annotated[
-        Literal["transcribe", "translate"], Parameter(group=COMMON_GROUP, help="for Whisper; translate: to English")
-    ] = "transcribe"
+        Literal["transcribe", "translate"] | None,
+        Parameter(group=COMMON_GROUP, help="for Whisper, by default that of its training; translate: to English"),
+    ] = None
     dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default float32")] = None
     max_seconds: Annotated[
         float | None,
         Parameter(
-            group=SEARCH_GROUP,
-            help="longest segment of a long recording; by default what the model was trained with",
+            group=SEARCH_GROUP, help="longest segment of a long recording; by default what the model was trained with"
         ),
     ] = None
 
@@ -107,29 +106,28 @@ def transcribe(
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("transcribe",)) from error
-    files = list_files(names)
+    files, problems = list_files(names)
+    output = None if flags.output is None else Path(flags.output)
     is_single = len(names) == 1 and not names[0].expanduser().is_dir()
-    outputs = plan_outputs(files, is_single, flags)
+    outputs = plan_outputs(files, is_single, output, flags.format)
 
     from attent.decoding.transcriber import Transcriber, read_live_audio
     from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
 
-    check_outputs(outputs or [flags.output], [model, *(file for file in files if file != STDIN)])
+    check_outputs(outputs or [output], [model, *(file for file in files if file != STDIN)])
     prepare_loading(model, flags.threads)
-    transcriber = Transcriber.load(
-        model,
-        device=flags.device,
-        dtype=flags.dtype,
-        max_seconds=flags.max_seconds,
-        language=flags.language,
-        task=flags.task,
-    )
+    settings = {name: getattr(flags, name) for name in ("device", "dtype", "max_seconds", "language", "task")}
+    try:
+        transcriber = Transcriber.load(model, **settings)
+    except InputError as error:
+        message = use_flag_names(str(error), TranscribeFlags)
+        raise CycloptsError(msg=message, command_chain=("transcribe",)) from error
     use_utf8(sys.stdout)
-    to_stdout = flags.output in (None, STDIN) or outputs is not None
+    to_stdout = output in (None, STDIN) or outputs is not None
     with (
         ProgressDisplay(sys.stderr) as progress,
-        nullcontext(sys.stdout) if to_stdout else open_output(flags.output, progress.print_message) as out,  # type: ignore[arg-type]
+        nullcontext(sys.stdout) if to_stdout else open_output(output, progress.print_message) as out,  # type: ignore[arg-type]
     ):
         if flags.partial:
             for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
@@ -140,16 +138,18 @@ def transcribe(
         sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
         results = transcriber.transcribe_all(sources, options, word_times=flags.format != "text")
         num_bad = write_transcripts(results, files, outputs or [out] * len(files), flags.format, is_single, progress)
-        return 1 if num_bad else 0
+        for problem in problems:
+            progress.print_message(problem)
+        return 1 if num_bad or problems else 0
 
 
-def plan_outputs(files: Sequence[Path], is_single: bool, flags: TranscribeFlags) -> list[Path] | None:
+def plan_outputs(files: Sequence[Path], is_single: bool, output: Path | None, kind: str) -> list[Path] | None:
     """Return the output file of each recording if --output is a folder, else None: all go to one output."""
-    if flags.output is not None and flags.output.expanduser().is_dir():
-        suffix = "txt" if flags.format == "text" else flags.format
-        return [flags.output / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
-    if not is_single and flags.format in ("srt", "vtt"):
-        problem = f"--format {flags.format} of several recordings needs --output with an existing folder"
+    if output is not None and output.expanduser().is_dir():
+        suffix = "txt" if kind == "text" else kind
+        return [output / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
+    if not is_single and kind in ("srt", "vtt"):
+        problem = f"--format {kind} of several recordings needs --output with an existing folder"
         raise CycloptsError(msg=problem, command_chain=("transcribe",))
     return None
 
@@ -191,18 +191,18 @@ def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
         problem = "--partial reads standard input: leave the recordings out"
     elif flags.partial and flags.format != "text":
         problem = f"--partial prints text: leave --format {flags.format} out"
-    elif flags.max_seconds is not None and flags.max_seconds < 1:
-        problem = f"--max-seconds must be 1 or more, but is {flags.max_seconds:g}"
+    elif flags.output and flags.output.endswith("/") and not Path(flags.output).expanduser().is_dir():
+        problem = f"{flags.output}: must be an existing folder, but is not; make the folder first"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("transcribe",))
     check_positive("transcribe", threads=flags.threads)
 
 
-def list_files(names: Sequence[Path]) -> list[Path]:
-    """Return the named files, with folders replaced by the audio files in them."""
+def list_files(names: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the named files, with folders replaced by the audio files in them, and a message for each without any."""
     from attent.data.audio import AUDIO_SUFFIXES, AudioError
 
-    files: list[Path] = []
+    files, problems = list[Path](), list[str]()
     for name in names:
         path = name.expanduser()
         if not path.is_dir():
@@ -210,6 +210,8 @@ def list_files(names: Sequence[Path]) -> list[Path]:
             continue
         inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES and file.is_file())
         if not inside:
-            raise AudioError(f"{name}: must be a folder with recordings, but has none; give another, or files")
+            problems.append(f"{name}: must be a folder with recordings, but has none; give another, or files")
         files += inside
-    return files
+    if not files:
+        raise AudioError("\n".join(problems))
+    return files, problems

@@ -8,8 +8,10 @@ The search is in `source_search`, the cutting in `speech_segments`, the timing i
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from os.path import commonprefix
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attent.data.arrays import Array
-from attent.data.audio import AudioError, iter_audio
+from attent.data.audio import AudioError, has_translations, iter_audio
 from attent.decoding.alignment import WORD_START_MARKERS
 from attent.decoding.batching import batch_by_length
 from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
@@ -47,6 +49,8 @@ READ_SECONDS = 10.0  # of a file at a time
 CPU_MAX_STATES, MAX_STATES = 6_000, 60_000  # encoder states of a batch: 2 and 20 minutes, see `compute_max_rows`
 BLOCK_BATCHES = 4  # batches of segments that are collected and sorted by length
 PARTIAL_SECONDS = 1.0  # of new audio between two searches of a growing recording
+COMPRESSED_SIGNATURES = (b"ID3", b"\xff\xfb", b"OggS", b"fLaC")  # the first bytes of MP3, Ogg and FLAC
+CONVERT_ADVICE = f"convert it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -ac 1 -f s16le -`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +96,24 @@ class Transcriber:
         max_seconds: float | None = None,
         whisper: WhisperSettings | None = None,
         language: str | None = None,
-        task: WhisperTask = "transcribe",
+        task: WhisperTask | None = None,
         options: SearchOptions | None = None,
     ) -> None:
         """
         max_seconds  of a segment of a long recording; None: the length of the model's training recordings
         whisper      how a Whisper model is searched
-        language     of the recordings, for a Whisper model of several; None: that of the first segment
-        task         of a Whisper model; translate: to English
+        language     of the recordings, for a Whisper model of several; None: that of the first segment of each
+        task         of a Whisper model, by default transcribe; translate: to English
         options      search options, unless others are given
         """
         config = model.config.frontend
         if not isinstance(config, AudioConfig):
             raise InputError("the model must be a speech model, but its source is not audio")
-        if max_seconds is not None and max_seconds < 1:
-            raise InputError(f"`max_seconds` must be 1 or more, but is {max_seconds:g}")
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.max_seconds = max_seconds or find_max_seconds(model)
-        if not (whisper and whisper.is_multilingual) and (language is not None or task != "transcribe"):
+        self.max_seconds = choose_max_seconds(model, max_seconds)
+        if not (whisper and whisper.is_multilingual) and (language is not None or task == "translate"):
             raise InputError("`language` and `task` must be left out: only multilingual Whisper models take them")
-        self.whisper, self.language, self.task = whisper, language, task
+        self.whisper, self.language, self.task = whisper, language, task or "transcribe"
         self.options = options or SearchOptions()
 
     @classmethod
@@ -124,10 +126,10 @@ class Transcriber:
         dtype: str | None = None,
         max_seconds: float | None = None,
         language: str | None = None,
-        task: WhisperTask = "transcribe",
+        task: WhisperTask | None = None,
     ) -> Transcriber:
-        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32. A `model` that was loaded from
-        there is used as it is."""
+        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32; language and task None: those
+        that it was fine-tuned with. A `model` that was loaded from there is used as it is."""
         path = Path(folder).expanduser()
         if model is None:
             placed, precision = resolve_device_and_dtype(device, dtype or "float32")
@@ -135,8 +137,10 @@ class Transcriber:
         tokenizer, whisper = load_tokenizer(path), None
         if isinstance(tokenizer.target, WhisperVocabulary):
             whisper = read_settings(path, tokenizer.target)
-            if whisper.is_multilingual and language is None:
-                language = whisper.default_language or read_data_settings(path).get("src")  # of a fine-tuned model
+            if whisper.is_multilingual:
+                data = read_data_settings(path)
+                language = language or data.get("src") or whisper.default_language
+                task = task or ("translate" if has_translations(data.get("src"), data.get("tgt")) else None)
         return cls(model, tokenizer, max_seconds=max_seconds, whisper=whisper, language=language, task=task)
 
     def transcribe(
@@ -191,10 +195,11 @@ class Transcriber:
         block: list[AudioSegment | RecordingEnd] = []
         states, max_states = 0, BLOCK_BATCHES * self._compute_batch_states()
         for recording in recordings:
-            end = RecordingEnd()
+            end, language = RecordingEnd(), self.language
             try:
                 for segment in iter_segments(end.count_samples(read_samples(recording)), self.max_seconds):
-                    block.append(segment)
+                    language = language or self.detect_language(segment.samples)
+                    block.append(replace(segment, language=language))
                     states += self._count_states(segment)
                     if states >= max_states:
                         yield block
@@ -212,23 +217,17 @@ class Transcriber:
         should_stop: StopCheck | None = None,
     ) -> list[TranscriptSegment]:
         results: dict[int, TranscriptSegment] = {}
-        for indices in batch_by_length([self._count_states(x) for x in segments], self._compute_batch_states()):
+        for indices in self._plan_batches(segments):
             batch = [segments[i] for i in indices]
-            source, lengths = self._compute_frames(batch)
-            hypotheses = self._search(source, lengths, options, should_stop=should_stop)
+            source, lengths = self._compute_frames([x.samples for x in batch])
+            prefix_ids = self.get_prefix(batch[0].language)
+            hypotheses = self.search(source, lengths, prefix_ids, options, should_stop=should_stop)
             words: list[list[SpokenWord]] = [[] for _ in batch]
             if word_times:
                 num_frames = [-(-len(x.samples) // HOP_SAMPLES) for x in batch]
-                words = compute_word_times(
-                    self.model,
-                    self.tokenizer.target,
-                    source,
-                    lengths,
-                    num_frames,
-                    hypotheses,
-                    prefix_ids=self.get_prefix(source),
-                    heads=(self.whisper and self.whisper.alignment_heads) or None,
-                )
+                heads, inputs = (self.whisper and self.whisper.alignment_heads) or None, (source, lengths, num_frames)
+                target = self.tokenizer.target
+                words = compute_word_times(self.model, target, *inputs, hypotheses, prefix_ids=prefix_ids, heads=heads)
             for i, segment, hypothesis, timed in zip(indices, batch, hypotheses, words, strict=True):
                 timed = snap_to_silence(timed, find_speech(segment.samples)) if timed else []
                 placed = [replace(x, start=segment.start + x.start, end=segment.start + x.end) for x in timed]
@@ -237,24 +236,26 @@ class Transcriber:
                 results[i] = TranscriptSegment(start=start, end=end, text=hypothesis.text, words=tuple(placed))
         return [results[i] for i in range(len(segments))]
 
-    def _search(
+    def _plan_batches(self, segments: Sequence[AudioSegment]) -> Iterator[list[int]]:
+        """Yield the indices of segments of similar length, all with the same prompt."""
+        states = [self._count_states(x) for x in segments]
+        for language in dict.fromkeys(x.language for x in segments):
+            indices = [i for i, x in enumerate(segments) if x.language == language]
+            yield from batch_by_length(states, self._compute_batch_states(), indices)
+
+    def search(
         self,
         source: Tensor,
         lengths: Tensor | None,
+        prefix_ids: Sequence[int],
         options: SearchOptions,
         known_ids: Sequence[int] = (),
         should_stop: StopCheck | None = None,
     ) -> list[Hypothesis]:
-        return search_sources(
-            self.model,
-            self.tokenizer,
-            source,
-            lengths,
-            options if known_ids else self.add_transcript_rules(options),
-            prefix_ids=(*self.get_prefix(source), *known_ids),
-            suppressed_tokens=self.suppressed_tokens,
-            should_stop=should_stop,
-        )
+        """Search the text of each recording of a batch, after a prompt (`get_prefix`) and the known tokens."""
+        options, ids = options if known_ids else self.add_transcript_rules(options), (*prefix_ids, *known_ids)
+        inputs, banned = (self.model, self.tokenizer, source, lengths), self.suppressed_tokens
+        return search_sources(*inputs, options, prefix_ids=ids, suppressed_tokens=banned, should_stop=should_stop)
 
     def add_transcript_rules(self, options: SearchOptions) -> SearchOptions:
         """Return the options with Whisper's rules for the first token."""
@@ -270,21 +271,23 @@ class Transcriber:
             return ()
         return (*self.whisper.suppressed_tokens, *vocabulary.timestamps)
 
-    def get_prefix(self, source: Tensor, language: str | None = None) -> tuple[int, ...]:
-        """Return the tokens that tell Whisper the task and the language: this one, or the transcriber's, which is
-        detected in the first source if it is unknown."""
+    def get_prefix(self, language: str | None = None) -> tuple[int, ...]:
+        """Return the tokens that tell Whisper the task and the language: this one, or the transcriber's."""
         vocabulary = self.tokenizer.target
         if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
             return ()
-        if not self.whisper.is_multilingual:
-            return build_prompt(vocabulary, None)
-        if language is None and self.language is None:
-            with eval_mode(self.model):
-                self.language = detect_languages(self.model, source[:1], vocabulary)[0]
         return build_prompt(vocabulary, language or self.language, self.task)
 
-    def _compute_frames(self, segments: Sequence[AudioSegment]) -> tuple[Tensor, Tensor | None]:
-        return compute_audio_frames([torch.from_numpy(x.samples) for x in segments], self.config, self.device)
+    def detect_language(self, samples: Array) -> str | None:
+        """Return the language that Whisper hears; None for other models, and those of English only."""
+        vocabulary = self.tokenizer.target
+        if not (self.whisper and self.whisper.is_multilingual and isinstance(vocabulary, WhisperVocabulary)):
+            return None
+        with eval_mode(self.model):
+            return detect_languages(self.model, self._compute_frames([samples])[0], vocabulary)[0]
+
+    def _compute_frames(self, recordings: Sequence[Array]) -> tuple[Tensor, Tensor | None]:
+        return compute_audio_frames(list(map(torch.from_numpy, recordings)), self.config, self.device)
 
     def _count_states(self, segment: AudioSegment) -> int:
         frames = self.config.fixed_frames or len(segment.samples) // HOP_SAMPLES
@@ -312,6 +315,7 @@ class Transcriber:
         """
         options = options or self.options
         window, searched = np.zeros(0, np.float32), 0
+        stream = copy(self)  # whose language is that of this recording
         known: tuple[int, ...] = ()  # final tokens of the segment
         previous: tuple[int, ...] = ()  # tokens of the search before
         for block in blocks:
@@ -320,14 +324,14 @@ class Transcriber:
                 continue
             finished, window = cut_finished(window, self.max_seconds)
             for samples in finished:
-                yield from self._finish_text(samples, known, options)
+                yield from stream._finish_text(samples, known, options)
                 known, previous = (), ()
             has_speech = find_speech(window).any()
             window = window if has_speech else window[-SAMPLE_RATE:]
             searched = len(window)
             if not has_speech:
                 continue
-            token_ids = self._continue_text(window, known, options)
+            token_ids = stream._continue_text(window, known, options)
             pieces, end = self.tokenizer.target.to_pieces(token_ids), len(commonprefix([token_ids, previous]))  # noqa: RUF071 - of tuples
             while 0 < end < len(token_ids) and not pieces[end].startswith(WORD_START_MARKERS):
                 end -= 1  # the last word may continue, unless another one follows it
@@ -336,12 +340,13 @@ class Transcriber:
                 known = token_ids[:end]
             previous = token_ids
         if known or find_speech(window).any():
-            yield from self._finish_text(window, known, options)
+            yield from stream._finish_text(window, known, options)
 
     def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
         """Return the tokens of a segment that start with known ones."""
-        source, lengths = self._compute_frames([AudioSegment(samples=samples, start=0.0)])
-        (hypothesis,) = self._search(source, lengths, options, known)
+        self.language = self.language or self.detect_language(samples)
+        source, lengths = self._compute_frames([samples])
+        (hypothesis,) = self.search(source, lengths, self.get_prefix(), options, known)
         return (*known, *hypothesis.token_ids)
 
     def _finish_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> Iterator[str]:
@@ -372,9 +377,16 @@ class RecordingEnd:
 def read_samples(recording: RecordingSource) -> Iterator[Array]:
     """Yield the samples of a file, or those given, in blocks."""
     if isinstance(recording, np.ndarray | Tensor):
-        samples = np.asarray(recording, dtype=np.float32)
-        if samples.ndim != 1 or not np.isfinite(samples).all():
-            raise AudioError(f"samples must be finite numbers of (S,), but are of {samples.shape}; mix the channels")
+        samples = np.asarray(recording)
+        if samples.ndim != 1 or samples.dtype in (np.int64, np.uint64):
+            allowed = "(S,) of floats or of integers up to 32 bits"
+            raise AudioError(f"samples must be {allowed}, but are {samples.shape} of {samples.dtype}; convert them")
+        if samples.dtype.kind in "iu":
+            limits = np.iinfo(samples.dtype)  # -1 and 1, as in WAV, also of unsigned integers
+            samples = (samples - (limits.min + limits.max + 1) / 2) / ((limits.max + 1 - limits.min) / 2)
+        samples = samples.astype(np.float32)
+        if not np.isfinite(samples).all():
+            raise AudioError("samples must be finite, but some are infinite or no numbers; compute them again")
         size = int(READ_SECONDS * SAMPLE_RATE)
         yield from (samples[at : at + size] for at in range(0, len(samples), size))
     else:
@@ -384,6 +396,10 @@ def read_samples(recording: RecordingSource) -> Iterator[Array]:
 def read_live_audio(stream: BinaryIO) -> Iterator[Array]:
     """Yield the samples of a stream as they come: WAV, or without a header 16-bit samples at 16 kHz, little-endian."""
     start = stream.read(12)
+    if not start:
+        raise AudioError("standard input must be a recording, but is empty")
+    if start.startswith(COMPRESSED_SIGNATURES):
+        raise AudioError(f"a growing recording must be WAV or raw samples, but is compressed; {CONVERT_ADVICE}")
     is_wav = start[:4] == b"RIFF" and start[8:] == b"WAVE"
     channels = read_wav_header(stream) if is_wav else 1
     buffer = b"" if is_wav else start
@@ -408,32 +424,44 @@ def read_wav_header(stream: BinaryIO) -> int:
             if kind not in (1, 0xFFFE) or bits != 16 or rate != SAMPLE_RATE:
                 raise AudioError(
                     f"a growing recording must be 16-bit PCM at {SAMPLE_RATE:,} Hz, but has {bits} bits at {rate:,} "
-                    f"Hz; convert it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -f s16le -`"
+                    f"Hz; {CONVERT_ADVICE}"
                 )
     if not channels:
         raise AudioError("a growing recording must have a complete WAV header or none, but its header is damaged")
     return channels
 
 
-def find_max_seconds(model: Seq2Seq) -> float:
-    """Return the length of the longest segment that the model can transcribe: of its window, its positions, and most
-    of its training recordings."""
+def choose_max_seconds(model: Seq2Seq, requested: float | None = None) -> float:
+    """Return the length of the longest segment: as requested, or that of most training recordings, within the window
+    of the model and its positions."""
     frontend, positions = model.config.frontend, model.encoder.positions.max_length
     assert isinstance(frontend, AudioConfig)
-    frames = [frontend.fixed_frames, frontend.max_frames, None if positions is None else 2 * positions]
-    return min((x * HOP_SAMPLES / SAMPLE_RATE for x in frames if x is not None), default=DEFAULT_MAX_SECONDS)
+    frames = min(frontend.fixed_frames or math.inf, math.inf if positions is None else 2 * positions)
+    if requested is None:
+        longest = min(frames, frontend.max_frames or math.inf)
+        return DEFAULT_MAX_SECONDS if longest == math.inf else longest * HOP_SAMPLES / SAMPLE_RATE
+    window = frames * HOP_SAMPLES / SAMPLE_RATE
+    if not 1 <= requested <= window:
+        allowed = "1 or more" if window == math.inf else f"from 1 to {window:g}, the window of the model"
+        raise InputError(f"`max_seconds` must be {allowed}, but is {requested:g}")
+    return requested
 
 
 # --- segments --------------------------------------------------------------------------------------------------------
 
 
 def join_segments(parts: Sequence[tuple[TranscriptSegment, float]]) -> tuple[TranscriptSegment, ...]:
-    """Return the segments that have text, each word of an overlap once."""
+    """Return the segments that have text, each word of an overlap once. Times never go back."""
     segments = [segment for segment, _ in parts]
     for i, (_, overlap) in enumerate(parts[1:], 1):
         if overlap:
             segments[i - 1], segments[i] = remove_overlap(segments[i - 1], segments[i], overlap)
-    return tuple(segment for segment in segments if segment.text)
+    joined: list[TranscriptSegment] = []
+    for segment in (x for x in segments if x.text):
+        first = joined[-1].end if joined else 0.0
+        words = tuple(replace(x, start=max(x.start, first), end=max(x.end, first)) for x in segment.words)
+        joined.append(replace(segment, start=max(segment.start, first), end=max(segment.end, first), words=words))
+    return tuple(joined)
 
 
 def remove_overlap(

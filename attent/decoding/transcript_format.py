@@ -16,6 +16,7 @@ TranscriptFormat = Literal["text", "srt", "vtt", "json"]
 
 MAX_CUE_CHARS = 84  # two lines of 42, as is usual for subtitles
 MAX_CUE_SECONDS = 7.0
+MIN_CUE_SECONDS = 0.1
 CUE_PAUSE = 0.6  # seconds between words that start a new cue
 
 Cue = tuple[float, float, str]  # start, end, text
@@ -47,8 +48,12 @@ def round_times(timed: TranscriptSegment | SpokenWord) -> dict[str, Any]:
 
 
 def list_cues(transcript: Transcript) -> list[Cue]:
-    cues = (cue for segment in transcript.segments for cue in split_cues(segment))
-    return [(start, end, replace_line_breaks(text)) for start, end, text in cues]
+    """Return cues that do not overlap, none of them without a length."""
+    cues: list[Cue] = []
+    for start, end, text in (cue for segment in transcript.segments for cue in split_cues(segment)):
+        start = max(start, cues[-1][1] if cues else 0.0)
+        cues.append((start, max(end, start + MIN_CUE_SECONDS), replace_line_breaks(text)))
+    return cues
 
 
 def split_cues(segment: TranscriptSegment) -> Iterator[Cue]:

@@ -31,7 +31,7 @@ STATE_SECONDS = STATE_FRAMES * FRAME_SECONDS
 MEDIAN_WIDTH = 7  # states over which weights are smoothed
 MAX_HEADS = 6  # that align best and are averaged,
 MIN_HEAD_QUALITY = 0.7  # if they are this good, compared with the best
-MIN_SILENCE_FRAMES = 5  # between words
+MIN_WORD_GAP_FRAMES = 5  # of silence between words
 MAX_SHIFT = 0.15  # seconds from a boundary to the silence that it is moved to
 MAX_WEIGHTS = 2**26  # attention weights at once: 256 MiB
 
@@ -172,7 +172,7 @@ def snap_to_silence(words: Sequence[SpokenWord], is_speech: NDArray[np.bool_]) -
     """Move each boundary between words to a silence around or near it: the word before it ends where the silence
     starts, and the word after it starts where the silence ends. `is_speech` is of frames of 10 ms."""
     starts, ends = [word.start for word in words], [word.end for word in words]
-    frames = [span for span in find_runs(~is_speech) if span[1] - span[0] >= MIN_SILENCE_FRAMES]
+    frames = [span for span in find_runs(~is_speech) if span[1] - span[0] >= MIN_WORD_GAP_FRAMES]
     silences = [(start * FRAME_SECONDS, stop * FRAME_SECONDS) for start, stop in frames]
     for i in range(len(words) + 1 if words else 0):
         is_first, is_last = i == 0, i == len(words)

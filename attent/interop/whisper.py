@@ -258,7 +258,7 @@ def read_settings(folder: str | os.PathLike[str], vocabulary: WhisperVocabulary)
     by_id: dict[int | None, str] = {vocabulary.get_tag_id(language): language for language in vocabulary.tags}
     declared = (keys.language or "").removeprefix("<|").removesuffix("|>")
     language = declared if declared in vocabulary.tags else by_id.get(forced)
-    is_multilingual = forced is None or language is not None  # otherwise a prompt begins with another token
+    is_multilingual = bool(vocabulary.tags) and (forced is None or language is not None)  # else another prompt
     return WhisperSettings(
         suppressed_tokens=conversion.drop_invalid_ids(keys.suppress_tokens or (), vocabulary.size),
         banned_first=conversion.drop_invalid_ids(keys.begin_suppress_tokens or (), vocabulary.size),

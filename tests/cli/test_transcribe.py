@@ -102,6 +102,37 @@ def test_bad_recordings_get_a_sentence_and_the_others_go_on(
     assert "Traceback" not in captured.err
 
 
+def test_an_empty_folder_is_reported_and_the_others_go_on(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "audio" / "a.wav"
+    assert run(folder / "asr", file, tmp_path, file) == 1
+    captured = capsys.readouterr()
+    assert [line.split("\t")[0] for line in captured.out.splitlines()] == [str(file)] * 2
+    (error,) = captured.err.splitlines()
+    assert error.startswith(f"attent: {tmp_path}: must be a folder with recordings, but has none")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "standard input must be a recording, but is empty"),
+        (b"ID3\x04" + bytes(9_000), "must be WAV or raw samples, but is compressed; convert it"),
+        (b"\xff\xfb\x90\x64" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
+        (b"OggS" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
+        (b"fLaC" + bytes(9_000), "must be WAV or raw samples, but is compressed"),
+    ],
+)
+def test_growing_input_that_is_no_recording_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    assert run(folder / "asr", "--partial") == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
 @pytest.mark.parametrize("is_wav", [True, False])
 def test_standard_input_whole_or_growing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_wav: bool
@@ -144,7 +175,9 @@ def test_a_growing_recording_is_read_as_it_comes() -> None:
         (("asr", "audio", "--format", "srt"), 2, "of several recordings needs --output with an existing folder"),
         (("asr", "audio", "--partial"), 2, "--partial reads standard input: leave the recordings out"),
         (("asr", "--partial", "--format", "vtt"), 2, "--partial prints text: leave --format vtt out"),
-        (("asr", "audio", "--max-seconds", "0"), 2, "--max-seconds must be 1 or more, but is 0"),
+        (("asr", "audio", "--max-seconds", "0"), 2, "`--max-seconds` must be 1 or more, but is 0"),
+        (("asr", "audio", "--language", "en"), 2, "`--language` and `--task` must be left out: only multilingual"),
+        (("asr", "audio", "-o", "nowhere/"), 2, "nowhere/: must be an existing folder, but is not; make the folder"),
         (("asr", "audio", "--patience", "0"), 2, "`--patience` must be 1 or more, but is 0"),
         (("asr", "audio/a.wav", "-o", "audio/a.wav"), 1, "must not be an input"),
     ],
@@ -189,7 +222,7 @@ def test_subtitles_start_at_pauses_and_sentences_and_are_short() -> None:
     transcript = Transcript(segments=segments, duration=3610.0)
     srt = format_transcript(transcript, "srt")
     assert srt.split("\n\n")[0] == "1\n00:00:00,100 --> 00:00:00,500\nHi there."
-    assert "4\n01:00:00,000 --> 01:00:00,000\nno times\n" in srt
+    assert "4\n01:00:00,000 --> 01:00:00,100\nno times\n\n5\n01:00:00,100 --> 01:00:06,500\n" in srt
     assert srt.count("abcdefghi") == 9
     cues = [cue.split("\n")[2] for cue in srt.strip().split("\n\n")]
     assert cues == ["Hi there.", "You", "<&>", "no times", " ".join(["abcdefghi"] * 7), "abcdefghi abcdefghi"]

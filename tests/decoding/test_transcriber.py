@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +11,23 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from torch import Tensor
 
 import attent
 from attent.data.arrays import Array
 from attent.data.audio import AudioError
 from attent.decoding import SearchCancelled, transcriber
-from attent.decoding.options import InputError, SearchOptions
-from attent.decoding.source_search import compute_audio_frames
+from attent.decoding.options import Hypothesis, InputError, SearchOptions
+from attent.decoding.source_search import add_text, compute_audio_frames
 from attent.decoding.transcriber import (
     Transcriber,
     Transcript,
     TranscriptSegment,
-    find_max_seconds,
+    choose_max_seconds,
     join_segments,
+    read_samples,
 )
+from attent.decoding.transcript_format import format_transcript
 from attent.decoding.word_times import SpokenWord
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -86,9 +90,23 @@ def test_a_recording_that_cannot_be_read_does_not_stop_the_others(
     assert "missing.wav" in str(results[2])
     with pytest.raises(AudioError, match=r"text\.wav"):
         random_transcriber.transcribe(tmp_path / "text.wav")
-    for samples in (np.zeros((2, 9), np.float32), np.full(9, np.nan, np.float32)):
-        with pytest.raises(AudioError, match="samples must be finite numbers"):
+    shape = r"samples must be \(S,\) of floats or of integers up to 32 bits, but are \("
+    for samples, message in (
+        (np.zeros((2, 9), np.float32), shape + r"2, 9\) of float32"),
+        (np.zeros(9, np.int64), shape + r"9,\) of int64"),
+        (np.full(9, np.nan, np.float32), "samples must be finite"),
+    ):
+        with pytest.raises(AudioError, match=message):
             random_transcriber.transcribe(samples)
+
+
+@pytest.mark.parametrize(("integer", "scale", "offset"), [("i2", 2**15, 0), ("i4", 2**31, 0), ("u1", 2**7, 2**7)])
+def test_integers_are_scaled_as_in_wav(integer: str, scale: int, offset: int) -> None:
+    values = np.array([-scale, -scale // 2, 0, scale // 4]) + offset
+    for samples in (values.astype(integer), torch.from_numpy(values.astype(integer))):
+        (block,) = read_samples(samples)
+        assert block.dtype == np.float32
+        assert block.tolist() == [-1, -0.5, 0, 0.25]
 
 
 def test_words_have_times_only_on_request(random_transcriber: Transcriber) -> None:
@@ -109,16 +127,20 @@ def test_the_longest_segment_is_what_the_model_can_read(tokenizer: Tokenizer) ->
     config = Seq2SeqConfig(
         vocab=9, frontend=AudioConfig(mel_bins=8), encoder=stack, decoder=mirror_encoder(stack), share_embeddings=False
     )
-    assert find_max_seconds(Seq2Seq(config)) == 30
-    assert find_max_seconds(Seq2Seq(replace(config, frontend=AudioConfig(mel_bins=8, fixed_frames=500)))) == 5
+    assert choose_max_seconds(Seq2Seq(config)) == 30
+    assert choose_max_seconds(Seq2Seq(replace(config, frontend=AudioConfig(mel_bins=8, fixed_frames=500)))) == 5
     both = AudioConfig(mel_bins=8, fixed_frames=500, max_frames=200)
-    assert find_max_seconds(Seq2Seq(replace(config, frontend=both))) == 2
+    assert choose_max_seconds(Seq2Seq(replace(config, frontend=both))) == 2
     encoder = replace(stack, positions=LearnedConfig(max_length=40))
-    assert find_max_seconds(Seq2Seq(replace(config, encoder=encoder))) == pytest.approx(0.8)
+    assert choose_max_seconds(Seq2Seq(replace(config, encoder=encoder))) == pytest.approx(0.8)
     model = Seq2Seq(config)
     assert Transcriber(model, tokenizer, max_seconds=7).max_seconds == 7
     with pytest.raises(InputError, match=r"`max_seconds` must be 1 or more, but is 0\.5"):
         Transcriber(model, tokenizer, max_seconds=0.5)
+    window = Seq2Seq(replace(config, frontend=both))  # what is longer than a window would be lost
+    assert choose_max_seconds(window, 4) == 4
+    with pytest.raises(InputError, match=r"`max_seconds` must be from 1 to 5, the window of the model, but is 60"):
+        Transcriber(window, tokenizer, max_seconds=60)
 
 
 def test_folders_are_loaded(tokenizer: Tokenizer, random_transcriber: Transcriber, tmp_path: Path) -> None:
@@ -156,6 +178,22 @@ def test_an_overlap_is_merged_at_its_longest_common_words(timed: bool) -> None:
     assert [x.text for x in same] == [first.text, third.text]
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_times_of_overlapping_segments_do_not_go_back(timed: bool) -> None:
+    parts = [make_part("one two three", 0, 10, timed), make_part("four five six", 8, 14, timed)]
+    parts += [make_part("seven", 12, 13, timed), make_part("eight nine", 13.5, 16, timed)]
+    joined = join_segments([(part, 2.0 * (i > 0)) for i, part in enumerate(parts)])
+    assert [x.text for x in joined] == [x.text for x in parts]
+    for items in (joined, [word for x in joined for word in x.words]):
+        times = [time for x in items for time in (x.start, x.end)]
+        assert times == sorted(times)
+    assert (joined[1].start, joined[1].end, joined[3].end) == (10, 14, 16)
+    subtitles = format_transcript(Transcript(segments=joined, duration=16), "vtt")
+    cues = [line.split(" --> ") for line in subtitles.split("\n") if "-->" in line]
+    assert all(start < end for start, end in cues)
+    assert [x for cue in cues for x in cue] == sorted(x for cue in cues for x in cue)
+
+
 def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transcriber: Transcriber) -> None:
     make_searchable(1, tmp_path)
     rng = np.random.default_rng(0)
@@ -168,16 +206,42 @@ def test_whisper_is_told_the_language_and_the_task(tmp_path: Path, random_transc
     assert "<|" not in transcript.text
     assert " ".join(word.text for word in transcript.words) == transcript.text
     vocabulary = loaded.tokenizer.target
-    assert loaded.language in vocabulary.tags  # detected
-    source, _ = compute_audio_frames([torch.from_numpy(speech)], loaded.config, loaded.device)
-    prompts = [loaded.get_prefix(source)]
+    assert loaded.detect_language(speech) in vocabulary.tags
     for language, task in (("de", "transcribe"), ("de", "translate"), ("en", "translate")):
         told = Transcriber.load(tmp_path, device="cpu", language=language, task=task)  # type: ignore[arg-type]
-        prompts.append(told.get_prefix(source))
-        assert vocabulary.to_pieces(prompts[-1]) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
+        assert vocabulary.to_pieces(told.get_prefix()) == [f"<|{language}|>", f"<|{task}|>", "<|notimestamps|>"]
         told.transcribe(speech, GREEDY)
     with pytest.raises(InputError, match="only multilingual Whisper models take them"):
         Transcriber(random_transcriber.model, random_transcriber.tokenizer, language="en")
+
+
+class LoudnessTranscriber(Transcriber):
+    """Hears English in loud recordings and German in others; a text is the language of its prompt."""
+
+    def detect_language(self, samples: Array) -> str | None:
+        return "en" if np.abs(samples).max() > 0.3 else "de"
+
+    def search(
+        self, source: Tensor, lengths: Tensor | None, prefix_ids: Sequence[int], *_: object, **__: object
+    ) -> list[Hypothesis]:
+        (language, *_rest) = self.tokenizer.target.to_pieces(prefix_ids)
+        token_ids = tuple(self.tokenizer.target.encode([f" {language[2:-2]}"])[0])
+        hypothesis = Hypothesis(token_ids=token_ids, log_prob=0, score=0, is_finished=True)
+        return [add_text(hypothesis, self.tokenizer) for _ in source]
+
+
+def test_the_language_of_each_recording_is_that_of_its_first_segment(tmp_path: Path) -> None:
+    make_searchable(1, tmp_path)
+    loaded = LoudnessTranscriber.load(tmp_path, device="cpu")
+    rng = np.random.default_rng(0)
+    first, second = (rng.normal(0, 0.2, SAMPLE_RATE // 2).astype(np.float32) for _ in range(2))
+    pause = np.zeros(2 * SAMPLE_RATE, np.float32)
+    loud, quiet = np.concatenate([first, pause, second / 9]), np.concatenate([first / 9, pause, second, pause])
+    transcripts = loaded.transcribe_all([loud, quiet, loud, first, quiet], word_times=False)
+    assert [x.text for x in transcripts if isinstance(x, Transcript)] == ["en en", "de de", "en en", "en", "de de"]
+    assert [x.split() for x in loaded.stream([quiet])] == [["de"], ["de"]]
+    assert "".join(loaded.stream([quiet[:SAMPLE_RATE], quiet[SAMPLE_RATE:], loud])).split() == ["de"] * 4
+    assert loaded.language is None
 
 
 def test_english_only_whisper_has_the_prompt_of_transformers(tmp_path: Path) -> None:
@@ -193,10 +257,10 @@ def test_english_only_whisper_has_the_prompt_of_transformers(tmp_path: Path) -> 
     speech = np.random.default_rng(0).normal(0, 0.2, 160 * frames).astype(np.float32)
     source, _ = compute_audio_frames([torch.from_numpy(speech)], loaded.config, loaded.device)
     expected = theirs.generate(source.transpose(1, 2), force_unique_generate_call=True, max_length=4)
-    prompt = (loaded.model.config.start_id, *loaded.get_prefix(source))
+    prompt = (loaded.model.config.start_id, *loaded.get_prefix())
     assert prompt == (START, NO_TIMESTAMPS) == tuple(expected[0, :2].tolist())
     loaded.transcribe(speech, GREEDY)
-    assert loaded.language is None  # nothing is detected
+    assert loaded.detect_language(speech) is None
     for options in ({"language": "en"}, {"task": "translate"}):
         with pytest.raises(ValueError, match="English-only"):
             theirs.generate(source.transpose(1, 2), **options)

@@ -133,10 +133,11 @@ def test_whisper_is_searched_as_when_transcribing(files: dict[str, str], tmp_pat
     transcriber = Transcriber.load(tmp_path, device="cpu")
     samples, _ = speech.read_beginning(files["speech"], transcriber.max_seconds)
     source, lengths = compute_audio_frames([samples], transcriber.config, transcriber.device)
-    (best,) = transcriber._search(source, lengths, options)
+    prefix_ids = transcriber.get_prefix(transcriber.detect_language(samples.numpy()))
+    (best,) = transcriber.search(source, lengths, prefix_ids, options)
     forced = document["decoding"]["forced"]
     chosen = [choice["chosen"] for choice in document["decoding"]["choices"]]
-    assert tuple(chosen[:forced]) == transcriber.get_prefix(source)
+    assert tuple(chosen[:forced]) == prefix_ids
     assert tuple(chosen[forced : forced + len(best.token_ids)]) == best.token_ids
     suppressed = {*transcriber.suppressed_tokens, transcriber.tokenizer.target.start}
     options_shown = [option for choice in document["decoding"]["choices"] for option in choice["options"]]

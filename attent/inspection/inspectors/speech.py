@@ -52,7 +52,7 @@ class SpeechInspector(Seq2SeqInspector):
             tensor=frames,
             lengths=lengths,
             side=build_audio_side(samples, frames[0], text, self.languages[0]),
-            prompt_ids=self.transcriber.get_prefix(frames, language),
+            prompt_ids=self.transcriber.get_prefix(language or self.transcriber.detect_language(samples.numpy())),
             suppressed_tokens=self.transcriber.suppressed_tokens,
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 from attent.data.arrays import Array
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
+from attent.formatting import format_count
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.weights import assign_weights
 from attent.nn.eval_mode import eval_mode
@@ -175,7 +176,7 @@ class SourceTask(base.Task):
             split=examples.split,
             num_examples=len(examples),
             metrics=metrics,
-            summary=f"{summary} ({len(examples):,} {self.source_noun}, {beam})",
+            summary=f"{summary} ({format_count(len(examples), self.source_noun[:-1])}, {beam})",
             extra_columns=(("95% interval", format_intervals(scores[:1])),) if self.resamples else (),
             decoding=f"{beam}, length penalty {run.decode.length_penalty:g}",
             signatures=tuple(score.signature for score in scores if score.metric != "exact"),

@@ -26,20 +26,15 @@ from attent.data.audio import (
 )
 from attent.data.batch_plan import WIDTH_MULTIPLE
 from attent.decoding.options import SearchOptions
-from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH, search_sources
+from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
+from attent.decoding.transcriber import Transcriber
 from attent.formatting import format_count
-from attent.interop.whisper import read_kept_files, read_settings
+from attent.interop.whisper import WhisperSettings, read_kept_files, read_settings
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import AudioConfig, StackConfig
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
-from attent.scoring.metrics import (
-    NUM_RESAMPLES,
-    SELECTION_METRICS,
-    SPEECH_METRICS,
-    VALIDATION_METRICS,
-    make_metric,
-)
+from attent.scoring.metrics import NUM_RESAMPLES, SELECTION_METRICS, SPEECH_METRICS, VALIDATION_METRICS, make_metric
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from attent.text.tokenizer_training import MAX_VOCAB, MIN_VOCAB, TokenizerConfig
@@ -79,7 +74,7 @@ MIN_STEPS = 4_000
 GPU_BATCH_STATES, CPU_BATCH_STATES = 20_000, 2_048
 EVAL_BATCH_STATES = {"cpu": 8_192, "cuda": 32_768}
 MAX_FRAMES_QUANTILE = 0.95  # of the lengths of training recordings: `AudioConfig.max_frames`
-DEFAULT_CTC = 0.3  # as in ESPnet's recipes
+DEFAULT_CTC = 0.3  # as in ESPnet's recipes; 0 for translations, whose words are in another order
 MAX_HELD_OUT = 1_000
 MIN_SUBWORD_CHARS = 1_000_000  # with less text, some 20 hours of speech, the tokens are characters
 
@@ -104,6 +99,14 @@ class SpeechTask(SourceTask):
         data, self.audio_options, self.context = run.data, run.data.audio or AudioDataConfig(), context
         self.languages = (data.src, data.tgt)
         self.is_translation, self.text_language = has_translations(data.src, data.tgt), data.tgt or data.src
+        self.whisper: WhisperSettings | None = None
+        self.prefix_ids: tuple[int, ...] = ()  # that tell Whisper, unless it is of English only, the language and task
+        if tokenizer and isinstance(vocabulary := tokenizer.target, WhisperVocabulary) and run.init_from:
+            self.whisper, self.extra_files = read_settings(run.init_from, vocabulary), read_kept_files(run.init_from)
+            language = data.src if self.whisper.is_multilingual else None
+            if self.whisper.is_multilingual and language is None:
+                raise TrainError("the language of the recordings must be given to fine-tune this model: --src en")
+            self.prefix_ids = build_prompt(vocabulary, language, "translate" if self.is_translation else "transcribe")
         splits = find_splits(data)
         (train,) = self.load_recordings(splits["train"])
         valid, self.tests = self.load_recordings(splits["valid"]), self.load_recordings(splits["test"])
@@ -117,9 +120,6 @@ class SpeechTask(SourceTask):
         self.data_files = [path for path in map(Path, data.train) if path.expanduser().is_file()]
         context.note(f"recordings: {len(train):,} for training, {format_hours(train)}")
         self.tokenizer: Tokenizer = tokenizer or self.train_tokenizer(run)
-        self.prefix_ids = self.build_prefix(run.init_from)
-        if self.prefix_ids and run.init_from:  # how transcripts of this Whisper model are searched
-            self.extra_files = read_kept_files(run.init_from)
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             make_metric(run.train.metric, self.text_language, train.texts)
 
@@ -141,17 +141,6 @@ class SpeechTask(SourceTask):
         if config == replace(TokenizerConfig(), symbols=config.symbols):
             config = choose_tokenizer(config, sum(map(len, texts)))
         return base.train_text_tokenizer(texts, config, self.context, run.train.seed)
-
-    def build_prefix(self, origin: str | None) -> tuple[int, ...]:
-        """Return the tokens before each text that tell Whisper, unless it is of English only, the language and task."""
-        vocabulary, language = self.tokenizer.target, self.languages[0]
-        if not isinstance(vocabulary, WhisperVocabulary):
-            return ()
-        if not vocabulary.tags or (origin and not read_settings(origin, vocabulary).is_multilingual):
-            return build_prompt(vocabulary, None)
-        if language is None:
-            raise TrainError("the language of the recordings must be given to fine-tune this model: --src en")
-        return build_prompt(vocabulary, language, "translate" if self.is_translation else "transcribe")
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids with the end token; of Whisper with its prompt, after which texts start with a space."""
@@ -200,7 +189,8 @@ class SpeechTask(SourceTask):
         preset = fit_to_tokenizer(build_speech_config(size, self.tokenizer.target.size), self.tokenizer)
         samples = np.quantile(self.train_data.num_samples, MAX_FRAMES_QUANTILE)
         frontend = replace(get_frontend(preset), max_frames=math.ceil(samples / HOP_SAMPLES))
-        preset = replace(preset, ctc=run.train.ctc is None or run.train.ctc > 0, frontend=frontend)
+        has_ctc = not self.is_translation if run.train.ctc is None else run.train.ctc > 0
+        preset = replace(preset, ctc=has_ctc, frontend=frontend)
         return size, build_model_config(requested, preset), reason
 
     def choose_size_and_epochs(self) -> tuple[Size, int]:
@@ -215,7 +205,8 @@ class SpeechTask(SourceTask):
             raise TrainError(f"`train.ctc` must be 0 for a model without a CTC layer, but is {train.ctc}; leave it out")
         if train.compile:
             raise TrainError("`train.compile` must be false for --task speech, whose batches differ in shape")
-        train = replace(train, compile=False, ctc=DEFAULT_CTC * config.ctc if train.ctc is None else train.ctc)
+        ctc = DEFAULT_CTC * (config.ctc and not self.is_translation) if train.ctc is None else train.ctc
+        train = replace(train, compile=False, ctc=ctc)
         batch = train.batch_tokens or (CPU_BATCH_STATES if device.type == "cpu" else GPU_BATCH_STATES)
         epochs, divisor = self.choose_size_and_epochs()[1], FINETUNE_DIVISOR if finetune else 1
         estimate = math.ceil(epochs / divisor * self.count_epoch_states(config) / (batch * train.accumulate))
@@ -298,20 +289,13 @@ class SpeechTask(SourceTask):
         self, model: Seq2Seq, examples: EvalSet, run: RunConfig, options: SearchOptions
     ) -> Iterator[dict[int, str]]:
         device, objective = self.context.device, SpeechObjective(model)
+        transcriber, should_stop = Transcriber(model, self.tokenizer, whisper=self.whisper), self.context.should_stop
         recordings = examples.data.select(examples.ids)
         batches = self.build_batches(recordings, run, EVAL_BATCH_STATES.get(device.type, 4_096), drop_long=False)
         for batch_index in range(batches.num_batches(0)):
             batch = batches.get_batch(0, batch_index).to(device)
             frames, lengths = objective.compute_frames(batch)
-            hypotheses = search_sources(
-                model,
-                self.tokenizer,
-                frames,
-                lengths,
-                options,
-                prefix_ids=self.prefix_ids,
-                should_stop=self.context.should_stop,
-            )
+            hypotheses = transcriber.search(frames, lengths, self.prefix_ids, options, should_stop=should_stop)
             yield {int(i): hypothesis.text for i, hypothesis in zip(batch.example_ids, hypotheses, strict=True)}
 
     def compute_max_tokens(self, examples: EvalSet) -> float:

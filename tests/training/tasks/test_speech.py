@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from attent import load
 from attent.cli import main
 from attent.data.audio import AudioDataConfig, RecordingDataset, has_translations
+from attent.decoding.options import SearchOptions
+from attent.decoding.transcriber import Transcriber
 from attent.models import Seq2Seq, shift_right
 from attent.nn import StackConfig
 from attent.nn.frontends import SAMPLE_RATE
@@ -422,6 +424,53 @@ def test_whisper_is_fine_tuned_with_its_prompt(tmp_path: Path, capsys: pytest.Ca
     (Path(origin) / "generation_config.json").write_text('{"is_multilingual": false}')  # of English only
     task = SpeechTask(run, Tokenizer.load(tmp_path / "out"), context)
     assert vocabulary.to_pieces(task.prefix_ids) == ["<|notimestamps|>"]
+
+
+def test_a_whisper_that_is_fine_tuned_to_translate_is_searched_as_in_training(tmp_path: Path) -> None:
+    """With its task, and the tokens that it suppresses; of one recording, not of 1 recordings."""
+    data, origin = write_corpus(tmp_path / "set", (12,)), write_whisper(tmp_path / "whisper")
+    banned = {"suppress_tokens": list(range(250)), "begin_suppress_tokens": [251, END]}
+    (origin / "generation_config.json").write_text(json.dumps(banned))
+    settings = ["--steps", "2", "--batch-tokens", "200", "--hold-out", "1", "--from", str(origin)]
+    assert train(data, tmp_path / "out", *settings, "--src", "en", "--tgt", "de") == 0
+    loaded = Transcriber.load(tmp_path / "out", device="cpu")
+    pieces = loaded.tokenizer.target.to_pieces(loaded.get_prefix())
+    assert pieces == ["<|en|>", "<|translate|>", "<|notimestamps|>"]
+    requested = Transcriber.load(tmp_path / "out", device="cpu", language="de", task="transcribe")
+    assert loaded.tokenizer.target.to_pieces(requested.get_prefix())[:2] == ["<|de|>", "<|transcribe|>"]
+    run = read_run(tmp_path / "out" / "run.toml")
+    context = RunContext(data_dir=tmp_path / "data", device=torch.device("cpu"), report=lambda event: None)
+    task = SpeechTask(run, Tokenizer.load(tmp_path / "out"), context)
+    (examples,) = task.list_eval_sets()
+    options = SearchOptions(beam_size=2)
+    texts = task.generate(loaded.model, examples, run, options)
+    recordings = [examples.data.get_samples(i) for i in examples.ids]
+    assert texts == [loaded.transcribe(np.array(x), options).text for x in recordings]
+    assert "(1 recording, beam 2)" in task.score_outputs(texts, examples, run).summary
+
+
+def test_the_language_is_asked_for_before_recordings_are_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set.tsv").write_text("missing.wav\ta b\n")
+    assert train(tmp_path / "set.tsv", tmp_path / "out", "--from", str(write_whisper(tmp_path / "whisper"))) == 1
+    assert "the language of the recordings must be given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("languages", "flags", "weight"),
+    [(["en", None], [], 0.3), (["en", "de"], [], 0.0), (["en", "de"], ["--ctc", "0.2"], 0.2)],
+)
+def test_translations_have_no_ctc_unless_it_is_asked_for(
+    tmp_path: Path, languages: list[str | None], flags: list[str], weight: float
+) -> None:
+    data, (src, tgt) = write_corpus(tmp_path / "set", (6,)), languages
+    steps = ["--steps", "1", "--batch-tokens", "100", "--hold-out", "0", "--src", str(src), *flags, *SMALL]
+    assert train(data, tmp_path / "out", *steps, *(["--tgt", tgt] if tgt else [])) == 0
+    assert read_run(tmp_path / "out" / "run.toml").train.ctc == weight
+    model = load(tmp_path / "out")
+    assert isinstance(model, Seq2Seq)
+    assert model.config.ctc == (weight > 0)
 
 
 @pytest.mark.parametrize(
