@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.decoding.constraints import Constraint, TargetVocabulary, build_constraints
+from attent.decoding.constraints import TargetVocabulary, build_constraints
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search import SearchContext, make_suppressed_tensor, search_requests
@@ -35,28 +35,19 @@ def search_sources(
     lengths: Tensor | None = None,
     options: SearchOptions | None = None,
     *,
-    beam_size: int | None = None,
-    length_penalty: float | None = None,
     prefix_ids: Sequence[int] = (),
     suppressed_tokens: Sequence[int] = (),
-    constraints: Sequence[Constraint] = (),
     should_stop: StopCheck | None = None,
 ) -> list[Hypothesis]:
     """Return the best hypothesis of each source of a batch, with its text.
 
     source             log-mel frames (B, T, M) with their lengths, or normalized pixels (B, C, S, S)
-    options            search options; `beam_size` and `length_penalty` override theirs
     prefix_ids         tokens that the decoder reads before the text, such as a language tag; not part of the result
     suppressed_tokens  never generated, besides those that no target contains
-    constraints        besides those of the options
     should_stop        polled at every step; True raises `SearchCancelled`
     """
-    overrides = {"beam_size": beam_size, "length_penalty": length_penalty}
-    set_options = {name: value for name, value in overrides.items() if value is not None}
-    options = replace(options or SearchOptions(), n_best=1, **set_options)  # type: ignore[arg-type]
-    requests, context = build_source_context(
-        model, tokenizer, source, lengths, options, prefix_ids, suppressed_tokens, constraints
-    )
+    options = replace(options or SearchOptions(), n_best=1)
+    requests, context = build_source_context(model, tokenizer, source, lengths, options, prefix_ids, suppressed_tokens)
     prompt_ids = (model.config.start_id, *prefix_ids)[:-1]
 
     def check_cancelled() -> None:
@@ -78,21 +69,20 @@ def build_source_context(
     options: SearchOptions,
     prefix_ids: Sequence[int] = (),
     suppressed_tokens: Sequence[int] = (),
-    constraints: Sequence[Constraint] = (),
 ) -> tuple[list[SearchRequest], SearchContext]:
     """Return a request for each source, and the context of their search; see `search_sources`."""
     config, device = model.config, source.device
     max_lengths = compute_max_lengths(model, source, lengths, options, len(prefix_ids))
     requests = [SearchRequest(source_ids=(), rng_key=i, max_length=length) for i, length in enumerate(max_lengths)]
     vocabulary = TargetVocabulary(tokenizer.target, config.output_vocab, [config.end_id], device)
-    own_constraints, _ = build_constraints(options, requests, vocabulary)
+    constraints, _ = build_constraints(options, requests, vocabulary)
     suppressed = (*find_suppressed_tokens(config, tokenizer), *suppressed_tokens)
     context = SearchContext(
         options=options,
         start_id=(config.start_id, *prefix_ids)[-1],
         end_id=config.end_id,
         suppressed_tokens=make_suppressed_tensor(config.start_id, config.end_id, suppressed, device),
-        constraints=(*own_constraints, *constraints),
+        constraints=tuple(constraints),
     )
     return requests, context
 

@@ -64,15 +64,13 @@ def iter_segments(blocks: Iterable[Array], max_seconds: float) -> Iterator[Audio
                 rest = spans.pop()[0]
             else:
                 rest = len(buffer) - MARGIN_FRAMES * HOP_SAMPLES
-            for start, stop in spans:
-                yield cut(start, stop)
+            yield from (cut(*span) for span in spans)
             buffer, position = buffer[rest:], position + rest
     if position == 0 and len(buffer) <= max_frames * HOP_SAMPLES:
         spans = [(0, len(buffer))] if measure_levels(buffer).max(initial=-np.inf) > SILENCE_LEVEL else []
     else:
         spans = find_segments(buffer, max_frames)
-    for start, stop in spans:
-        yield cut(start, stop)
+    yield from (cut(*span) for span in spans)
 
 
 def cut_finished(samples: Array, max_seconds: float) -> tuple[list[Array], Array]:

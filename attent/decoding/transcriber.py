@@ -31,7 +31,7 @@ from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopC
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
-from attent.decoding.word_times import SpokenWord, compute_word_times, snap_to_silence
+from attent.decoding.word_times import WORD, SpokenWord, compute_word_times, join_words, snap_to_silence
 from attent.interop import load_as
 from attent.interop.whisper import WhisperSettings, detect_languages, read_settings
 from attent.models import Seq2Seq
@@ -72,7 +72,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        return " ".join(segment.text for segment in self.segments)
+        return join_words(segment.text for segment in self.segments)
 
     @property
     def words(self) -> tuple[SpokenWord, ...]:
@@ -266,22 +266,20 @@ class Transcriber:
     @property
     def suppressed_tokens(self) -> tuple[int, ...]:
         """Tokens that Whisper never generates; timestamps among them, since its prompt excludes these."""
-        vocabulary = self.tokenizer.target
-        if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
+        if self.whisper is None or not isinstance(vocabulary := self.tokenizer.target, WhisperVocabulary):
             return ()
         return (*self.whisper.suppressed_tokens, *vocabulary.timestamps)
 
     def get_prefix(self, language: str | None = None) -> tuple[int, ...]:
         """Return the tokens that tell Whisper the task and the language: this one, or the transcriber's."""
-        vocabulary = self.tokenizer.target
-        if self.whisper is None or not isinstance(vocabulary, WhisperVocabulary):
+        if self.whisper is None or not isinstance(vocabulary := self.tokenizer.target, WhisperVocabulary):
             return ()
         return build_prompt(vocabulary, language or self.language, self.task)
 
     def detect_language(self, samples: Array) -> str | None:
         """Return the language that Whisper hears; None for other models, and those of English only."""
-        vocabulary = self.tokenizer.target
-        if not (self.whisper and self.whisper.is_multilingual and isinstance(vocabulary, WhisperVocabulary)):
+        is_multilingual = self.whisper is not None and self.whisper.is_multilingual
+        if not is_multilingual or not isinstance(vocabulary := self.tokenizer.target, WhisperVocabulary):
             return None
         with eval_mode(self.model):
             return detect_languages(self.model, self._compute_frames([samples])[0], vocabulary)[0]
@@ -290,8 +288,7 @@ class Transcriber:
         return compute_audio_frames(list(map(torch.from_numpy, recordings)), self.config, self.device)
 
     def _count_states(self, segment: AudioSegment) -> int:
-        frames = self.config.fixed_frames or len(segment.samples) // HOP_SAMPLES
-        return frames // 2 + 1
+        return (self.config.fixed_frames or len(segment.samples) // HOP_SAMPLES) // 2 + 1
 
     @property
     def device(self) -> torch.device:
@@ -468,7 +465,9 @@ def remove_overlap(
     before: TranscriptSegment, after: TranscriptSegment, overlap: float
 ) -> tuple[TranscriptSegment, TranscriptSegment]:
     """Cut two segments at the longest sequence of words that both have in their overlap (in seconds)."""
-    tail, head = ([word.casefold().strip(".,;:!?\"'") for word in segment.text.split()] for segment in (before, after))
+    tail, head = (
+        [word.casefold().strip(".,;:!?\"'") for word in WORD.findall(segment.text)] for segment in (before, after)
+    )
     tail_start = len(tail) - count_overlap_words(before, overlap)
     head_stop = count_overlap_words(after, overlap)
     match = SequenceMatcher(None, tail, head, autojunk=False).find_longest_match(tail_start, len(tail), 0, head_stop)
@@ -479,15 +478,11 @@ def remove_overlap(
 
 def count_overlap_words(segment: TranscriptSegment, overlap: float) -> int:
     """Return how many words the overlap may have: half more than its share."""
-    count = len(segment.text.split())
+    count = len(WORD.findall(segment.text))
     return min(count, 2 + int(1.5 * count * overlap / max(segment.end - segment.start, overlap)))
 
 
 def slice_words(segment: TranscriptSegment, part: slice) -> TranscriptSegment:
     words = segment.words[part]
-    return TranscriptSegment(
-        start=words[0].start if words else segment.start,
-        end=words[-1].end if words else segment.end,
-        text=" ".join(segment.text.split()[part]),
-        words=words,
-    )
+    start, end = (words[0].start, words[-1].end) if words else (segment.start, segment.end)
+    return replace(segment, start=start, end=end, text=join_words(WORD.findall(segment.text)[part]), words=words)

@@ -58,19 +58,21 @@ def list_cues(transcript: Transcript) -> list[Cue]:
 
 def split_cues(segment: TranscriptSegment) -> Iterator[Cue]:
     """Split a segment at pauses and ends of sentences, and where it is too long for a subtitle."""
+    from attent.decoding.word_times import join_words  # which needs torch
+
     if not segment.words:
         yield segment.start, segment.end, segment.text
         return
     words = [segment.words[0]]
     for word in segment.words[1:]:
-        text = " ".join(x.text for x in (*words, word))
-        is_sentence = words[-1].text.endswith((".", "?", "!")) and len(words) > 1
+        text = join_words(x.text for x in (*words, word))
+        is_sentence = words[-1].text.endswith(tuple(".?!。？！")) and len(words) > 1
         is_long = len(text) > MAX_CUE_CHARS or word.end - words[0].start > MAX_CUE_SECONDS
         if is_sentence or is_long or word.start - words[-1].end > CUE_PAUSE:
-            yield words[0].start, words[-1].end, " ".join(x.text for x in words)
+            yield words[0].start, words[-1].end, join_words(x.text for x in words)
             words = []
         words.append(word)
-    yield words[0].start, words[-1].end, " ".join(x.text for x in words)
+    yield words[0].start, words[-1].end, join_words(x.text for x in words)
 
 
 def format_times(cue: Cue, point: str) -> str:

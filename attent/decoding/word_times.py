@@ -6,7 +6,8 @@ tokens and smoothed; the monotonic path with the greatest sum through them gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from attent.decoding.speech_segments import find_runs
 from attent.models import Seq2Seq
 from attent.nn.eval_mode import eval_mode
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.vocabulary import Vocabulary
 
 Array = NDArray[np.float64]
@@ -34,6 +36,10 @@ MIN_HEAD_QUALITY = 0.7  # if they are this good, compared with the best
 MIN_WORD_GAP_FRAMES = 5  # of silence between words
 MAX_SHIFT = 0.15  # seconds from a boundary to the silence that it is moved to
 MAX_WEIGHTS = 2**26  # attention weights at once: 256 MiB
+
+UNSPACED = compile_letter_pattern(UNSPACED_SCRIPTS).pattern
+WORD = re.compile(rf"{UNSPACED}[^\w\s]*|(?:(?!{UNSPACED})\S)+")  # or a character with the marks after it
+NO_SPACE = re.compile(rf"\0(?={UNSPACED})|(?<={UNSPACED})\0|(?<={UNSPACED}[^\w\s])\0")
 
 Head = tuple[int, int]  # (layer, head), each from 0
 
@@ -156,10 +162,19 @@ def align_monotonic(costs: Array) -> NDArray[np.int64]:
     return starts.reshape(*batch, U + 1)
 
 
+def join_words(words: Iterable[str]) -> str:
+    """Join words or texts with spaces, but without one next to a character of a script that has none."""
+    return NO_SPACE.sub("", "\0".join(words)).replace("\0", " ")
+
+
 def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, starts: Array) -> list[SpokenWord]:
     """Return the words of a hypothesis; a word ends where the token after it starts."""
-    texts, pieces = hypothesis.text.split(), vocabulary.to_pieces(hypothesis.token_ids)
-    word_ids = map_tokens_to_words(vocabulary, hypothesis.token_ids, texts)
+    ids, texts, words = hypothesis.token_ids, hypothesis.text.split(), WORD.findall(hypothesis.text)
+    if words != texts:  # characters have the times of their tokens, or between these
+        ends = np.maximum.accumulate([len(vocabulary.decode(ids[:i]).lstrip()) for i in range(len(ids) + 1)])
+        times = [np.interp(x.span(), ends, starts[: len(ends)]).tolist() for x in WORD.finditer(hypothesis.text)]
+        return [SpokenWord(text=text, start=start, end=end) for text, (start, end) in zip(words, times, strict=True)]
+    word_ids, pieces = map_tokens_to_words(vocabulary, ids, texts), vocabulary.to_pieces(ids)
     spans: dict[int, tuple[float, float]] = {}
     for token, (word, piece) in enumerate(zip(word_ids, pieces, strict=True)):
         if word is not None and piece not in WORD_START_MARKERS:  # a space alone is no part of the word

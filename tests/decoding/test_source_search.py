@@ -69,7 +69,7 @@ def test_a_beam_of_one_equals_greedy_search(tokenizer: Tokenizer, frames: tuple[
         max_length=12,
         suppressed_tokens=find_suppressed_tokens(model.config, tokenizer),
     )
-    hypotheses = search_sources(model, tokenizer, *frames, SearchOptions(max_length=12), beam_size=1)
+    hypotheses = search_sources(model, tokenizer, *frames, SearchOptions(beam_size=1, max_length=12))
     for hypothesis, row in zip(hypotheses, expected.tolist(), strict=True):
         assert [*hypothesis.token_ids, *[model.config.end_id] * (12 - len(hypothesis.token_ids))] == row
         assert hypothesis.text == tokenizer.target.decode(hypothesis.token_ids).strip()
@@ -82,13 +82,12 @@ def test_the_rest_of_a_ragged_batch_changes_nothing(
 ) -> None:
     """Its own length limits each recording, also in training mode."""
     model = make_model(tokenizer, AudioConfig(mel_bins=8), end_bias=-3.0)
-    together = search_sources(model, tokenizer, *frames, beam_size=beam_size, length_penalty=1)
+    options = SearchOptions(beam_size=beam_size, length_penalty=1)
+    together = search_sources(model, tokenizer, *frames, options)
     assert model.training
     source, lengths = frames
     for i, length in enumerate(lengths.tolist()):
-        (alone,) = search_sources(
-            model, tokenizer, source[i : i + 1, :length], lengths[i : i + 1], beam_size=beam_size, length_penalty=1
-        )
+        (alone,) = search_sources(model, tokenizer, source[i : i + 1, :length], lengths[i : i + 1], options)
         assert alone.token_ids == together[i].token_ids
         assert alone.score == pytest.approx(together[i].score, abs=1e-5)
     assert max(len(x.token_ids) for x in together) > len(together[3].token_ids)
@@ -116,7 +115,7 @@ def test_a_prefix_is_read_before_the_text(
 def test_images_options_and_suppressed_tokens(tokenizer: Tokenizer) -> None:
     model = make_model(tokenizer, ImageConfig(image_size=6, patch_size=3, channels=1), end_bias=-30.0)
     pixels = torch.randn(3, 1, 6, 6)
-    hypotheses = search_sources(model, tokenizer, pixels, beam_size=2)
+    hypotheses = search_sources(model, tokenizer, pixels, options=SearchOptions(beam_size=2))
     assert [len(ids) for ids in get_ids(hypotheses)] == [100] * 3
     options = SearchOptions(max_length=5, no_repeat_ngram_size=1)
     first = hypotheses[0].token_ids[0]

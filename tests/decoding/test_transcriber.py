@@ -178,6 +178,16 @@ def test_an_overlap_is_merged_at_its_longest_common_words(timed: bool) -> None:
     assert [x.text for x in same] == [first.text, third.text]
 
 
+def test_an_overlap_without_spaces_is_merged_and_split_into_subtitles() -> None:
+    texts = ["今天天气很好我们去公园", "我们去公园散步吧"]
+    parts = [make_part(" ".join(text), 8.0 * i, 8.0 * i + 11, True) for i, text in enumerate(texts)]
+    joined = join_segments([(replace(x, text=x.text.replace(" ", "")), 3.0 * (x.start > 0)) for x in parts])
+    transcript = Transcript(segments=joined, duration=19)
+    assert transcript.text == "今天天气很好我们去公园散步吧"
+    cues = format_transcript(transcript, "srt").strip().split("\n\n")
+    assert [cue.split("\n")[2] for cue in cues] == ["今天天气很好", "我们去公园", "散步吧"]
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_times_of_overlapping_segments_do_not_go_back(timed: bool) -> None:
     parts = [make_part("one two three", 0, 10, timed), make_part("four five six", 8, 14, timed)]

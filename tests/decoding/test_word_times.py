@@ -18,6 +18,7 @@ from attent.decoding.word_times import (
     compute_word_times,
     find_token_starts,
     group_words,
+    join_words,
     normalize_over_tokens,
     select_heads,
     smooth,
@@ -97,6 +98,34 @@ def test_words_are_groups_of_tokens_without_the_spaces(tokenizer: Tokenizer) -> 
         pytest.approx((first / 10, space / 10)),
         pytest.approx(((space + 1) / 10, len(ids) / 10)),
     ]
+
+
+def test_characters_of_a_script_without_spaces_are_words() -> None:
+    text = "你好。 abc 中文 ที่"
+    unspaced = train_monolingual_tokenizer([text] * 3, TokenizerConfig(kind="char"))
+    ids = tuple(unspaced.target.encode([text])[0])
+    hypothesis = add_text(Hypothesis(token_ids=ids, log_prob=0, score=0, is_finished=True), unspaced)
+    words = group_words(unspaced.target, hypothesis, np.arange(len(ids) + 2) / 10)
+    assert [word.text for word in words] == ["你", "好。", "abc", "中", "文", "ที่"]
+    times = [time for word in words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    first = unspaced.target.to_pieces(ids).index("你")
+    assert (words[0].start, words[0].end) == pytest.approx((first / 10, (first + 1) / 10))
+    assert words[1].end == pytest.approx((first + 3) / 10)
+    assert words[-1].end == pytest.approx(len(ids) / 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["one", "two."], "one two."),
+        (["你", "好。", "我", "有", "iPhone", "手", "机"], "你好。我有iPhone手机"),
+        (["今天 天气好。", "我们 去"], "今天 天气好。我们 去"),  # texts keep their spaces
+        ([], ""),
+    ],
+)
+def test_words_are_joined_as_their_script_is_written(words: list[str], expected: str) -> None:
+    assert join_words(words) == expected
 
 
 def test_boundaries_move_to_silences_near_them() -> None:

@@ -189,8 +189,8 @@ class SpeechTask(SourceTask):
         preset = fit_to_tokenizer(build_speech_config(size, self.tokenizer.target.size), self.tokenizer)
         samples = np.quantile(self.train_data.num_samples, MAX_FRAMES_QUANTILE)
         frontend = replace(get_frontend(preset), max_frames=math.ceil(samples / HOP_SAMPLES))
-        has_ctc = not self.is_translation if run.train.ctc is None else run.train.ctc > 0
-        preset = replace(preset, ctc=has_ctc, frontend=frontend)
+        ctc = not self.is_translation if run.train.ctc is None else run.train.ctc > 0
+        preset = replace(preset, ctc=ctc, frontend=frontend)
         return size, build_model_config(requested, preset), reason
 
     def choose_size_and_epochs(self) -> tuple[Size, int]:
