@@ -29,8 +29,10 @@ from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.json_arrays import pack_array
 from attent.inspection.session import Inspection
+from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig
 from attent.nn.frontends import normalize_pixels
+from attent.text.tokenizer import Tokenizer
 from tests.inspection import models, toy_translator
 from tests.inspection.models import ring, write_chirp, write_ring
 from tests.text import corpus
@@ -118,6 +120,21 @@ def test_language_tag_is_a_prompt(files: dict[str, str]) -> None:
     assert given["results"][0]["log_prob"] is not None
     with pytest.raises(ValueError, match="several target languages"):
         inspector.inspect(InspectionRequest(text=files["caption"]))
+
+
+def test_a_model_whose_start_end_and_padding_are_one_token_is_inspected(files: dict[str, str]) -> None:
+    """As in GPT-2's tokenizer: no token is suppressed."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE({"</s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    config = b'{"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}'
+    tokenizer = Tokenizer.from_files({"tokenizer.json": words.to_str().encode(), "tokenizer_config.json": config})
+    model = models.make_front_end_model(
+        ImageConfig(image_size=28, patch_size=7, channels=1), attent.nn.LearnedConfig(max_length=17), tokenizer
+    )
+    assert find_suppressed_tokens(model.config, tokenizer) == []
+    inspector, options = CaptioningInspector(model, tokenizer), SearchOptions(beam_size=2, max_length=5)
+    document = inspector.inspect(InspectionRequest(text=files["caption"], search=options))
+    assert document["decoding"]["choices"]
 
 
 def test_whisper_is_searched_as_when_transcribing(files: dict[str, str], tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
             states = self.model.decode(shift_right(target, self.model.config.start_id), memory, lengths)
         logits = self.model.output(states)[0].float()
         suppressed = [*find_suppressed_tokens(self.model.config, self.tokenizer), *source.suppressed_tokens]
-        suppressed_ids = torch.tensor(suppressed, device=logits.device)
+        suppressed_ids = torch.tensor(suppressed, dtype=torch.int64, device=logits.device)
         return layers, logits.index_fill(-1, suppressed_ids, -math.inf).log_softmax(-1).cpu()
 
     # --- document sections -------------------------------------------------------------------------------------------
