@@ -29,7 +29,7 @@ from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.interop import load
 from attent.models import ModelConfig, Seq2Seq, Seq2SeqConfig, VisionTransformer, build, presets
 from attent.models.config import mirror_encoder
-from attent.nn import ImageConfig, LearnedConfig, SinusoidalConfig, StackConfig
+from attent.nn import ImageConfig, SinusoidalConfig, StackConfig
 from attent.nn.frontends import normalize_pixels
 from attent.scoring.metrics import CAPTION_METRICS, METRICS
 from attent.text.tokenizer import Tokenizer
@@ -191,10 +191,9 @@ class CaptioningTask(SourceTask):
 
     def train_tokenizer(self, run: RunConfig) -> Tokenizer:
         """A tag for each language if there are several, as multilingual translators have it."""
-        train = self.train_data
-        languages = sorted({language for language in train.languages if language})
-        tags = languages if len(languages) > 1 else ()
-        return base.train_text_tokenizer(train.texts, run.data.tokenizer, self.context, run.train.seed, tags=tags)
+        languages = sorted(set(filter(None, self.train_data.languages)))
+        tags, texts = languages if len(languages) > 1 else (), self.train_data.texts
+        return base.train_text_tokenizer(texts, run.data.tokenizer, self.context, run.train.seed, tags=tags)
 
     def check_languages(self) -> None:
         """Each caption must be in a language of the model, if it has several."""
@@ -392,9 +391,9 @@ def get_frontend(config: Any) -> ImageConfig:
 
 
 def build_caption_config(size: Size, vocab: int, image: ImageConfig) -> Seq2SeqConfig:
-    """ViT, and a decoder of half its layers."""
-    positions = LearnedConfig(max_length=classification.count_positions(image))
-    encoder = replace(presets.VIT, **classification.STACK_BY_SIZE[size], positions=positions, dropout=DROPOUT)
+    """ViT, with sinusoids (learned positions start small: places are learned late); a decoder of half the layers."""
+    stack = replace(presets.VIT, **classification.STACK_BY_SIZE[size])
+    encoder = replace(stack, positions=SinusoidalConfig(), dropout=DROPOUT)
     decoder = build_decoder_config(encoder)
     return Seq2SeqConfig(vocab=vocab, frontend=image, encoder=encoder, decoder=decoder, share_embeddings=False)
 
@@ -409,8 +408,7 @@ def hold_out_images(
     captions: CaptionDataset, requested_count: int | None, seed: int, context: base.RunContext
 ) -> tuple[CaptionDataset, CaptionDataset]:
     """Return (the rest, some images with all of their captions), drawn by the seed."""
-    noun = CaptioningTask.source_noun
     rest, held_out = draw_held_out(
-        len(captions.paths), requested_count, classification.MAX_HELD_OUT, (seed, 0x1D), noun, context
+        len(captions.paths), requested_count, classification.MAX_HELD_OUT, (seed, 0x1D), "images", context
     )
     return captions.select_images(rest), captions.select_images(held_out)

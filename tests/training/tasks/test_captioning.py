@@ -16,7 +16,7 @@ from attent.data.captions import CaptionDataset, prepare_captions, read_captions
 from attent.data.images import ImageDataConfig, ImageShape
 from attent.data.text_batches import IGNORE_INDEX
 from attent.models import Seq2Seq, Seq2SeqConfig, VisionTransformer, build
-from attent.nn import ImageConfig
+from attent.nn import ImageConfig, LearnedConfig, SinusoidalConfig
 from attent.nn.frontends import normalize_pixels
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
@@ -193,6 +193,7 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path) -> None:
     assert isinstance(config, Seq2SeqConfig)
     assert isinstance(config.frontend, ImageConfig)
     assert config.frontend.num_patches == 16
+    assert [stack.positions for stack in config.stacks] == [SinusoidalConfig()] * 2
     states = [load(tmp_path / name).state_dict() for name in ("whole", "parts")]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     summaries = [json.loads((tmp_path / name / "state" / "finished.json").read_text()) for name in ("whole", "parts")]
@@ -212,6 +213,7 @@ def test_a_run_starts_from_an_image_encoder(tmp_path: Path, capsys: pytest.Captu
     encoder, captioner = load(vit), load(out)
     assert isinstance(encoder, VisionTransformer)
     assert isinstance(captioner, Seq2Seq)
+    assert isinstance(captioner.config.stacks[0].positions, LearnedConfig)
     for name, tensor in encoder.encoder.state_dict().items():
         assert torch.allclose(tensor, captioner.encoder.state_dict()[name], atol=1e-5)
     weight = captioner.source_embedding.state_dict()["patch_embedding.weight"]
