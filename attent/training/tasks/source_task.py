@@ -128,7 +128,7 @@ class SourceTask(base.Task):
     ) -> list[str]:
         """Return the text of each source; with an `action`, progress is reported."""
         outputs: dict[int, str] = {}
-        report = self.context.track_progress(action, self.source_noun, len(examples))
+        report = self.context.track_progress(action, f"{self.unit}s", len(examples))
         try:
             for texts in self.search_texts(model, examples, run, options):
                 outputs |= texts
@@ -171,12 +171,14 @@ class SourceTask(base.Task):
         scores = compute_metrics(outputs, examples.references, names, examples.language, resamples=self.resamples)
         metrics, beam = {score.metric: score.value for score in scores}, f"beam {run.decode.beam_size}"
         summary = format_intervals(scores) if self.resamples else format_metrics(metrics)
+        counted = format_count(len(np.unique(examples.ids)), self.source_noun[:-1])
+        captions = f"{format_count(len(examples), self.unit)} of " if len(set(examples.languages)) > 1 else ""
         return base.FinalScores(
             name=examples.name,
             split=examples.split,
             num_examples=len(examples),
             metrics=metrics,
-            summary=f"{summary} ({format_count(len(examples), self.source_noun[:-1])}, {beam})",
+            summary=f"{summary} ({captions}{counted}, {beam})",
             extra_columns=(("95% interval", format_intervals(scores[:1])),) if self.resamples else (),
             decoding=f"{beam}, length penalty {run.decode.length_penalty:g}",
             signatures=tuple(score.signature for score in scores if score.metric != "exact"),
@@ -198,8 +200,7 @@ class SourceTask(base.Task):
         return seconds * min(1.0, num_tokens / self.compute_max_tokens(sample))
 
     def describe_train_data(self) -> str:
-        name: str = self.train_data.name
-        return name
+        return str(self.train_data.name)
 
     def describe_data(self) -> base.DataSummary:
         train, valid = self.train_data, self.validation

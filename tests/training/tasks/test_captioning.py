@@ -183,7 +183,7 @@ def run_captions(file: Path, out: Path, *flags: str) -> int:
     )
 
 
-def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_captions(tmp_path / "data", 12, languages=("en", "de"))
     flags = ["--save-every", "2", "--valid-every", "2", "--valid-sentences", "2", "--schedule", "constant"]
     assert run_captions(file, tmp_path / "whole", "--steps", "4", *flags) == 0
@@ -194,6 +194,7 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path) -> None:
     assert isinstance(config.frontend, ImageConfig)
     assert config.frontend.num_patches == 16
     assert [stack.positions for stack in config.stacks] == [SinusoidalConfig()] * 2
+    assert "(2 captions of 1 image, beam 4)" in capsys.readouterr().err
     states = [load(tmp_path / name).state_dict() for name in ("whole", "parts")]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     summaries = [json.loads((tmp_path / name / "state" / "finished.json").read_text()) for name in ("whole", "parts")]
