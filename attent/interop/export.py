@@ -18,8 +18,6 @@ from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer, Vocabulary
 
 TargetFormat = Literal["attent", "hf", "ctranslate2"]
-Quantization = Literal["int8", "int16", "float16", "bfloat16", "float32"]
-Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 TOKENIZER_FILES = (  # all that Hugging Face's libraries write; copied even if another file determines the ids
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
@@ -38,7 +36,7 @@ HF_CLASS_NAMES = {
 
 
 def convert_model(
-    model_folder: Path, out: Path, to: TargetFormat, dtype: Dtype | None = None, quantization: Quantization = "int8"
+    model_folder: Path, out: Path, to: TargetFormat, dtype: str | None = None, quantization: str = "int8"
 ) -> str:
     """Convert a model folder, and return a description of the result. On an error, nothing is left behind."""
     folder, target = model_folder.expanduser(), out.expanduser().absolute()
@@ -76,13 +74,13 @@ def describe_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:
     return ", with its tokenizer" if tokenizer else ", without a tokenizer (the original has none)"
 
 
-def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: Quantization) -> str:
+def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, quantization: str) -> str:
     from attent.interop import ctranslate2
 
     kind = get_model_kind(model)
     if kind is not Seq2Seq or not isinstance(model, Seq2Seq):
         expected, actual = MODEL_DESCRIPTIONS[Seq2Seq][0], MODEL_DESCRIPTIONS[kind][0]
-        raise ValueError(f"the model must be {expected} for CTranslate2, but is {actual}; use --to hf or --to attent")
+        raise ValueError(f"the model must be {expected} for CTranslate2, but is {actual}; use it as it is")
     assert tokenizer is not None
     ctranslate2.write_conversion(model, tokenizer, folder, quantization=quantization)
     write_files(folder, tokenizer.files)

@@ -8,6 +8,7 @@ stacks of different width, and the decoder's first and last token.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -141,12 +142,11 @@ CONFIG_KEYS = ConfigKeys(
 )
 
 
-def make_decoder_keys(keys: ConfigKeys[Any]) -> ConfigKeys[Any]:
-    values = {"is_decoder": (True,), "add_cross_attention": (True,)}
-    return replace(keys, family=FAMILY, required_values={**keys.required_values, **values})
-
-
-DECODER_KEYS = {"bert": make_decoder_keys(bert.CONFIG_KEYS), "gpt2": make_decoder_keys(gpt2.CONFIG_KEYS)}
+REQUIRED_VALUES = {"is_decoder": (True,), "add_cross_attention": (True,)}
+DECODER_KEYS: dict[str, ConfigKeys[Any]] = {
+    family: replace(keys, family=FAMILY, required_values={**keys.required_values, **REQUIRED_VALUES})
+    for family, keys in (("bert", bert.CONFIG_KEYS), ("gpt2", gpt2.CONFIG_KEYS))
+}
 
 
 def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
@@ -310,11 +310,13 @@ def split_config(config: Seq2SeqConfig) -> tuple[VisionConfig, EncoderConfig | C
 
 @contextmanager
 def name_stack(side: str) -> Iterator[None]:
-    """An error names the fields of a stack after the side that it is of."""
+    """An error names the fields of a stack after the side that it is of, and this format instead of its sides'."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(str(error).replace("`stack.", f"`{side}.")) from None
+        problem = re.sub("for a .* model, but", f"for a {FAMILY} model, but", str(error).partition(";")[0])
+        advice = f"keep it as an attent folder, or train with --from a {FAMILY} folder"
+        raise ValueError(f"{problem.replace('`stack.', f'`{side}.')}; {advice}") from None
 
 
 def to_hf_config(

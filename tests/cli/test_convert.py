@@ -21,6 +21,7 @@ from attent.nn import ImageConfig, LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
 from attent.text.tokenizer import Tokenizer
 from attent.training.loop import write_model
+from attent.training.tasks.captioning import build_caption_config
 from tests.laws.helpers import randomize
 from tests.text.corpus import lines, tokenizer
 
@@ -223,11 +224,21 @@ def test_a_missing_tokenizer_is_reported(tmp_path: Path, capsys: Capture) -> Non
     )
 
 
+def test_a_captioner_from_scratch_is_not_a_hugging_face_model(tmp_path: Path) -> None:
+    files = read_extra_files(write_causal_lm_folder(tmp_path))
+    config = build_caption_config("tiny", 4, ImageConfig(image_size=8, patch_size=4, class_token=False))
+    weights.save_model(build(config), tmp_path / "ours", files)
+    words = "for a VisionEncoderDecoder model, .* or train with --from a VisionEncoderDecoder folder$"
+    with pytest.raises(ValueError, match=words):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_ctranslate2_accepts_only_translators(tmp_path: Path) -> None:
     folder = write_causal_lm_folder(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"must be a .* for CTranslate2, but is a language model.*; use --to hf or",
+        match=r"must be a .* for CTranslate2, but is a language model.*; use it as it is$",
     ):
         convert(folder, tmp_path / "quick", to="ctranslate2")
     assert not (tmp_path / "quick").exists()
