@@ -41,10 +41,12 @@ PURPOSES: dict[str, str] = {
     "onnxscript": "write ONNX files",
     "matplotlib": "plots",
     "pillow": "PNG, JPEG images",
+    "soundfile": "audio files",
+    "soxr": "audio at 16 kHz",
     "sacremoses": "tokenized BLEU",
     "rouge-score": "ROUGE",
 }
-EXTRAS = ("serve", "hf", "export", "viz", "images", "moses", "rouge")
+EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge")
 
 
 @dataclass(frozen=True)
@@ -195,15 +197,9 @@ def parse_requirement(text: str) -> Package | None:
     marker, name = requirement.marker, canonicalize_name(requirement.name)
     for extra in ("", *EXTRAS):
         if marker is None or marker.evaluate({"extra": extra}):
-            return Package(name, extra, str(requirement.specifier), _get_installed_version(name))
+            installed = next((package.version for package in metadata.distributions(name=name)), None)
+            return Package(name, extra, str(requirement.specifier), installed)
     return None
-
-
-def _get_installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def install_command(name: str) -> str | None:

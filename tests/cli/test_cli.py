@@ -1,9 +1,11 @@
 """The `attent` command: help without importing torch, error messages and exit codes."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -256,6 +258,13 @@ def test_doctor_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -
     assert facts["attent"] == attent.__version__
     assert facts["torch"]["version"]
     assert facts["machine"]["cores_usable"] >= 1
+
+
+def test_every_extra_of_users_is_listed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert tuple(name for name in extras if name not in ("all", "dev")) == system_info.EXTRAS
+    names = [re.match(r"[\w-]+", text)[0] for name in system_info.EXTRAS for text in extras[name]]  # type: ignore[index]
+    assert set(names) <= system_info.PURPOSES.keys()
 
 
 def test_doctor_fits_a_terminal_of_80_columns() -> None:
