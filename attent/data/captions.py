@@ -25,8 +25,8 @@ from attent.text.language_tags import LANGUAGE_TAG
 
 SUFFIXES = (".tsv", ".tab")
 COLUMNS = {
-    "image": ("image", "path", "file", "filename", "image_path"),
-    "text": ("text", "caption", "sentence", "description"),
+    "image": ("image", "path", "file", "filename", "file_name", "image_path", "audio", "wav_filename"),
+    "text": ("text", "caption", "sentence", "description", "transcript", "transcription", "translation"),
     "language": ("language", "lang", "locale"),
 }
 LINE_FORMAT = "a line is image<TAB>text, and a header names other columns"
@@ -138,16 +138,22 @@ def read_captions(files: Sequence[Path], *, check_images: bool = True) -> Captio
     )
 
 
-def _read_cells(file: Path) -> list[tuple[int, tuple[str, str, str]]]:
+def find_columns(header: Sequence[str]) -> dict[str, int]:
+    """Return the columns that a header names: image (or recording), text and language (-1: none); {}: no header."""
+    names = [name.strip().lower() for name in header]
+    columns = {key: next((names.index(name) for name in known if name in names), -1) for key, known in COLUMNS.items()}
+    return columns if min(columns["image"], columns["text"]) >= 0 else {}
+
+
+def _read_cells(file: Path) -> list[tuple[int, list[str]]]:
     """Return image, text and language ("" if there is none) of each line, with its number."""
     lines = [
         (number, [unquote_cell(cell.strip()) for cell in line.split("\t")])
         for number, line in enumerate(read_text_file(file).split("\n"), 1)
         if line.strip()
     ]
-    names = [name.lower() for name in lines[0][1]] if lines else []
-    columns = {key: next((names.index(name) for name in known if name in names), -1) for key, known in COLUMNS.items()}
-    if min(columns["image"], columns["text"]) >= 0:
+    columns = find_columns(lines[0][1] if lines else [])
+    if columns:
         lines = lines[1:]
     else:
         columns = {"image": 0, "text": 1, "language": -1}
@@ -158,8 +164,7 @@ def _read_cells(file: Path) -> list[tuple[int, tuple[str, str, str]]]:
             raise CorpusError(
                 f"{file}: must have an image and a text in a line, but has {width} columns; {LINE_FORMAT}"
             )
-    selected = [tuple(cells[i] if 0 <= i < len(cells) else "" for i in columns.values()) for _, cells in lines]
-    return [(number, (image, text, tag)) for (number, _), (image, text, tag) in zip(lines, selected, strict=True)]
+    return [(number, [cells[i] if 0 <= i < len(cells) else "" for i in columns.values()]) for number, cells in lines]
 
 
 def prepare_captions(rows: CaptionRows, shape: ImageShape, root: Path) -> CaptionDataset:

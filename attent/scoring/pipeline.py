@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
-from attent.data.captions import SUFFIXES, read_captions
+from attent.data.captions import SUFFIXES, find_columns, read_captions
 from attent.data.corpus import open_corpora
-from attent.data.images import ImageError
+from attent.data.images import IMAGE_SUFFIXES, ImageError
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
@@ -131,12 +131,13 @@ def score(
     options = options or ScoreOptions()
     names = [data] if isinstance(data, str) else list(data)
     languages = LanguagePair(src, tgt)
-    if model is not None and is_speech_folder(model):
-        data_settings = read_data_settings(Path(model).expanduser())
+    source_kind = detect_sources(model, names)
+    if source_kind == "speech":
+        data_settings = {} if model is None else read_data_settings(Path(model).expanduser())
         languages = LanguagePair(src or data_settings.get("src"), tgt or data_settings.get("tgt"))
         metrics = DEFAULT_SCORE_METRICS if has_translations(languages.source, languages.target) else SPEECH_METRICS
         test_set, options = read_speech_test_set(names, languages), adapt_options(options, "speech", metrics)
-    elif model is not None and is_caption_folder(model):
+    elif source_kind == "caption":
         test_set, options = read_caption_test_set(names, tgt), adapt_options(options, "caption", CAPTION_METRICS)
     else:
         test_set = read_test_set(names, languages, warn)
@@ -161,6 +162,19 @@ def score(
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def detect_sources(model: str | Path | None, names: Sequence[str]) -> Literal["speech", "caption", "text"]:
+    """Return what a model reads; without one, what a .tsv file lists according to its header and first line."""
+    if model is not None:
+        return "speech" if is_speech_folder(model) else "caption" if is_caption_folder(model) else "text"
+    path = Path(names[0]).expanduser()
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return "text"
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        header, cells = (file.readline().split("\t") for _ in range(2))
+    is_image = any(Path(cell.strip().lower()).suffix in IMAGE_SUFFIXES for cell in cells)
+    return "text" if not find_columns(header) else "caption" if is_image else "speech"
 
 
 def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = warnings.warn) -> TestSet:

@@ -289,6 +289,17 @@ def test_a_speech_model_is_scored_by_the_error_rates_of_its_transcripts(tmp_path
     assert "at most 25 tokens per second" in report.search_summary
 
 
+def test_files_of_transcripts_are_scored_by_error_rates(tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text("path\tduration\tsentence\na.mp3\t1\ta b c d\nb.mp3\t1\te f\n")
+    (tmp_path / "outputs.txt").write_text("a b c x\ne f\n")
+    report = score(None, str(tmp_path / "test.tsv"), options=ScoreOptions(hypotheses=tmp_path / "outputs.txt"))
+    assert report.evaluation is not None
+    assert {score.metric: score.value for score in report.evaluation.scores}["wer"] == pytest.approx(100 / 6)
+    (tmp_path / "test.tsv").write_text("image\tBild\ntext\tText\n")  # words in two languages
+    report = score(None, str(tmp_path / "test.tsv"), options=ScoreOptions(hypotheses=tmp_path / "outputs.txt"))
+    assert report.num_pairs == 2
+
+
 def test_a_folder_of_recordings_and_texts_in_another_language_are_scored(tmp_path: Path) -> None:
     model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
     report = pipeline.score(model, str(data.parent), src="en", tgt="de")
