@@ -217,6 +217,11 @@ def open_idx_split(images: Path) -> IdxSplit:
     )
 
 
+def list_images(folder: Path) -> list[Path]:
+    """Return the image files in a folder and its subfolders."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+
+
 def open_folder_split(folder: Path) -> FolderSplit:
     classes = list_class_folders(folder)
     if not classes:
@@ -226,9 +231,7 @@ def open_folder_split(folder: Path) -> FolderSplit:
         )
     files: list[tuple[Path, int]] = []
     for index, class_folder in enumerate(classes):
-        paths = sorted(path for path in class_folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        paths = [path for path in paths if path.is_file()]
-        if not paths:
+        if not (paths := list_images(class_folder)):
             suffixes = ", ".join(sorted(IMAGE_SUFFIXES)[:6])
             raise ImageError(f"{class_folder}: must have images, but has none ({suffixes} ...); add some, or remove it")
         files += [(path, index) for path in paths]
@@ -246,7 +249,8 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
         return ImageShape(config.image_size or math.ceil(max(rows, columns) / 4) * 4, config.channels or 1)
     sides, is_grey, problems = sample_sizes(split)
     if not sides:
-        raise ImageError(f"{split.name}: must have images, but of {len(problems)} none can be read: {problems[0]}")
+        tried = f"{len(problems)} tried, out of {len(split.files):,},"
+        raise ImageError(f"{split.name}: must have images, but none of {tried} can be read: {problems[0]}")
     side = int(np.median(sides))
     if side >= PHOTO_SIZE * 3 // 4:
         size = PHOTO_SIZE

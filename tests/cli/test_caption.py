@@ -47,7 +47,8 @@ def test_bad_images_are_reported_and_the_others_captioned(
     write_captions(tmp_path, 2)
     (tmp_path / "text.png").write_text("text")
     (tmp_path / "empty.png").write_bytes(b"")
-    names = ["0.png", "text.png", "", "gone.png", "empty.png", "1.png"]
+    (tmp_path / "folder").mkdir()
+    names = ["0.png", "text.png", "folder", "gone.png", "empty.png", "1.png"]
     files = [str(tmp_path / name) for name in names]
     assert main(["caption", str(model), *files, *FLAGS]) == 1
     out, err = capsys.readouterr()
@@ -57,6 +58,15 @@ def test_bad_images_are_reported_and_the_others_captioned(
     for message, words in zip(messages, ("recognize", "Is a directory", "No such file", "recognize"), strict=False):
         assert words in message
     assert "4 of 6 images" in messages[-1]
+
+
+def test_a_folder_stands_for_its_images(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_captions(tmp_path / "data" / "more", 2)  # and a table, which is not an image
+    assert main(["caption", str(model), str(tmp_path / "data"), *FLAGS]) == 0
+    names = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [str(tmp_path / "data" / "more" / f"{number}.png") for number in range(2)]
+    assert main(["caption", str(model), str(tmp_path / "gone.png"), *FLAGS]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_captions_do_not_depend_on_the_other_images(model: Path, tmp_path: Path) -> None:
@@ -142,6 +152,16 @@ def test_a_caption_model_is_scored_against_all_references(
     assert "3 lines without a pair, 2 because a file cannot be read" in out
     assert main(["score", str(model), "--data", str(file), "--force-decode", *flags]) == 1
     assert "is for translators, but this is a caption model" in capsys.readouterr().err
+
+
+def test_files_of_captions_are_scored_against_all_references(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, outputs = write_captions(tmp_path, 3), tmp_path / "outputs.txt"  # two captions of each image, and a header
+    outputs.write_text(f"there is {CAPTIONS['en'][0]}\n{CAPTIONS['en'][1]}\nelse\n")
+    assert main(["score", "--data", str(file), "--hypotheses", str(outputs), "-m", "exact", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_pairs"], report["scores"][0]["value"]) == (3, pytest.approx(200 / 3))
 
 
 def test_captions_in_one_language_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,8 +73,7 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     expected: dict[str, set[str]] = {
         "compare": switches, "train": switches, "data": {"--no-estimate"}, "doctor": {"--no-json"},
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
-        "score": {"--no-repeat-ngram-size"}, "transcribe": {"--no-repeat-ngram-size"},
-        "translate": {"--no-repeat-ngram-size"},
+        **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
     }  # fmt: skip
     assert names == expected.get(command, set())
 

@@ -91,7 +91,12 @@ def test_files_without_captions_are_refused(tmp_path: Path, rows: list[str], mes
 
 def test_a_file_of_bad_images_is_refused_with_a_reason(tmp_path: Path) -> None:
     rows = read_captions([write_rows(tmp_path, "captions.tsv\tnot an image")])
-    with pytest.raises(ImageError, match=r"captions.tsv: must have images, but of 1 none can be read: .*Pillow"):
+    with pytest.raises(ImageError, match=r"must have images, but none of 1 tried, out of 1, can be read: .*Pillow"):
+        choose_shape(rows.split, ImageDataConfig())
+    for number in range(99):
+        (tmp_path / f"{number}.wav").write_text("not an image")
+    rows = read_captions([write_rows(tmp_path, *(f"{number}.wav\ttext" for number in range(99)))])
+    with pytest.raises(ImageError, match="none of 64 tried, out of 99, can be read"):
         choose_shape(rows.split, ImageDataConfig())
 
 
