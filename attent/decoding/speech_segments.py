@@ -19,6 +19,7 @@ from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 SILENCE_LEVEL = -70.0  # dB of full scale; nothing quieter is speech
 MAX_LEVEL_RANGE = 50.0  # dB from the quietest tenth to the loudest frames; digital silence would make it larger
 MIN_SPEECH_MARGIN, SPEECH_FRACTION = 6.0, 0.3  # of speech above the quietest tenth: in dB, and as a share of the range
+MIN_EDGE_MARGIN, EDGE_FRACTION = 3.0, 0.1  # of the frames before and after speech that belong to it
 MIN_SPEECH_FRAMES = 6  # shorter sounds are clicks
 MIN_SILENCE_FRAMES = 20  # shorter pauses may be within a word: 0.2 s
 PAUSE_FRAMES = 100  # a pause of 1 s always ends a segment
@@ -149,6 +150,9 @@ def find_speech(samples: Array) -> NDArray[np.bool_]:
     is_speech = levels > max(threshold, SILENCE_LEVEL)
     for start, stop in find_runs(is_speech):
         is_speech[start:stop] = stop - start >= MIN_SPEECH_FRAMES
+    threshold = quiet + max(MIN_EDGE_MARGIN, EDGE_FRACTION * (loud - quiet))  # of quiet sounds next to speech
+    for start, stop in find_runs(is_speech | (levels > max(threshold, SILENCE_LEVEL))):
+        is_speech[start:stop] = is_speech[start:stop].any()
     return is_speech
 
 

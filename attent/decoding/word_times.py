@@ -1,4 +1,5 @@
-"""Times of the words of a transcription, by dynamic time warping over its cross-attention, as Whisper does it.
+"""Times of the words of a transcription: by its most likely CTC path, or, of a model without a CTC layer, by dynamic
+time warping over its cross-attention, as Whisper does it.
 
 Some heads attend to the sound of the token that they output. Their weights, one row for each token, are normalized over
 tokens and smoothed; the monotonic path with the greatest sum through them gives the first encoder state of each token.
@@ -83,13 +84,52 @@ def compute_word_times(
         rows = torch.tensor(batch, device=source.device)
         row_lengths = None if lengths is None else lengths[rows]
         with eval_mode(model), torch.no_grad(), record_weights(layers) as records:
-            model.decode(target, model.encode(source[rows], row_lengths), target_lengths)
+            memory = model.encode(source[rows], row_lengths)
+            if model.ctc_output is not None:
+                log_probs = model.ctc_output(memory.states).double().log_softmax(-1).cpu().numpy()
+            else:
+                model.decode(target, memory, target_lengths)
         for row, index in enumerate(batch):
             stop, count = len(targets[row]), max(1, -(-num_frames[index] // STATE_FRAMES))
-            layer_weights = [x[row, :, len(prefix_ids) : stop, :count].double().cpu().numpy() for (x,) in records]
-            starts = find_token_starts(layer_weights, heads)
-            words[index] = group_words(vocabulary, hypotheses[index], starts)
+            if model.ctc_output is not None:
+                spans = align_ctc(log_probs[row, :count], hypotheses[index].token_ids, model.config.start_id)
+            else:
+                layer_weights = [x[row, :, len(prefix_ids) : stop, :count].double().cpu().numpy() for (x,) in records]
+                starts = find_token_starts(layer_weights, heads)
+                spans = np.stack([starts[:-2], starts[1:-1]], -1)  # without the end token
+            words[index] = group_words(vocabulary, hypotheses[index], spans)
     return words
+
+
+def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Array:
+    """Return the start and the end of each token in seconds, (U, 2), on the most likely path of states that outputs
+    the tokens (Graves et al. 2006), given the log-probabilities (T, V) of each state.
+
+    The labels are the tokens with blanks around them; each state keeps the label of the one before, goes on to the next
+    label, or skips a blank between different tokens. If there are too few states for that, tokens share them evenly.
+    """
+    labels = np.full(2 * len(token_ids) + 1, blank_id)
+    labels[1::2] = token_ids
+    can_skip = np.zeros(len(labels), bool)
+    can_skip[3::2] = labels[3::2] != labels[1:-2:2]
+    scores = np.where(np.arange(len(labels)) < 2, log_probs[0, labels], -np.inf)
+    steps = np.zeros((len(log_probs), len(labels)), np.int64)  # labels passed on the way to each state
+    for state in range(1, len(log_probs)):
+        one, two = (np.concatenate([np.full(n, -np.inf), scores[:-n]]) for n in (1, 2))
+        choices = np.stack([scores, one, np.where(can_skip, two, -np.inf)])
+        steps[state] = choices.argmax(0)
+        scores = choices.max(0) + log_probs[state, labels]
+    label = len(labels) - 1 - int(scores[-2] > scores[-1])
+    if np.isinf(scores[label]):
+        edges = np.linspace(0, len(log_probs), len(token_ids) + 1).astype(np.float64) * STATE_SECONDS
+        return np.stack([edges[:-1], edges[1:]], -1)
+    path = np.zeros(len(log_probs), np.int64)
+    for state in range(len(log_probs) - 1, -1, -1):
+        path[state] = label
+        label -= steps[state, label]
+    tokens = np.arange(1, len(labels), 2)
+    states = np.stack([np.searchsorted(path, tokens), np.searchsorted(path, tokens, "right")], -1)
+    return states.astype(np.float64) * STATE_SECONDS
 
 
 def find_token_starts(layer_weights: Sequence[Array], heads: Sequence[Head] | None = None) -> Array:
@@ -167,41 +207,47 @@ def join_words(words: Iterable[str]) -> str:
     return NO_SPACE.sub("", "\0".join(words)).replace("\0", " ")
 
 
-def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, starts: Array) -> list[SpokenWord]:
-    """Return the words of a hypothesis; a word ends where the token after it starts."""
+def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Array) -> list[SpokenWord]:
+    """Return the words of a hypothesis, from the start and the end of each token, (U, 2)."""
     ids, texts, words = hypothesis.token_ids, hypothesis.text.split(), WORD.findall(hypothesis.text)
     if words != texts:  # characters have the times of their tokens, or between these
         ends = np.maximum.accumulate([len(vocabulary.decode(ids[:i]).lstrip()) for i in range(len(ids) + 1)])
-        times = [np.interp(x.span(), ends, starts[: len(ends)]).tolist() for x in WORD.finditer(hypothesis.text)]
+        edges = np.append(token_spans[:, 0], token_spans[-1, 1])
+        times = [np.interp(x.span(), ends, edges).tolist() for x in WORD.finditer(hypothesis.text)]
         return [SpokenWord(text=text, start=start, end=end) for text, (start, end) in zip(words, times, strict=True)]
     word_ids, pieces = map_tokens_to_words(vocabulary, ids, texts), vocabulary.to_pieces(ids)
     spans: dict[int, tuple[float, float]] = {}
     for token, (word, piece) in enumerate(zip(word_ids, pieces, strict=True)):
         if word is not None and piece not in WORD_START_MARKERS:  # a space alone is no part of the word
-            start, _ = spans.get(word, (starts[token], 0.0))
-            spans[word] = (start, starts[token + 1])
+            start, _ = spans.get(word, token_spans[token])
+            spans[word] = (start, token_spans[token][1])
     return [SpokenWord(text=texts[i], start=float(start), end=float(end)) for i, (start, end) in sorted(spans.items())]
 
 
 def snap_to_silence(words: Sequence[SpokenWord], is_speech: NDArray[np.bool_]) -> list[SpokenWord]:
-    """Move each boundary between words to a silence around or near it: the word before it ends where the silence
-    starts, and the word after it starts where the silence ends. `is_speech` is of frames of 10 ms."""
+    """Move the boundary between two words to the longest silence between them, or to the nearest one: the word before
+    it ends where the silence starts, and the word after it starts where the silence ends. Without a silence, both meet
+    in the middle. `is_speech` is of frames of 10 ms."""
     starts, ends = [word.start for word in words], [word.end for word in words]
-    frames = [span for span in find_runs(~is_speech) if span[1] - span[0] >= MIN_WORD_GAP_FRAMES]
+    total = len(is_speech)
+    frames = [(i, k) for i, k in find_runs(~is_speech) if k - i >= MIN_WORD_GAP_FRAMES or i == 0 or k == total]
     silences = [(start * FRAME_SECONDS, stop * FRAME_SECONDS) for start, stop in frames]
     for i in range(len(words) + 1 if words else 0):
         is_first, is_last = i == 0, i == len(words)
-        boundary = starts[0] if is_first else ends[-1] if is_last else (ends[i - 1] + starts[i]) / 2
+        gap = (0.0 if is_first else ends[i - 1], total * FRAME_SECONDS if is_last else starts[i])
         lowest, highest = -1.0 if is_first else starts[i - 1], np.inf if is_last else ends[i]
-        shifts = [
-            (max(start - boundary, boundary - stop, 0.0), start, stop)
+        overlaps = [
+            (min(stop, gap[1]) - max(start, gap[0]), start, stop)
             for start, stop in silences
             if lowest < start and stop < highest
         ]
-        shift, start, stop = min(shifts, default=(np.inf, 0.0, 0.0))
-        if shift <= (0 if is_first else MAX_SHIFT):
-            if not is_first:
-                ends[i - 1] = start
-            if not is_last:
-                starts[i] = stop
+        overlap, start, stop = max(overlaps, default=(-np.inf, 0.0, 0.0))
+        if overlap < (0 if is_first else -MAX_SHIFT):
+            if is_first or is_last:
+                continue
+            start = stop = sum(gap) / 2
+        if not is_first:
+            ends[i - 1] = start
+        if not is_last:
+            starts[i] = stop
     return [replace(word, start=start, end=end) for word, start, end in zip(words, starts, ends, strict=True)]

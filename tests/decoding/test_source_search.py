@@ -26,7 +26,9 @@ def tokenizer() -> Tokenizer:
     return train_monolingual_tokenizer(["zero one two three four five six"] * 3, config)
 
 
-def make_model(tokenizer: Tokenizer, frontend: AudioConfig | ImageConfig, end_bias: float = 0.0) -> Seq2Seq:
+def make_model(
+    tokenizer: Tokenizer, frontend: AudioConfig | ImageConfig, end_bias: float = 0.0, *, ctc: bool = False
+) -> Seq2Seq:
     """With some large weights, so that attention is sharp and the text depends on the source."""
     torch.manual_seed(3)
     config = Seq2SeqConfig(
@@ -39,6 +41,7 @@ def make_model(tokenizer: Tokenizer, frontend: AudioConfig | ImageConfig, end_bi
         output_bias=True,
         start_id=tokenizer.target.start,
         end_id=tokenizer.target.end,
+        ctc=ctc,
     )
     model = Seq2Seq(config)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,9 @@ from attent.decoding.alignment import find_cross_layers
 from attent.decoding.options import Hypothesis
 from attent.decoding.source_search import add_text
 from attent.decoding.word_times import (
+    STATE_SECONDS,
     SpokenWord,
+    align_ctc,
     align_monotonic,
     compute_word_times,
     find_token_starts,
@@ -86,12 +89,32 @@ def test_synthetic_attention_gives_its_boundaries() -> None:
     assert select_heads(weights, smooth(normalize_over_tokens(weights))).tolist() == [3]
 
 
+@pytest.mark.parametrize("token_ids", [(1,), (1, 2), (1, 1), (2, 2, 1)])
+def test_tokens_are_where_the_most_likely_ctc_path_outputs_them(token_ids: tuple[int, ...]) -> None:
+    log_probs = np.log(np.random.default_rng(len(token_ids)).dirichlet(np.ones(3), 6))
+    paths = [
+        p for p in itertools.product(range(3), repeat=6) if [k for k, _ in itertools.groupby(p) if k] == [*token_ids]
+    ]
+    best = max(paths, key=lambda path: log_probs[np.arange(6), path].sum())
+    runs, state = [], 0
+    for token, group in itertools.groupby(best):
+        length = len(list(group))
+        runs += [(state, state + length)] if token else []
+        state += length
+    np.testing.assert_allclose(align_ctc(log_probs, token_ids, 0) / STATE_SECONDS, runs)
+
+
+def test_more_tokens_than_states_share_them_evenly() -> None:
+    spans = align_ctc(np.log(np.full((2, 3), 1 / 3)), [1, 2, 1, 2], 0) / STATE_SECONDS
+    np.testing.assert_allclose(spans, [[0, 0.5], [0.5, 1], [1, 1.5], [1.5, 2]])
+
+
 def test_words_are_groups_of_tokens_without_the_spaces(tokenizer: Tokenizer) -> None:
     ids = tuple(tokenizer.target.encode(["six one"])[0])
     pieces = tokenizer.target.to_pieces(ids)
-    starts = np.arange(len(ids) + 1) / 10
+    edges = np.arange(len(ids) + 1) / 10
     hypothesis = add_text(Hypothesis(token_ids=ids, log_prob=0, score=0, is_finished=True), tokenizer)
-    words = group_words(tokenizer.target, hypothesis, starts)
+    words = group_words(tokenizer.target, hypothesis, np.stack([edges[:-1], edges[1:]], -1))
     assert [word.text for word in words] == ["six", "one"]
     first, space = pieces.index("s"), pieces.index("▁", 1)
     assert [(word.start, word.end) for word in words] == [
@@ -105,7 +128,8 @@ def test_characters_of_a_script_without_spaces_are_words() -> None:
     unspaced = train_monolingual_tokenizer([text] * 3, TokenizerConfig(kind="char"))
     ids = tuple(unspaced.target.encode([text])[0])
     hypothesis = add_text(Hypothesis(token_ids=ids, log_prob=0, score=0, is_finished=True), unspaced)
-    words = group_words(unspaced.target, hypothesis, np.arange(len(ids) + 2) / 10)
+    starts = np.arange(len(ids)) / 10
+    words = group_words(unspaced.target, hypothesis, np.stack([starts, starts + 0.1], -1))
     assert [word.text for word in words] == ["你", "好。", "abc", "中", "文", "ที่"]
     times = [time for word in words for time in (word.start, word.end)]
     assert times == sorted(times)
@@ -142,12 +166,17 @@ def test_boundaries_move_to_silences_near_them() -> None:
     assert snap_to_silence(words, np.ones(300, bool)) == words
     (word,) = snap_to_silence([SpokenWord(text="a", start=0.0, end=0.2)], np.arange(40) // 10 % 2 == 0)
     assert word.start < word.end  # a silence within a word is not both its start and its end
+    peaks = [SpokenWord(text="a", start=0.5, end=0.6), SpokenWord(text="b", start=2.6, end=2.7)]
+    times = [(word.start, word.end) for word in snap_to_silence(peaks, is_speech)]
+    np.testing.assert_allclose(times, [(0.3, 2.03), (2.4, 2.9)])  # the longest of three silences
+    times = [(word.start, word.end) for word in snap_to_silence(peaks, np.ones(300, bool))]
+    np.testing.assert_allclose(times, [(0.5, 1.6), (1.6, 2.7)])
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_words_of_a_batch_have_times_within_their_recordings(tokenizer: Tokenizer, fixed: bool) -> None:
+@pytest.mark.parametrize(("fixed", "ctc"), [(False, False), (True, False), (False, True)])
+def test_words_of_a_batch_have_times_within_their_recordings(tokenizer: Tokenizer, fixed: bool, ctc: bool) -> None:
     """The same alone as in the batch, and without the padding of a fixed length."""
-    model = make_model(tokenizer, AudioConfig(mel_bins=8), end_bias=-30)
+    model = make_model(tokenizer, AudioConfig(mel_bins=8), end_bias=-30, ctc=ctc)
     source, num_frames = torch.randn(3, 60, 8, generator=torch.Generator().manual_seed(0)), [60, 41, 24]
     lengths = None if fixed else torch.tensor(num_frames)
     ids = [tuple(tokenizer.target.encode([text])[0]) for text in ("six one", "two", "")]
