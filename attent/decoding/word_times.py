@@ -105,7 +105,7 @@ def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Arra
     """Return the start and the end of each token in seconds, (U, 2), on the most likely path of states that outputs
     the tokens (Graves et al. 2006), given the log-probabilities (T, V) of each state.
 
-    The labels are the tokens with blanks around them; each state keeps the label of the one before, goes on to the next
+    The labels are the tokens with blanks around them; each state keeps the label of the state before, takes the next
     label, or skips a blank between different tokens. If there are too few states for that, tokens share them evenly.
     """
     labels = np.full(2 * len(token_ids) + 1, blank_id)
@@ -115,8 +115,8 @@ def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Arra
     scores = np.where(np.arange(len(labels)) < 2, log_probs[0, labels], -np.inf)
     steps = np.zeros((len(log_probs), len(labels)), np.int64)  # labels passed on the way to each state
     for state in range(1, len(log_probs)):
-        one, two = (np.concatenate([np.full(n, -np.inf), scores[:-n]]) for n in (1, 2))
-        choices = np.stack([scores, one, np.where(can_skip, two, -np.inf)])
+        previous, skipping = (np.concatenate([np.full(n, -np.inf), scores[:-n]]) for n in (1, 2))
+        choices = np.stack([scores, previous, np.where(can_skip, skipping, -np.inf)])
         steps[state] = choices.argmax(0)
         scores = choices.max(0) + log_probs[state, labels]
     label = len(labels) - 1 - int(scores[-2] > scores[-1])
