@@ -124,9 +124,6 @@ def _round_up(number: float) -> int:
     return int(-(-number // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
 def draw_epoch_order(sizes: list[int], weights: list[float], seed: int, epoch: int) -> Array:
     """Return the pairs of an epoch, shuffled. Part p has `sizes[p]` pairs, each repeated `weights[p]` times.
 
@@ -249,8 +246,6 @@ def _choose_batch_size(source_lengths: Array, target_lengths: Array, capacity: R
     min_size = max(1, int(MIN_FILL * max_size))
     return min_size + int(density[min_size - 1 : max_size].argmax())
 
-
-# ---- cached on disk --------------------------------------------------------------------------------------------------
 
 _CONSTANTS = (
     *(WIDTH_MULTIPLE, SORT_POOL_PAIRS, MIN_FILL, MAX_SENTENCES_FACTOR),

@@ -72,9 +72,6 @@ def pretranslate_file(
     )
 
 
-# ---- units -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextRun:
     """Text that is translated at once, and the space and markup around it."""

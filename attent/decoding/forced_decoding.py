@@ -101,9 +101,6 @@ def score_token_ids(
     return log_probs
 
 
-# ---- pairs of ids ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class EncodedPair:
     """One pair as ids, each side with its end token."""
@@ -157,9 +154,6 @@ def batch_pairs(sources: Sequence[TokenIds], targets: Sequence[TokenIds], batch_
     """Yield indices of pairs of similar length; empty targets are left out."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     return batch_by_length(lengths, batch_tokens, (i for i, target in enumerate(targets) if target))
-
-
-# ---- one pass --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

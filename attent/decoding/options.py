@@ -46,9 +46,6 @@ def option(default: T, help_text: str, aliases: str = "", group: OptionGroup = "
     return field(default=default, metadata={"option": Option(help_text, tuple(aliases.split()), group)})
 
 
-# --- search ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """Sample each token. The same seed, text and position give the same token, whatever else is in the batch."""
@@ -261,9 +258,6 @@ class DeviceOptions:
     )
     threads: int | None = option(None, "CPU threads, by default all cores", "--cpu-threads", group="Device")
     batch_tokens: int | None = option(None, "of the torch engine: source tokens x beams per batch", group="Device")
-
-
-# --- generation ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

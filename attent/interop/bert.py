@@ -24,8 +24,6 @@ from attent.storage.errors import FolderError
 FAMILY = "BERT"
 ARCHITECTURES = ("BertForMaskedLM", "BertForSequenceClassification", "BertModel", "BertForPreTraining")
 
-# --- tensors --------------------------------------------------------------------------------------
-
 PREFIX = "bert."  # left out where there is no head
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
@@ -61,9 +59,6 @@ IGNORED_TENSORS = [
     "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on
 ]  # fmt: skip
 OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": "weight", "beta": "bias"}  # of 2018
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +121,6 @@ def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderC
         return EncoderConfig(vocab=keys.vocab_size, stack=stack, segments=keys.type_vocab_size, **heads)
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> TextEncoder:
@@ -154,9 +146,6 @@ def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
             f"token classifiers, which have no pooler, are not supported"
         )
     return {"masked_lm": MASKED_LM in stored, "pooler": pooler, "labels": labels}
-
-
-# --- out ------------------------------------------------------------------------------------------
 
 
 def save(model: TextEncoder, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -56,9 +56,6 @@ def import_ctranslate2() -> Any:
     return ctranslate2
 
 
-# --- in and out of a folder ----------------------------------------------------------------------------------------
-
-
 def write_conversion(
     model: Seq2Seq,
     tokenizer: Tokenizer | None,
@@ -136,9 +133,6 @@ def compute_fingerprint(
     return digest.hexdigest()
 
 
-# --- tokens --------------------------------------------------------------------------------------------------------
-
-
 def build_vocabularies(config: Seq2SeqConfig, tokenizer: Tokenizer | None) -> tuple[list[str], list[str]]:
     """Return the names of all source and target ids. They are unique, since CTranslate2's interface takes names."""
     source, target = (None, None) if tokenizer is None else (tokenizer.source, tokenizer.target)
@@ -156,9 +150,6 @@ def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
             name = f"{name}<{i}>"
         taken[name] = None
     return list(taken)
-
-
-# --- what CTranslate2 can compute ----------------------------------------------------------------------------------
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
@@ -187,9 +178,6 @@ def reject_field(name: str, value: object, required: str) -> None:
     raise ConversionError(
         f"`{name}` must be {required} for CTranslate2, but is {value!r}; use the PyTorch engine (--engine torch)"
     )
-
-
-# --- the model as CTranslate2's specification ----------------------------------------------------------------------
 
 
 def to_spec(

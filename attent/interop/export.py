@@ -88,9 +88,6 @@ def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, q
     return f"a CTranslate2 model ({quantization}), with its tokenizer; its input is subword pieces followed by {end}"
 
 
-# ---- Hugging Face ----------------------------------------------------------------------------------------------------
-
-
 def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
     family = detect_family(model)
     save_hf(model, folder, pad=tokenizer.target.pad if tokenizer else None)

@@ -15,8 +15,6 @@ from attent.interop.conversion import TRANSPOSED, ConfigKeys, TensorMapping, con
 from attent.models import CausalConfig
 from attent.nn import LearnedConfig, StackConfig
 
-# --- tensors --------------------------------------------------------------------------------------
-
 PREFIX = "transformer."  # the first published weights leave it out
 EMBEDDING, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 QKV = tuple(f"decoder.blocks.{{i}}.self_attn.{part}" for part in ("query", "key", "value"))
@@ -35,9 +33,6 @@ TENSOR_MAPPINGS = [
 IGNORED_TENSORS = [  # the causal mask
     prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
 ]
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +117,6 @@ def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:
         scale_by_layer=keys.scale_attn_by_inverse_layer_idx,
     )
 
-
-# --- out ------------------------------------------------------------------------------------------
 
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"gelu_tanh": "gelu_new"}
 

@@ -36,9 +36,6 @@ SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.
 HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 def resolve_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the path of a folder; reject any other, with advice for the name of a model on the hub."""
     root, given = Path(folder).expanduser(), os.fspath(folder)
@@ -168,9 +165,6 @@ def explain_missing_weights(root: Path) -> str:
         f"{WEIGHTS_FILE}; convert it where `transformers` is installed: python -c 'from transformers import "
         f'{model} as M; M.from_pretrained("{root}").save_pretrained("{new}")\', then load {new}'
     )
-
-
-# --- writing -------------------------------------------------------------------------------------
 
 
 def write_folder(

@@ -16,8 +16,6 @@ from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
 from attent.storage.errors import FolderError
 
-# --- tensors --------------------------------------------------------------------------------------
-
 PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 TENSOR_MAPPINGS = [
@@ -36,9 +34,6 @@ IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as 
     for prefix in ("", PREFIX)
     for name in ("layers.{i}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 ]
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +186,6 @@ def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> LinearScaling | 
 def reject_missing_key(kind: str, key: str, where: Path) -> NoReturn:
     raise FolderError(f"{where}: `rope_type` {kind} must come with `{key}`, but does not; get the file again")
 
-
-# --- out ------------------------------------------------------------------------------------------
 
 DEFAULT_LENGTH = 8192  # written where a model has none; transformers requires one, and generates beyond it
 

@@ -22,8 +22,6 @@ from attent.models.pruning import restore_heads
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
 from attent.storage.errors import FolderError
 
-# --- tensors --------------------------------------------------------------------------------------
-
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -58,8 +56,6 @@ TENSOR_MAPPINGS = [
     *LAYER_MAPPINGS,
 ]
 
-
-# --- config.json ----------------------------------------------------------------------------------
 
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # in transformers' code, not in its config
@@ -175,9 +171,6 @@ def to_stack(keys: MarianKeys, side: str, where: Path) -> StackConfig:
         )
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
@@ -220,8 +213,6 @@ def resolve_ties(opened: OpenFolder[MarianKeys]) -> tuple[OpenFolder[MarianKeys]
         del resolved.stored[SHARED]
     return resolved, share
 
-
-# --- out ------------------------------------------------------------------------------------------
 
 GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
 MAX_POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there

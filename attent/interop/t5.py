@@ -25,8 +25,6 @@ from attent.storage.errors import FolderError
 
 FAMILY = "T5"
 
-# --- tensors --------------------------------------------------------------------------------------
-
 SHARED = "shared.weight"
 SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"  # copies of it, in some files
 OUTPUT = "lm_head.weight"
@@ -69,9 +67,6 @@ def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
         for side, ffn in (("encoder", 1), ("decoder", 2))
         for ours, name in layers.items()
     ]
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +227,6 @@ def check_relative(keys: T5Keys, where: Path) -> None:
         )
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
@@ -255,8 +247,6 @@ def resolve_ties(stored: Mapping[str, LazyTensor], where: Path) -> tuple[dict[st
     output = resolved.setdefault(OUTPUT, shared)
     return resolved, output is shared or (output.shape == shared.shape and torch.equal(output.read(), shared.read()))
 
-
-# --- out ------------------------------------------------------------------------------------------
 
 GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
 

@@ -37,8 +37,6 @@ FAMILY = "VisionEncoderDecoder"
 ARCHITECTURE = "VisionEncoderDecoderModel"
 MODEL_TYPES = {"encoder": ("vit",), "decoder": ("bert", "gpt2")}  # of the two sections
 
-# --- tensors --------------------------------------------------------------------------------------
-
 
 def move_mappings(
     mappings: Sequence[TensorMapping], prefix: str, renames: Mapping[str, str], old_prefix: str = ""
@@ -106,9 +104,6 @@ def build_mappings(frontend: ImageConfig, family: str) -> list[TensorMapping]:
         TensorMapping("memory_projection", "enc_to_dec_proj"),
         *DECODER_MAPPINGS[family],
     ]
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +200,6 @@ def read_tokens(
     return conversion.get_start_id(start, bos, opened.config_path), conversion.get_end_id(end, opened.config_path)
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
@@ -241,9 +233,6 @@ def pop_segments(opened: OpenFolder[Any], text: EncoderConfig) -> LazyTensor:
     check_tensors({SEGMENTS: shape}, meta, opened.weights_path)
     del opened.stored[f"decoder.{bert.OUTPUT_BIAS_COPY}"]
     return stored[SEGMENTS]
-
-
-# --- out ------------------------------------------------------------------------------------------
 
 
 def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -28,8 +28,6 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 RESAMPLE_MODES: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 SHORTEST_EDGE_PREFIX = "CLIP"  # in processors of this name, a single number as `size` means the shorter side
 
-# --- tensors --------------------------------------------------------------------------------------
-
 PREFIX = "vit."  # left out where there is no head
 POOLER = "vit.pooler.dense.weight"
 CLASSIFIER = "classifier.weight"
@@ -58,9 +56,6 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
     layout = TensorLayout(lambda theirs: [theirs.flatten(1)], lambda ours: ours[0].unflatten(1, size))
     name = "vit.embeddings.patch_embeddings.projection.weight"
     return [TensorMapping("patch_embedding.weight", name, layout), *TENSOR_MAPPINGS]
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +129,6 @@ def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
             f"{where}: `{key}` must be of a square for a ViT model that attent can compute, but is {height} by {width}"
         )
     return height
-
-
-# --- pixels ---------------------------------------------------------------------------------------
 
 
 def read_preprocessing(root: Path, channels: int, image: int) -> dict[str, Any]:
@@ -229,9 +221,6 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
     return side
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> VisionTransformer:
@@ -246,9 +235,6 @@ def load(
     heads = {"pooler": pooler and not has_labels, "labels": labels}
     config = to_config(keys, heads, preprocessing, opened.config_path)
     return opened.load_into(build_empty(config), build_mappings(config), dtype, device)
-
-
-# --- out ------------------------------------------------------------------------------------------
 
 
 def save(model: VisionTransformer, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -32,8 +32,6 @@ FAMILY = "Whisper"
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 KEPT_FILES = (GENERATION_FILE, PREPROCESSOR_FILE, PROCESSOR_FILE, "normalizer.json")  # of a folder, for export
 
-# --- tensors --------------------------------------------------------------------------------------
-
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "proj_out.weight"
 TENSOR_MAPPINGS = [
@@ -70,9 +68,6 @@ def add_key_biases(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         for name, key in zip(names, keys, strict=True)
     }
     return {**zeros, **stored}
-
-
-# --- config.json ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +164,6 @@ def to_stack(keys: WhisperKeys, side: str, where: Path) -> StackConfig:
         )
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def load(
     folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Seq2Seq:
@@ -213,9 +205,6 @@ def read_kept_files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
         contents = {name: read_side_file(root, name) for name in KEPT_FILES}
         return {name: content for name, content in contents.items() if content is not None}
     return {name: (root / name).read_bytes() for name in KEPT_FILES if (root / name).is_file()}
-
-
-# --- search ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,9 +265,6 @@ def detect_languages(model: Seq2Seq, source: Tensor, vocabulary: WhisperVocabula
     ids = torch.tensor([vocabulary.get_tag_id(language) for language in vocabulary.tags], device=source.device)
     best = model.step(start, cache)[:, 0, ids].argmax(-1)
     return [vocabulary.tags[i] for i in best.tolist()]
-
-
-# --- out ------------------------------------------------------------------------------------------
 
 
 def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:

@@ -164,8 +164,6 @@ def get_stack_configs(config: ModelConfig) -> dict[str, EncoderStackConfig | Dec
     return {"decoder" if isinstance(config, CausalConfig) else "encoder": config.stack}
 
 
-# --- config.json ---------------------------------------------------------------------------------------------------
-
 CONFIG_VERSION = 1
 CONFIG_FILE_TYPES: dict[str, Any] = {  # kind -> the dataclass of a config.json
     config.kind: make_dataclass(

@@ -128,9 +128,6 @@ def check_id_shape(ids: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be a tensor of int64 or int32 of (B, T), but is {is_now}")
 
 
-# --- audio ---------------------------------------------------------------------------------------------------------
-
-
 class LogMelSpectrogram(nn.Module):
     """Samples (B, S) at 16 kHz, from -1 to 1 -> log-mel frames (B, T, M) and the number of frames of each row, as
     Whisper computes them (Radford et al. 2022): Hann windows of 25 ms every 10 ms, Slaney's mel filters, log10 of the
@@ -212,9 +209,6 @@ class AudioFrontEnd(FrontEnd):
         if not isinstance(source, Tensor) or source.dim() != 3 or source.shape[2] != bins:
             is_now = f"of {tuple(source.shape)}" if isinstance(source, Tensor) else f"a {type(source).__name__}"
             raise ValueError(f"source must be log-mel frames of (B, T, {bins}), but is {is_now}")
-
-
-# --- images --------------------------------------------------------------------------------------------------------
 
 
 class PatchEmbedding(nn.Module):

@@ -63,9 +63,6 @@ class LSTMDecoderConfig(LSTMEncoderConfig):
         return f"LSTM, {attention}" + (", input feeding" if self.input_feeding else "")
 
 
-# --- encoder -------------------------------------------------------------------------------------------------------
-
-
 class BidirectionalBlock(nn.Module):
     """One layer of the encoder: an LSTM in each direction."""
 
@@ -124,9 +121,6 @@ def compute_reversal(x: Tensor, lengths: Tensor | None) -> Tensor:
     positions = torch.arange(x.shape[1], device=x.device)
     ends = positions.new_full((x.shape[0], 1), x.shape[1]) if lengths is None else lengths[:, None]
     return torch.where(positions < ends, ends - 1 - positions, positions)[..., None]
-
-
-# --- decoder -------------------------------------------------------------------------------------------------------
 
 
 class LSTMBlock(nn.Module):
@@ -276,9 +270,6 @@ class LSTMDecoder(nn.Module):
 def split_layers(states: Tensor) -> list[LSTMState]:
     """(B, K, N, 3, E) -> the state of each layer"""
     return [LSTMState(*layer.unbind(2)) for layer in states.unbind(2)]
-
-
-# --- torch's LSTM --------------------------------------------------------------------------------------------------
 
 
 def make_lstm(inputs: int, width: int) -> nn.LSTM:

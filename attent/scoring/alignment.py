@@ -78,9 +78,6 @@ class AlignmentReport:
         )
 
 
-# ---- gold alignments -------------------------------------------------------------------------------------------------
-
-
 def read_gold_alignments(path: Path) -> list[GoldAlignment]:
     """Read one pair a line: `0-0 1-2` are sure links, source-target from 0; `1?2` or `1p2` a possible one."""
     try:
@@ -137,9 +134,6 @@ def drop_out_of_range(
             "--tgt in that order"
         )
     return in_range, tuple(dropped)
-
-
-# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 def score_alignments(links: Sequence[word_alignment.Links], gold: Sequence[GoldAlignment]) -> AlignmentScores:

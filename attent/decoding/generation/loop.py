@@ -83,9 +83,6 @@ class GenerationContext:
         return cls(options, end_ids, suppressed_tokens, build_constraints(options.search, [], vocabulary)[0])
 
 
-# --- one step ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class SequenceBatch:
     input_tokens: Tensor  # (B,) input of the next step
@@ -164,9 +161,6 @@ def append_tokens(
         is_done=sequences.is_done | is_end | (lengths >= sequences.max_lengths),
         constraint_states=tuple(constraint.advance_state(state, token) for constraint, state in pairs),
     )
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
 
 
 class DynamicState:
@@ -258,9 +252,6 @@ def get_poll_interval(device: torch.device) -> int:
 def compute_cache_columns(prompts: Sequence[EncodedPrompt]) -> int:
     """Return the columns of the longest sequence; its last token is never an input."""
     return max(len(prompt.token_ids) + prompt.max_new_tokens - 1 for prompt in prompts)
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 class GenerationLoop:
