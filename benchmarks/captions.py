@@ -4,10 +4,10 @@ grammar, and emoji with their names in many languages.
     python -m benchmarks.captions grids FASHION_MNIST OUT [--images 40000]
     python -m benchmarks.captions emoji emoji-datasource-twitter-*.tgz emojibase-data-*.tgz OUT
 
-Grids: FASHION_MNIST is a folder of its four idx files (Debian: dataset-fashion-mnist). A grid of 3 x 3 cells has two
-groups of one to three pictures: "a bag above two shoes", "three shirts left of a bag". A fifth of the descriptions
-occurs in test.tsv only; valid.tsv has the others, of pictures that are not trained on either. Dresses are left out, and
-classes that are often confused have one name, so that errors are those of the description.
+Grids: FASHION_MNIST is a folder of its four idx files (Debian: dataset-fashion-mnist). A grid of 3 x 3 cells has two or
+three groups of one to three pictures: "a bag above two shoes", "three shirts left of a bag left of a shoe". A fifth of
+the descriptions occurs in test.tsv only; valid.tsv has the others, of pictures that are not trained on either. Dresses
+are left out, and classes that are often confused have one name, so that errors are those of the description.
 
 Emoji: the files that `npm pack emoji-datasource-twitter emojibase-data` writes. One caption in each locale; an emoji is
 in one of train.tsv, valid.tsv and test.tsv with all of its captions. Flags, whose names cannot be inferred, and skin
@@ -29,7 +29,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -51,22 +51,25 @@ TEST_SHARE = 0.2  # of the descriptions
 EVAL_IMAGES = 2_000
 VARIATION_SELECTOR = "FE0F"
 
-Scene = tuple[int, str, str, int, str]  # number, noun, relation, number, noun
+Scene = tuple[str, tuple[tuple[int, str], ...]]  # a relation, and the number and the noun of each group
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
 
 
 def list_scenes() -> list[Scene]:
-    """Return all descriptions of two groups of different things."""
+    """Return all descriptions of two or three groups of different things."""
     counts = range(1, CELLS + 1)
-    scenes = product(counts, NOUNS, RELATIONS, counts, NOUNS)
-    return [scene for scene in scenes if scene[1] != scene[4]]
+    return [
+        (relation, tuple(zip(numbers, nouns, strict=True)))
+        for relation, size in product(RELATIONS, (2, 3))
+        for numbers, nouns in product(product(counts, repeat=size), permutations(NOUNS, size))
+    ]
 
 
 def describe_scene(scene: Scene) -> str:
-    first, noun, relation, second, other = scene
-    return f"{count_noun(first, noun)} {relation} {count_noun(second, other)}"
+    relation, groups = scene
+    return f" {relation} ".join(count_noun(*group) for group in groups)
 
 
 def count_noun(count: int, noun: str) -> str:
@@ -76,14 +79,15 @@ def count_noun(count: int, noun: str) -> str:
 
 def draw_scene(scene: Scene, pictures: Array, labels: Array, rng: np.random.Generator) -> Array:
     """Draw a grid: each group is in one row (or column), the first above (or left of) the second."""
-    first, noun, relation, second, other = scene
+    relation, groups = scene
     grid = np.zeros((CELLS * SIDE, CELLS * SIDE), np.uint8)
-    lines = np.sort(rng.choice(CELLS, 2, replace=False))
-    column = int(rng.integers(CELLS))  # of two single pictures, or their places would fit both relations
-    for line, count, name in zip(lines.tolist(), (first, second), (noun, other), strict=True):
-        places = [column] if first == second == 1 else rng.choice(CELLS, count, replace=False).tolist()
+    lines = np.sort(rng.choice(CELLS, len(groups), replace=False))
+    column = int(rng.integers(CELLS))  # of single pictures, or their places would fit both relations
+    is_single = all(count == 1 for count, _ in groups)
+    for line, (count, noun) in zip(lines.tolist(), groups, strict=True):
+        places = [column] if is_single else rng.choice(CELLS, count, replace=False).tolist()
         for place in places:
-            picture = pictures[rng.choice(np.flatnonzero(np.isin(labels, NOUNS[name])))]
+            picture = pictures[rng.choice(np.flatnonzero(np.isin(labels, NOUNS[noun])))]
             row, col = (line, place) if relation == "above" else (place, line)
             grid[row * SIDE : (row + 1) * SIDE, col * SIDE : (col + 1) * SIDE] = picture
     return grid

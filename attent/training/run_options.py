@@ -99,7 +99,7 @@ class TrainConfig:
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ctc: Annotated[
         float | None,
-        "weight of the CTC loss on the encoder of speech; 0: off [default: 0.3; 0 for translation, or without its layer]",
+        "weight of the CTC loss on the encoder of speech; 0: off [default: 0.3, or 0 for translation]",
     ] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
