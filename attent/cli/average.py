@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 
 def average(
-    models: Annotated[list[Path], Parameter(help="model folders of one shape and tokenizer, or the folder of one run")],
-    /,
-    *,
+    *models: Annotated[
+        Path, Parameter(help="model folders of one shape and tokenizer, or the folder of one run", required=True)
+    ],
     out: Annotated[Path, Parameter(help="folder for the result, which must not exist")],
     last: Annotated[int, Parameter(help="of one run: the number of its last checkpoints")] = 5,
 ) -> None:

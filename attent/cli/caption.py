@@ -43,9 +43,8 @@ class CaptionFlags(DerivedFlags):  # type: ignore[misc]  # derived from the opti
 
 def caption(
     model: Annotated[Path, Parameter(help="a folder of `attent train --task caption`, or a Hugging Face one")],
-    images: Annotated[list[Path], Parameter(help="image files, and folders of them", negative_iterable="")],
     /,
-    *,
+    *images: Annotated[Path, Parameter(help="image files, and folders of them", required=True)],
     flags: Annotated[CaptionFlags, Parameter(name="*", show_default=False)] = CaptionFlags(),  # noqa: B008 - frozen
 ) -> int:
     """Caption images: prints the file and the text, separated by a tab.

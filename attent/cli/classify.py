@@ -48,15 +48,13 @@ def classify(
     model: Annotated[
         Path, Parameter(help="a folder of `attent train --task classify` or `--task images`, or a Hugging Face one")
     ],
-    items: Annotated[
-        list[str] | None,
-        Parameter(
-            help="texts, or files with one text per line, by default standard input; for an image model, image files",
-            negative_iterable="",
-        ),
-    ] = None,
     /,
-    *,
+    *items: Annotated[
+        str,
+        Parameter(
+            help="texts, or files with one text per line, by default standard input; for an image model, image files"
+        ),
+    ],
     flags: Annotated[ClassifyFlags, Parameter(name="*", show_default=False)] = ClassifyFlags(),  # noqa: B008 - frozen
 ) -> None:
     """Classify texts or images: prints the text, its label and the probability.
@@ -74,7 +72,7 @@ def classify(
     if flags.data is not None:
         print_report(*classify_labelled_set(predictor, flags.data), flags)
         return
-    for texts in read_inputs(predictor, items or []):
+    for texts in read_inputs(predictor, items):
         inputs = [parse_pair(text) for text in texts] if flags.pairs else list(texts)
         for text, prediction in zip(texts, predictor.classify(inputs), strict=True):
             print_result(format_line(text, prediction, flags))

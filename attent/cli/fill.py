@@ -37,9 +37,8 @@ def fill(
     model: Annotated[
         Path, Parameter(help="a folder of `attent train --task mlm` or `spans`, or Hugging Face's BERT or T5")
     ],
-    texts: Annotated[list[str] | None, Parameter(help=TEXTS_HELP, negative_iterable="")] = None,
     /,
-    *,
+    *texts: Annotated[str, Parameter(help=TEXTS_HELP)],
     flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),  # noqa: B008 - frozen
 ) -> None:
     """Fill in the masks of a text.
@@ -49,7 +48,7 @@ def fill(
     check_flags(flags, "fill", flags.top)
     predictor = load_predictor(model, flags)
     without_mask = 0
-    for block in read_text_blocks(texts or []):
+    for block in read_text_blocks(texts):
         for filled in fill_block(predictor, block, flags.top):
             without_mask += not filled.masks
             print_result(format_json(filled) if flags.json else format_text(filled, flags.top))

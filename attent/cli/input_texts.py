@@ -72,7 +72,7 @@ class TextBlock:
     is_from_command: bool = True  # False: lines of a file or of standard input
 
 
-def read_inputs(predictor: "Predictor", arguments: list[str]) -> Iterator[list[str]]:
+def read_inputs(predictor: "Predictor", arguments: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield blocks of texts, or names of images, which may also come from standard input."""
     if reads_images(predictor) and arguments:
         return iter([arguments])

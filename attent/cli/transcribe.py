@@ -85,15 +85,13 @@ class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from 
 
 def transcribe(
     model: Annotated[Path, Parameter(help="a folder of `attent train --task speech`, or Whisper's")],
-    recordings: Annotated[
-        list[Path] | None,
-        Parameter(
-            help="audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input",
-            negative_iterable="",
-        ),
-    ] = None,
     /,
-    *,
+    *recordings: Annotated[
+        Path,
+        Parameter(
+            help="audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input"
+        ),
+    ],
     flags: Annotated[TranscribeFlags, Parameter(name="*", show_default=False)] = TranscribeFlags(),  # noqa: B008 - frozen
 ) -> int:
     """Transcribe recordings.

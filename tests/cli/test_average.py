@@ -29,7 +29,7 @@ def test_average_of_two_models(config: ModelConfig, tmp_path: Path) -> None:
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
         randomize(build(config)).save(tmp_path / name)
-    average([tmp_path / "a", tmp_path / "b"], out=tmp_path / "mean")
+    average(tmp_path / "a", tmp_path / "b", out=tmp_path / "mean")
     first, second, mean = (load(tmp_path / name).state_dict() for name in ("a", "b", "mean"))
     assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)
     assert any(not torch.equal(first[name], second[name]) for name in mean)
@@ -39,5 +39,5 @@ def test_models_of_different_kinds_are_rejected(tmp_path: Path) -> None:
     for config, name in zip(CONFIGS, ("a", "b"), strict=True):
         build(config).save(tmp_path / name)
     with pytest.raises(FolderError, match="one of the models: missing:"):
-        average([tmp_path / "a", tmp_path / "b"], out=tmp_path / "mean")
+        average(tmp_path / "a", tmp_path / "b", out=tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

@@ -73,6 +73,8 @@ def test_several_recordings_give_lines_with_their_names(
     audio = folder / "audio"
     assert run(folder / "asr", audio) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert run(folder / "asr", "--format", "text", *(name for name, _ in lines)) == 0  # flags may come in between
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == lines
     assert [name for name, _ in lines] == [str(audio / "a.wav"), str(audio / "more" / "b.flac")]
     assert run(folder / "asr", audio, "--format", "json", "-o", tmp_path / "out.jsonl") == 0
     assert capsys.readouterr().out == ""
