@@ -40,8 +40,6 @@ PARTS_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class LookFlags:
-    """The flags of the command."""
-
     target: Annotated[
         str | None, input_flag(help="inspect this translation (transcript, caption) instead of searching for one")
     ] = None

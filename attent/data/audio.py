@@ -244,8 +244,6 @@ class DatasetRow:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording and its text."""
-
     file: Path | DatasetRow
     text: str
     location: str = ""  # of the text, if it is a line of a table: corpus.tsv:17

@@ -254,7 +254,6 @@ _CONSTANTS = (
 
 
 def load_or_build_plan(folder: Path, key: object, build: Callable[[], BatchPlan]) -> BatchPlan:
-    """Load the plan for `key` from `folder`, or build and cache it."""
     path = folder / f"{hashlib.sha256(repr((FORMAT_VERSION, _CONSTANTS, key)).encode()).hexdigest()[:24]}.npz"
     with suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
         return BatchPlan(*(arrays[field.name] for field in fields(BatchPlan)))

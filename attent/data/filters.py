@@ -100,12 +100,6 @@ def weighted_length(text: str) -> int:
     return len(text) if text.isascii() else len(text) + (WIDE_CHAR_WEIGHT - 1) * len(WIDE_CHARS.findall(text))
 
 
-def is_untranslated(text: str) -> bool:
-    """True if a text that is equal on both sides is an untranslated sentence, and not a name or code."""
-    lower_case_words = sum(word[0].isalpha() and not word[0].isupper() for word in text.split())
-    return lower_case_words >= MIN_SENTENCE_WORDS or len(WIDE_CHARS.findall(text)) >= MIN_SENTENCE_WIDE_CHARS
-
-
 class _ScriptCheck:
     """Checks one side against its expected scripts."""
 
@@ -179,8 +173,12 @@ class PairFilter:
         return "length_ratio" if config.length_ratio and long > config.length_ratio * short else None
 
     def _check_identical(self, source: str, target: str) -> str | None:
-        is_copy = self.config.identical and source == target and is_untranslated(source)
-        return "identical" if is_copy else None
+        """Find untranslated sentences; names and code may be equal on both sides."""
+        if not self.config.identical or source != target:
+            return None
+        lower_case_words = sum(word[0].isalpha() and not word[0].isupper() for word in source.split())
+        has_wide_chars = len(WIDE_CHARS.findall(source)) >= MIN_SENTENCE_WIDE_CHARS
+        return "identical" if lower_case_words >= MIN_SENTENCE_WORDS or has_wide_chars else None
 
 
 def measure_typical_ratio(sample: Sequence[Pair]) -> float:

@@ -160,14 +160,10 @@ def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
         raise ImageError(f"{labels}: must have its images in the same folder, as {images}, but has none; add them")
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     split_folders = {split: folders[name] for split, names in SPLIT_NAMES.items() for name in names if name in folders}
-    if "train" in split_folders and is_split_folder(split_folders["train"]):
+    train = split_folders.get("train")  # may also be a class, next to cars and buses
+    if train and (list_class_folders(train) or any(is_idx_file(path, "images") for path in train.iterdir())):
         return {split: open_split(path) for split, path in split_folders.items()}
     return {"train": open_folder_split(root)}
-
-
-def is_split_folder(folder: Path) -> bool:
-    """True if it contains classes or idx files; a folder `train` may also be a class, next to cars and buses."""
-    return bool(list_class_folders(folder)) or any(is_idx_file(path, "images") for path in folder.iterdir())
 
 
 def list_class_folders(folder: Path) -> list[Path]:

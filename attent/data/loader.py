@@ -67,7 +67,6 @@ class TokenBatch:
         return [self.ids, self.lengths]
 
     def with_tensors(self, tensors: list[Tensor]) -> TokenBatch:
-        """Return the same batch with its `tensors` replaced."""
         if self.packing is None:
             return TokenBatch(tensors[0], tensors[1], None, self.num_tokens)
         ids, segments, positions, ends = tensors
@@ -112,7 +111,6 @@ class PairBatch(FlatBatch):
     flat_tensor: Tensor | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.target.ids)
 
     @property

@@ -45,18 +45,17 @@ def pretranslate_file(
     translate_constrained: TranslateConstrained | None = None,
     src: str | None = None,
     tgt: str | None = None,
-    format_name: str | None = None,
 ) -> PretranslateResult:
     """Fill in all missing translations of a file.
 
     `translate` is called at most twice; `translate_constrained` at most once, for texts that lost placeholders. Open
     languages are those that the file declares.
     """
-    key = format_name or detect_document_format(name)
+    key = detect_document_format(name)
     scan_units = FORMATS[key].scan_units if key in FORMATS else None
     if scan_units is None:
         known = ", ".join(sorted(list_document_suffixes()))
-        raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it or give its format")
+        raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it")
     scan = scan_units(content, name, LanguagePair(src, tgt))
     results = _translate_units(scan, translate, translate_constrained)
     filled = [
@@ -294,19 +293,15 @@ def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
         return replace(run, prefix=(*run.prefix, first), core=core[1:])
     if _is_standalone_code(last, include_words):
         return replace(run, core=core[:-1], suffix=(last, *run.suffix))
-    if _is_code_pair(first, last):
-        return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
-    return run
+    if not isinstance(first, InlineCode) or not isinstance(last, InlineCode):
+        return run
+    if (first.role, last.role, first.pair_id) != ("open", "close", last.pair_id):
+        return run
+    return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
 
 
 def _is_standalone_code(part: str | InlineCode, include_words: bool) -> bool:
     return isinstance(part, InlineCode) and part.role == "standalone" and (include_words or not part.is_word)
-
-
-def _is_code_pair(first: str | InlineCode, last: str | InlineCode) -> bool:
-    if not (isinstance(first, InlineCode) and isinstance(last, InlineCode)):
-        return False
-    return (first.role, last.role, first.pair_id) == ("open", "close", last.pair_id)
 
 
 def strip_end_placeholders(run: TextRun) -> TextRun | None:

@@ -55,7 +55,6 @@ class Ensemble(nn.Module):
 
     @property
     def config(self) -> Seq2SeqConfig:
-        """The config of the first model."""
         return self.members[0].config
 
     @torch.no_grad()

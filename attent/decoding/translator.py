@@ -627,7 +627,6 @@ class Translator:
         return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
     def notify_once(self, message: str) -> None:
-        """Pass a message on, once."""
         with self._locks.notify_lock:
             if self._notify is not None and message not in self.notified:
                 self._notify(message)

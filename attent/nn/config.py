@@ -69,7 +69,10 @@ class StackConfig:
             check_choice(name, getattr(self, name), choices)
         check_positive("norm_eps", self.norm_eps)
         check_window(self.window)
-        self.check_heads()
+        check_size("head_width", self.compute_head_width())
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        if not is_count(kv_heads) or kv_heads < 1 or self.heads % kv_heads:
+            raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {self.heads}")
         self.check_remaining_heads()
         if self.scale is not None:
             check_positive("scale", self.scale)
@@ -98,12 +101,6 @@ class StackConfig:
     @property
     def num_removed_heads(self) -> int:
         return sum(self.heads - len(heads) for layer in self.remaining_heads or () for heads in layer)
-
-    def check_heads(self) -> None:
-        check_size("head_width", self.compute_head_width())
-        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
-        if not is_count(kv_heads) or kv_heads < 1 or self.heads % kv_heads:
-            raise ValueError(f"`heads` must be a multiple of `kv_heads`={kv_heads}, but is {self.heads}")
 
     def check_remaining_heads(self) -> None:
         if self.remaining_heads is None:

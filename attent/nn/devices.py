@@ -22,5 +22,4 @@ def choose_device(name: str | None = None) -> torch.device:
 
 
 def get_device(module: nn.Module) -> torch.device:
-    """Return the device of a module's parameters."""
     return next(module.parameters()).device

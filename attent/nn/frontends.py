@@ -172,12 +172,9 @@ class LogMelSpectrogram(nn.Module):
 def make_mel_filters(mel_bins: int) -> Tensor:
     """Slaney's triangular filters from 0 to 8,000 Hz, (frequencies, M): linear below 1,000 Hz and logarithmic above,
     each of area 1."""
-
-    def to_hertz(mel: Tensor) -> Tensor:
-        return torch.where(mel < 15, mel * (200 / 3), 1000 * torch.exp((mel - 15) * (math.log(6.4) / 27)))
-
     highest = 15 + 27 * math.log(SAMPLE_RATE / 2 / 1000) / math.log(6.4)  # in mel
-    edges = to_hertz(torch.linspace(0, highest, mel_bins + 2, dtype=torch.float64))
+    mel = torch.linspace(0, highest, mel_bins + 2, dtype=torch.float64)
+    edges = torch.where(mel < 15, mel * (200 / 3), 1000 * torch.exp((mel - 15) * (math.log(6.4) / 27)))  # in Hz
     frequencies = torch.linspace(0, SAMPLE_RATE / 2, FRAME_SAMPLES // 2 + 1, dtype=torch.float64)[:, None]
     left, center, right = edges[:-2], edges[1:-1], edges[2:]
     triangles = torch.minimum((frequencies - left) / (center - left), (right - frequencies) / (right - center))

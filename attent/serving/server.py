@@ -35,18 +35,12 @@ class ServeError(ValueError):
     """The server cannot run."""
 
 
-def serve_app(
-    app: LookApp,
-    *,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    on_ready: Callable[[str], None] = lambda url: None,
-) -> None:
+def serve_app(app: LookApp, *, port: int | None = None, on_ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until Ctrl-C or SIGTERM. Calls `on_ready(url)` once requests are accepted. Call it in the main thread.
 
     port  None: the first free port from 8017; 0: any free port
     """
-    with reserve_port(host, port) as reserved:
+    with reserve_port("127.0.0.1", port) as reserved:
 
         async def main() -> None:
             stop_event = asyncio.Event()

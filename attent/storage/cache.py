@@ -30,13 +30,9 @@ def get_cache_folder() -> Path:
     xdg_cache = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(xdg_cache):  # the XDG standard tells programs to ignore a relative one
         return Path(xdg_cache) / "attent"
-    return _get_platform_cache(sys.platform)
-
-
-def _get_platform_cache(platform: str) -> Path:
-    if platform == "win32":
+    if sys.platform == "win32":
         return _expand_home(Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")) / "attent"
-    return _expand_home(Path("~/Library/Caches/attent" if platform == "darwin" else "~/.cache/attent"))
+    return _expand_home(Path("~/Library/Caches/attent" if sys.platform == "darwin" else "~/.cache/attent"))
 
 
 def _expand_home(path: Path) -> Path:

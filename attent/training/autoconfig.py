@@ -251,7 +251,6 @@ def describe_choices(run: RunConfig, size_reason: str, data_size: DataSize) -> I
 
 
 def count_batches(train: TrainConfig, data_size: DataSize) -> int:
-    """Batches of an epoch."""
     assert train.batch_tokens
     return math.ceil(data_size.num_tokens / train.batch_tokens)
 

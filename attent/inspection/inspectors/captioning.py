@@ -13,8 +13,6 @@ from attent.nn.frontends import normalize_pixels
 
 
 class CaptioningInspector(Seq2SeqInspector):
-    """Inspects a caption model."""
-
     model_kind = "a caption model"
     example_file = "image.png"
     output_name = "caption"

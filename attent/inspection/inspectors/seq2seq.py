@@ -42,8 +42,6 @@ class LoadedSource:
 
 
 class Seq2SeqInspector(base.Inspector[Seq2Seq]):
-    """Inspects an encoder-decoder model."""
-
     supported_options = frozenset({"target", "to"})
     output_name: ClassVar[str]  # of the target
 

@@ -28,8 +28,6 @@ MAX_SECONDS = 30.0  # of a recording on a page: 1.3 MB
 
 
 class SpeechInspector(Seq2SeqInspector):
-    """Inspects a speech model."""
-
     model_kind = "a speech model"
     example_file = "recording.wav"
     output_name = "transcript"

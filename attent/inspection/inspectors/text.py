@@ -30,8 +30,6 @@ MASKED_BATCH_ROWS = 16  # masked copies of a text per forward pass
 
 
 class CausalLMInspector(base.Inspector[CausalLM]):
-    """Inspects a causal language model."""
-
     model_kind = "a language model"
 
     def __init__(self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "") -> None:
@@ -78,8 +76,6 @@ class EncoderInput:
 
 
 class EncoderInspector(base.Inspector[TextEncoder]):
-    """Inspects a text encoder."""
-
     model_kind = "a text encoder"
     supported_options = frozenset({"text_pair"})
 

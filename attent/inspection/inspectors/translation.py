@@ -20,8 +20,6 @@ from attent.text.tokenizer import add_end_and_tag
 
 
 class TranslationInspector(Seq2SeqInspector):
-    """Inspects a translator."""
-
     model_kind = "a translator"
     supported_options = frozenset({"target", "to", "prefix"})
     output_name = "translation"

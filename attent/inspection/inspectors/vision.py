@@ -20,8 +20,6 @@ from attent.nn import ImageConfig
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
-    """Inspects a Vision Transformer."""
-
     model_kind = "a vision model"
     example_file = "image.png"
 

@@ -32,7 +32,6 @@ DATA_HELP = "; ".join(f"{name}: {text}" for name, (_, _, text) in TASKS.items())
 
 
 def get_task_class(name: TaskName) -> type[Task]:
-    """Import and return the class of a task."""
     module, _, class_name = TASKS[name][0].partition(":")
     task: type[Task] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return task

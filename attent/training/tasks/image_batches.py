@@ -95,9 +95,11 @@ def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator
         return replace(batch, pixels=torch.from_numpy(pixels))
     partners = rng.permutation(len(pixels))
     weights = rng.beta(config.mixup, config.mixup, len(pixels)).astype(np.float32)
+    weight = weights[:, None, None, None]
+    mixed = pixels * weight + pixels[partners] * (1 - weight)  # mixup, Zhang et al. 2018
     return replace(
         batch,
-        pixels=torch.from_numpy(mix_images(pixels, pixels[partners], weights)),
+        pixels=torch.from_numpy(np.rint(mixed).astype(np.uint8)),
         mixup_labels=batch.labels[torch.from_numpy(partners)],
         mixup_weights=torch.from_numpy(weights),
     )
@@ -141,12 +143,6 @@ def erase_random(pixels: Array, rate: float, rng: np.random.Generator) -> None:
     for index, (top, left), (height, width) in zip(erased, corners.tolist(), sizes.tolist(), strict=True):
         rows, columns = slice(top, top + height), slice(left, left + width)
         pixels[index, :, rows, columns] = noise[:, rows, columns]
-
-
-def mix_images(pixels: Array, others: Array, weights: Array) -> Array:
-    """Blend two images (mixup, Zhang et al. 2018), in bytes again."""
-    weight = weights[:, None, None, None]
-    return np.rint(pixels * weight + others * (1 - weight)).astype(np.uint8)
 
 
 class ImageObjective(nn.Module):
