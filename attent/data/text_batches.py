@@ -169,8 +169,6 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         return Packing(tensors[0], tensors[1], tensors[2], self.window_size)
 
 
-# ---- whole texts -----------------------------------------------------------------------------------------------------
-
 Labeler = Callable[[RowLayout, TokenBatch, Array, tuple[int, ...]], LabeledBatch]  # layout, inputs, example ids, seed
 
 

@@ -143,9 +143,6 @@ def select_weights(weights: Tensor, selection: HeadSelection) -> Tensor:
     return heads.mean(0)[selection.shift :][: weights.shape[1] - 1]
 
 
-# ---- attention weights -----------------------------------------------------------------------------------------------
-
-
 def find_cross_layers(model: nn.Module) -> list[Attention]:
     """Return the cross-attention of each decoder layer."""
     named = get_attention_layers(model)
@@ -194,9 +191,6 @@ def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
     finally:
         for layer, observer in zip(layers, observers, strict=True):
             layer.observers.remove(observer)
-
-
-# ---- tokens to words -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,9 +292,6 @@ def match_words(decoded_words: Sequence[str], words: Sequence[str]) -> list[int 
     return matches
 
 
-# ---- head selection --------------------------------------------------------------------------------------------------
-
-
 def list_selections(model: nn.Module) -> list[HeadSelection]:
     """Return all selections: each step and layer, with the mean of all heads, then each head."""
     layers = find_cross_layers(model)
@@ -364,9 +355,6 @@ def count_mutual_links(weights: Tensor) -> Tensor:
     has_link = weights.amax(-1) > 0
     is_mutual = best_target.gather(-1, best_source) == torch.arange(weights.shape[1])
     return torch.stack([(is_mutual & has_link).sum(-1), has_link.sum(-1)], -1).float()
-
-
-# ---- alignment.json --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -444,9 +444,6 @@ def choose_max_seconds(model: Seq2Seq, requested: float | None = None) -> float:
     return requested
 
 
-# --- segments --------------------------------------------------------------------------------------------------------
-
-
 def join_segments(parts: Sequence[tuple[TranscriptSegment, float]]) -> tuple[TranscriptSegment, ...]:
     """Return the segments that have text, each word of an overlap once. Times never go back."""
     segments = [segment for segment, _ in parts]

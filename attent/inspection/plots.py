@@ -57,9 +57,6 @@ class HeadPanel(NamedTuple):
     weights: Tensor  # (Tq, Tk)
 
 
-# ---- matplotlib ------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def plot_context(texts: Iterable[str]) -> Iterator[None]:
     """Set matplotlib parameters inside the `with` block, with fonts that cover these texts."""
@@ -147,9 +144,6 @@ def warn_missing_glyphs(texts: Iterable[str]) -> None:
             "with them, such as Noto, or write .svg, which uses the viewer's fonts",
             stacklevel=3,
         )
-
-
-# ---- heads -----------------------------------------------------------------------------------------------------------
 
 
 def plot_heads(

@@ -120,9 +120,6 @@ def cast_residual_stream(x: Tensor, *, pre_norm: bool) -> Tensor:
     return x.to(kernels.get_compute_dtype(x)) if cast else x
 
 
-# --- attention -----------------------------------------------------------------------------------------------------
-
-
 class FusedQKV(NamedTuple):
     """Queries, keys and values as one product writes them, side by side in memory. Where the product has added biases
     as constants (detached), they are here for the kernel to compute their gradients."""

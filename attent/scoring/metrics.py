@@ -28,9 +28,6 @@ class ScoreError(ValueError):
     """Texts that cannot be scored."""
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     name: str
@@ -250,9 +247,6 @@ def format_headline(metrics: Mapping[str, float]) -> str:
     else:
         name = next((name for name in ("accuracy", "bleu", "chrf") if metrics.get(name)), "bleu")
     return f"{METRICS[name].format_value(metrics[name])} {METRICS[name].title}" if name in metrics else ""
-
-
-# ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -368,8 +368,6 @@ class FastVocabulary(ImportedVocabulary):
         return [self._tokenizer.id_to_token(int(i)) or f"<{i}>" for i in ids]
 
 
-# --- Whisper ---------------------------------------------------------------------------------------------------------
-
 TRANSCRIPT_START, NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
 LANGUAGE_TOKEN = re.compile(r"<\|([a-z]{2,3})\|>")
 TIMESTAMP_TOKEN = re.compile(r"<\|\d+\.\d\d\|>")

@@ -209,9 +209,6 @@ def mark_masked_heads(layers: Iterable[dict[str, Any]], parts: Sequence[ModelPar
         layer["masked_heads"] = list(masked)
 
 
-# --- predictions -----------------------------------------------------------------------------------------------------
-
-
 def describe_token(vocabulary: Vocabulary, token_id: int) -> dict[str, Any]:
     (piece,) = vocabulary.to_pieces([token_id])
     return {"token": token_id, **asdict(build_display_token(vocabulary, token_id, piece))}
@@ -248,9 +245,6 @@ def describe_labels(labels: Sequence[str], logits: Tensor) -> dict[str, Any]:
 def round_for_json(value: float) -> float | None:
     """Five significant digits; None for NaN and infinities, which JSON cannot express."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-# --- the model -------------------------------------------------------------------------------------------------------
 
 
 def summarize_model(model: Model) -> str:
