@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from attent.interop import bert, load
@@ -97,6 +98,7 @@ def test_all_heads_survive_a_round_trip(tmp_path: Path) -> None:
     ours = build(replace(CONFIG, labels=("bad", "good"))).double().eval()
     randomise(ours, 1)
     bert.save(ours, tmp_path / "out")
+    assert "bert.embeddings.word_embeddings.weight" in load_file(tmp_path / "out" / "model.safetensors")
     assert same_bits(load(tmp_path / "out"), ours)
     batch = make_bert_batch(transformers.BertConfig.from_pretrained(tmp_path / "out"), 0)
     for kind in BERT_CLASSES[:3]:

@@ -135,6 +135,8 @@ def test_descendants_have_the_published_tokens_and_heads(preset: str) -> None:
 def test_t5_scales_the_output_and_not_the_embeddings() -> None:
     config = presets.t5_small()
     assert (config.scale_embeddings, config.scale_output, config.tie_output) == (False, True, True)
+    later = presets.t5_v1_1_small()
+    assert (later.scale_embeddings, later.scale_output, later.tie_output) == (False, False, False)
     bert = presets.bert_base()
     assert (bert.segments, bert.masked_lm, bert.pooler, presets.BERT.heads) == (2, True, True, 12)
 

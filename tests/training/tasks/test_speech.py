@@ -276,6 +276,13 @@ def test_tones_are_learned() -> None:
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
+def test_sizes_grow_and_encoders_are_deeper_than_decoders() -> None:
+    configs = [build_speech_config(size, 100) for size in ("tiny", "small", "base", "big")]  # type: ignore[arg-type]
+    shapes = [(config.encoder.layers, config.decoder.layers, config.encoder.width) for config in configs]
+    assert shapes == [(4, 2, 128), (8, 4, 256), (12, 6, 512), (16, 8, 768)]
+    assert all(config.encoder.norm_order == "pre" for config in configs)  # type: ignore[union-attr]
+
+
 def test_the_tokens_are_characters_where_there_is_little_text() -> None:
     config = TokenizerConfig(symbols=("%s",))
     assert choose_tokenizer(config, 900_000) == replace(config, kind="char")
