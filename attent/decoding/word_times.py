@@ -21,6 +21,7 @@ from attent.decoding.batching import pad_token_ids
 from attent.decoding.options import Hypothesis
 from attent.decoding.speech_segments import find_runs
 from attent.models import Seq2Seq
+from attent.nn import Memory
 from attent.nn.eval_mode import eval_mode
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
@@ -73,32 +74,47 @@ def compute_word_times(
     heads       whose attention aligns; None: chosen for each recording by how well they do
     """
     words: list[list[SpokenWord]] = [[] for _ in hypotheses]
-    layers = find_cross_layers(model)
     states = -(-source.shape[1] // STATE_FRAMES)
-    row_weights = sum(layer.heads for layer in layers) * states * max(len(x.token_ids) + 2 for x in hypotheses)
-    size = max(1, MAX_WEIGHTS // row_weights)
+    num_heads = sum(layer.heads for layer in find_cross_layers(model))
+    size = max(1, MAX_WEIGHTS // (num_heads * states * max(len(x.token_ids) + 2 for x in hypotheses)))
     indices = [i for i, hypothesis in enumerate(hypotheses) if hypothesis.text]
     for batch in (indices[at : at + size] for at in range(0, len(indices), size)):
-        targets = [[model.config.start_id, *prefix_ids, *hypotheses[i].token_ids] for i in batch]
-        target, target_lengths = pad_token_ids(targets, source.device)
         rows = torch.tensor(batch, device=source.device)
-        row_lengths = None if lengths is None else lengths[rows]
-        with eval_mode(model), torch.no_grad(), record_weights(layers) as records:
-            memory = model.encode(source[rows], row_lengths)
+        token_ids = [hypotheses[i].token_ids for i in batch]
+        num_states = [max(1, -(-num_frames[i] // STATE_FRAMES)) for i in batch]
+        with eval_mode(model), torch.no_grad():
+            memory = model.encode(source[rows], None if lengths is None else lengths[rows])
             if model.ctc_output is not None:
                 log_probs = model.ctc_output(memory.states).double().log_softmax(-1).cpu().numpy()
+                blank_id, inputs = model.config.start_id, zip(log_probs, num_states, token_ids, strict=True)
+                spans = [align_ctc(row[:count], ids, blank_id) for row, count, ids in inputs]
             else:
-                model.decode(target, memory, target_lengths)
-        for row, index in enumerate(batch):
-            stop, count = len(targets[row]), max(1, -(-num_frames[index] // STATE_FRAMES))
-            if model.ctc_output is not None:
-                spans = align_ctc(log_probs[row, :count], hypotheses[index].token_ids, model.config.start_id)
-            else:
-                layer_weights = [x[row, :, len(prefix_ids) : stop, :count].double().cpu().numpy() for (x,) in records]
-                starts = find_token_starts(layer_weights, heads)
-                spans = np.stack([starts[:-2], starts[1:-1]], -1)  # without the end token
-            words[index] = group_words(vocabulary, hypotheses[index], spans)
+                spans = align_by_attention(model, memory, token_ids, num_states, prefix_ids, heads)
+        for index, token_spans in zip(batch, spans, strict=True):
+            words[index] = group_words(vocabulary, hypotheses[index], token_spans)
     return words
+
+
+def align_by_attention(
+    model: Seq2Seq,
+    memory: Memory,
+    token_ids: Sequence[Sequence[int]],
+    num_states: Sequence[int],
+    prefix_ids: Sequence[int],
+    heads: Sequence[Head] | None,
+) -> list[Array]:
+    """Decode the tokens of a batch again, and return the start and the end of each in seconds, (U, 2)."""
+    targets = [[model.config.start_id, *prefix_ids, *ids] for ids in token_ids]
+    target, target_lengths = pad_token_ids(targets, memory.states.device)
+    with record_weights(find_cross_layers(model)) as records:
+        model.decode(target, memory, target_lengths)
+    spans = []
+    for row, count in enumerate(num_states):
+        positions = slice(len(prefix_ids), len(targets[row]))
+        layer_weights = [x[row, :, positions, :count].double().cpu().numpy() for (x,) in records]
+        starts = find_token_starts(layer_weights, heads)
+        spans.append(np.stack([starts[:-2], starts[1:-1]], -1))  # without the end token
+    return spans
 
 
 def align_ctc(log_probs: Array, token_ids: Sequence[int], blank_id: int) -> Array:

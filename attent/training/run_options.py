@@ -75,7 +75,7 @@ class TrainConfig:
     minutes: Annotated[
         float | None,
         "instead of --steps: time for the whole command, from which the steps follow [default: no limit; at most 30 "
-        "for a translation model from scratch on a CPU]",
+        "for a translation model, or one of speech or captions, from scratch on a CPU]",
     ] = None
     seed: Annotated[int, "random seed"] = 1
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
