@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from attent.interop import load
     from attent.models import build, presets
     from attent.scoring.pipeline import score
+    from attent.serving.run import serve
     from attent.training.run import train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Captioner", "Generator", "Predictor", "Transcriber", "Translator", "__version__", "build", "load", "look",
-    "presets", "record", "score", "train",
+    "presets", "record", "score", "serve", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
@@ -40,6 +41,7 @@ _PUBLIC_MODULES = {
     "presets": "attent.models.presets",
     "record": "attent.inspection",
     "score": "attent.scoring.pipeline",
+    "serve": "attent.serving.run",
     "train": "attent.training.run",
 }
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "info": "Describe a model folder and its training.",
     "look": "Show the attention of every head on a sentence; measure which heads matter.",
     "score": "Score translations: BLEU, chrF, TER, with confidence intervals.",
+    "serve": "Serve models over HTTP: a page and APIs.",
     "train": "Train a model; run the same command again to resume.",
     "transcribe": "Transcribe recordings: text, SRT or WebVTT subtitles, JSON.",
     "translate": "Translate text line by line, or pre-translate PO, XLIFF and TMX files.",

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import torch
 
@@ -74,6 +74,9 @@ MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
 CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `compute_max_rows`
+
+
+TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class TranslationError(InputError):
@@ -154,7 +157,7 @@ class Translator:
         threads: int | None = None,
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
-    ) -> Translator:
+    ) -> Self:
         """Load the model of a folder, ours or Hugging Face's (Marian, T5); several folders make an ensemble.
 
         dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
@@ -285,6 +288,32 @@ class Translator:
                     yield text[len(printed) :]
                     printed = text
 
+    def stream_sentences(
+        self,
+        text: str,
+        options: SearchOptions | None = None,
+        *,
+        to: str | None = None,
+        constraints: PhraseConstraints = NO_CONSTRAINTS,
+        glossary: Glossary | None = None,
+        split_sentences: bool = True,
+        source_lang: str | None = None,
+        should_stop: StopCheck | None = None,
+    ) -> Iterator[str]:
+        """Yield the translation sentence by sentence, with the whitespace between them.
+
+        Joined, the pieces are the text of `translate` with the same arguments, which are explained there.
+        """
+        options = options or SearchOptions()
+        (segments,), _ = self._split_texts([text], [constraints], to, split_sentences, source_lang, glossary)
+        for number, segment in enumerate(segments, 1):
+            check_constraints(segment.constraints, options)
+            rows = [self.tokenizer.encode_source([segment.text], to)[0]]
+            with self._locks.eval_mode:
+                (hypotheses,) = self._search_segments([segment], rows, options, 0, True, should_stop, to)
+            (((best, *_),),) = self._detokenize([[hypotheses]])
+            yield best.text + (segment.gap if number < len(segments) else "")
+
     def suggest_continuations(
         self,
         text: str,
@@ -293,6 +322,7 @@ class Translator:
         options: SearchOptions | None = None,
         *,
         to: str | None = None,
+        should_stop: StopCheck | None = None,
     ) -> list[Translation]:
         """Return translations that start with a prefix: one for each of the most likely next tokens, best first."""
         options = replace(options or SearchOptions(), n_best=1)
@@ -306,11 +336,15 @@ class Translator:
                 replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
                 for token in self._get_next_tokens(request, count)
             ]
-            results = dict(self.build_torch_engine(None).search(requests, options))
+            results = dict(self.build_torch_engine(should_stop).search(requests, options))
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         translations = [build_translation(n_best, text) for (n_best,) in best]
         allowed = [item for item in translations if find_phrase(item.text, constraints.banned) is None]
         return sorted(allowed, key=lambda item: -item.score)
+
+    def hold_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which no other thread runs the model, for example while its heads are masked."""
+        return self._locks.device_lock
 
     # --- before the search ---------------------------------------------------------------------------------------
 
@@ -727,11 +761,21 @@ def translate_texts(
 def load_translator(
     folders: Sequence[Path], options: DeviceOptions, notify: Callable[[str], None] | None = None
 ) -> Translator:
+    return load_translator_as(Translator, folders, options, notify)
+
+
+def load_translator_as(
+    kind: type[TranslatorT],
+    folders: Sequence[Path],
+    options: DeviceOptions,
+    notify: Callable[[str], None] | None = None,
+) -> TranslatorT:
+    """Load model folders as a subclass of `Translator`."""
     for folder in folders:
         check_model_exists(folder)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return Translator.load(*folders, **vars(options), notify=notify)
+    return kind.load(*folders, **vars(options), notify=notify)
 
 
 def choose_dtype(device: torch.device, engine: str | None = None) -> str:

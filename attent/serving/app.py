@@ -50,6 +50,12 @@ class LookApp:
         """Number of running and queued requests."""
         return self._queue.num_pending
 
+    async def start(self) -> None:
+        """The model is loaded already."""
+
+    async def drain(self) -> None:
+        """The page needs no time to finish."""
+
     async def close(self, timeout: float) -> bool:
         """Cancel all requests; return whether the model is idle within the timeout."""
         self._guard.close()
@@ -140,9 +146,9 @@ def _build_routes(
     app = Starlette(
         routes=routes,
         exception_handlers={
-            HTTPException: _handle_http_exception,
-            ApiError: _handle_api_error,
-            Exception: _handle_api_error,
+            HTTPException: handle_http_exception,
+            ApiError: handle_api_error,
+            Exception: handle_api_error,
         },
     )
     app.router.redirect_slashes = False
@@ -164,13 +170,13 @@ def _make_json_response(body: bytes, status: int = 200, headers: Mapping[str, st
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
 
 
-async def _handle_api_error(request: Request, error: Exception) -> Response:
+async def handle_api_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         error = make_internal_error()  # Starlette re-raises the original, and the guard logs it
     return _make_json_response(error.to_json(), error.status, error.headers)
 
 
-async def _handle_http_exception(request: Request, error: Any) -> Response:
+async def handle_http_exception(request: Request, error: Any) -> Response:
     """Handle Starlette's 404, and 405 with the allowed methods."""
     path = ascii(request.url.path[:80])
     messages = {
@@ -178,4 +184,4 @@ async def _handle_http_exception(request: Request, error: Any) -> Response:
         405: f"{path} does not accept {request.method[:20]!a}; it accepts {(error.headers or {}).get('Allow', '')}",
     }
     message = messages.get(error.status_code, str(error.detail))
-    return await _handle_api_error(request, ApiError(error.status_code, message, error.headers))
+    return await handle_api_error(request, ApiError(error.status_code, message, error.headers))

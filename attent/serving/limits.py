@@ -52,12 +52,21 @@ class Limits:
     max_search_tokens: int = 4_096  # tokens of the text times beam size
     max_prefix_tokens: int = 1_024
     max_masked_parts: int = 2_048
+    max_texts: int = 128  # of a request to translate
+    max_file_bytes: int = 2**20
+    max_queue_seconds: float = 10.0  # of work: beyond it, requests get 503
+    max_client_share: float = 0.5  # of the queue that one client may fill; beyond it, its requests get 429
+    requests_per_minute: int = 3_000  # of a client; 0: any number
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            minimum = 0 if name == "max_queued" else 1e-3
+            minimum = 0 if name in ("max_queued", "requests_per_minute") else 1e-3
             if not value >= minimum:
                 raise ValueError(f"`{name}` must be at least {minimum:g}, but is {value}")
+
+
+class ServeError(ValueError):
+    """The server cannot run."""
 
 
 class ApiError(ValueError):
@@ -68,10 +77,16 @@ class ApiError(ValueError):
         self.status = status
         self.headers = dict(headers or {})
 
-    def to_json(self) -> bytes:
+    def __reduce__(self) -> tuple[Any, ...]:  # between processes
+        return ApiError, (self.status, str(self), self.headers)
+
+    @property
+    def clipped_message(self) -> str:
         sentence = str(self).encode("utf-8", "replace").decode("utf-8")
-        clipped = sentence if len(sentence) <= MAX_ERROR_LENGTH else sentence[: MAX_ERROR_LENGTH - 3] + "..."
-        return json.dumps({"error": clipped}).encode()
+        return sentence if len(sentence) <= MAX_ERROR_LENGTH else sentence[: MAX_ERROR_LENGTH - 3] + "..."
+
+    def to_json(self) -> bytes:
+        return json.dumps({"error": self.clipped_message}).encode()
 
 
 def make_unavailable_error(message: str) -> ApiError:
@@ -80,6 +95,10 @@ def make_unavailable_error(message: str) -> ApiError:
 
 def make_internal_error() -> ApiError:
     return ApiError(500, "internal server error; see the server's log")
+
+
+def _make_body_size_error(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the request must have at most {max_bytes} bytes")
 
 
 def _make_stopping_error() -> ApiError:
@@ -91,12 +110,27 @@ class ClientDisconnected(Exception):
 
 
 class RequestGuard:
-    """Enforces limits around an app. `hosts` are the accepted host names, without ports."""
+    """Enforces limits around an app."""
 
-    def __init__(self, app: AsgiApp, *, limits: Limits, hosts: Sequence[str] = LOCAL_HOSTS) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        limits: Limits,
+        hosts: Sequence[str] = LOCAL_HOSTS,
+        origins: Sequence[str] = (),
+        body_limits: Mapping[str, int] | None = None,
+    ) -> None:
+        """
+        hosts        accepted host names, without ports; "*": any
+        origins      other websites whose scripts may send requests; "*": any
+        body_limits  maximum bytes of a body for some paths
+        """
         self._app = app
         self._limits = limits
         self._hosts = tuple(host.lower() for host in hosts)
+        self._origins = tuple(origin.lower().rstrip("/") for origin in origins)
+        self._body_limits = dict(body_limits or {})
         self._active_tasks: set[asyncio.Future[Any]] = set()
         self._closing = False
 
@@ -133,12 +167,15 @@ class RequestGuard:
     def _check_origin(self, scope: Scope) -> None:
         """Reject foreign hosts and origins: any website can send requests to 127.0.0.1."""
         named = _get_header_values(scope, "host")
-        if len(named) != 1 or _strip_port(named[0]) not in self._hosts:
+        if len(named) != 1 or not {_strip_port(named[0]), "*"} & set(self._hosts):
             host = ascii(", ".join(named)[:80]) if any(named) else "no host"
             raise ApiError(421, f"the host must be {' or '.join(self._hosts)}, but is {host}")
         if scope["method"] in ("GET", "HEAD"):
             return
-        if any(not _is_same_origin(origin, named[0]) for origin in _get_header_values(scope, "origin")):
+        origins = _get_header_values(scope, "origin")
+        if origins and all({origin.lower(), "*"} & set(self._origins) for origin in origins):
+            return
+        if any(not _is_same_origin(origin, named[0]) for origin in origins):
             raise ApiError(403, "requests must come from the server's own page")
         if any(site not in ("same-origin", "none") for site in _get_header_values(scope, "sec-fetch-site")):
             raise ApiError(403, "requests from other sites are not allowed")
@@ -156,24 +193,21 @@ class RequestGuard:
             self._active_tasks.discard(task)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        max_bytes = self._limits.max_body_bytes
+        max_bytes = self._body_limits.get(scope["path"], self._limits.max_body_bytes)
         # The server has validated the header. A body without a length is counted while it arrives.
         if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
-            raise self._make_body_size_error()
+            raise _make_body_size_error(max_bytes)
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_timeout):
                 async for chunk in _iter_body(receive):
                     body += chunk
                     if len(body) > max_bytes:
-                        raise self._make_body_size_error()
+                        raise _make_body_size_error(max_bytes)
         except TimeoutError:
             seconds = self._limits.body_timeout
             raise ApiError(408, f"the request body must arrive within {seconds:g} seconds") from None
         return bytes(body)
-
-    def _make_body_size_error(self) -> ApiError:
-        return ApiError(413, f"the request must have at most {self._limits.max_body_bytes} bytes")
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
         try:

@@ -41,6 +41,12 @@ def parse_request(body: bytes, limits: Limits) -> LookRequest:
     return request
 
 
+def check_request(request: LookRequest, limits: Limits) -> None:
+    """Raise `ApiError` 422 for values beyond the limits."""
+    _check_sizes({**vars(request), "prefix": list(request.prefix), "masked_parts": list(request.masked_parts)}, limits)
+    _check_values(request, limits)
+
+
 def _parse_json(body: bytes) -> dict[str, Any]:
     try:
         data = settings.decode_strict_json(body.decode("utf-8"))

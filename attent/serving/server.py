@@ -12,14 +12,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from attent.serving.app import LookApp
+from attent.serving.limits import Receive, Scope, Send, ServeError
 
 FIRST_PORT = 8017  # or the next free one
 MAX_PORT_ATTEMPTS = 20
@@ -31,34 +31,49 @@ SHUTDOWN_TIMEOUT = 0.7  # for running requests
 SETTLE_SECONDS = 0.1
 
 
-class ServeError(ValueError):
-    """The server cannot run."""
+class ServedApp(Protocol):
+    """An ASGI app that is started before the first request, and drained and closed after the last."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def close(self, timeout: float) -> bool: ...
 
 
-def serve_app(app: LookApp, *, port: int | None = None, on_ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until Ctrl-C or SIGTERM. Calls `on_ready(url)` once requests are accepted. Call it in the main thread.
+def serve_app(
+    app: ServedApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; a second one does not wait for running requests. Calls `on_ready(url)` once
+    requests are accepted. Call it in the main thread.
 
     port  None: the first free port from 8017; 0: any free port
     """
-    with reserve_port("127.0.0.1", port) as reserved:
+    with reserve_port(host, port) as reserved:
 
         async def main() -> None:
-            stop_event = asyncio.Event()
-            with _handle_signals(asyncio.get_running_loop(), stop_event.set):
-                await _run_server(app, reserved, stop_event, on_ready)
+            stop = StopEvents()
+            with _handle_signals(asyncio.get_running_loop(), stop.set_next):
+                await _run_server(app, reserved, stop, on_ready)
 
         asyncio.run(main())
 
 
 @contextmanager
-def serve_in_thread(app: LookApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
+def serve_in_thread(app: ServedApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
     """Serve in a thread inside the `with` block; yields the URL."""
     started: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def main(reserved: socket.socket) -> None:
-        stop_event = asyncio.Event()
-        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop_event.set)
-        await _run_server(app, reserved, stop_event, lambda url: started.set_result((url, end)))
+        stop = StopEvents()
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set_next)
+        await _run_server(app, reserved, stop, lambda url: started.set_result((url, end)))
 
     def run(reserved: socket.socket) -> None:
         try:
@@ -120,19 +135,30 @@ def _describe_bind_error(host: str, port: int, error: OSError) -> str:
     return f"port {port} of {host} cannot be used: {error.strerror}; give another host or port"
 
 
+class StopEvents:
+    """Requests to stop: the first lets running requests finish, the second does not."""
+
+    def __init__(self) -> None:
+        self.stop, self.stop_at_once = asyncio.Event(), asyncio.Event()
+
+    def set_next(self) -> None:
+        (self.stop_at_once if self.stop.is_set() else self.stop).set()
+
+
 async def _run_server(
-    app: LookApp, reserved: socket.socket, stop_event: asyncio.Event, on_ready: Callable[[str], None]
+    app: ServedApp, reserved: socket.socket, stop: StopEvents, on_ready: Callable[[str], None]
 ) -> None:
     address, port = reserved.getsockname()[:2]
     known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     url = f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
+    await _run_until(app.start(), stop.stop)
     server = _create_server(app, address, port)
     if sys.platform == "linux":  # granian shares the reserved port; elsewhere, it must be released first
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     else:
         reserved.close()
     server_task = asyncio.create_task(server.serve())
-    ended = asyncio.create_task(stop_event.wait())
+    ended = asyncio.create_task(stop.stop.wait())
     try:
         await _wait_until_ready(server_task, url)
         reserved.close()
@@ -140,6 +166,7 @@ async def _run_server(
         await asyncio.wait({server_task, ended}, return_when=asyncio.FIRST_COMPLETED)
         if server_task.done():
             raise ServeError(f"the server at {url} stopped unexpectedly; start it again")
+        await _run_until(app.drain(), stop.stop_at_once)
     finally:
         ended.cancel()
         server.stop()
@@ -152,7 +179,19 @@ async def _run_server(
         await asyncio.sleep(SETTLE_SECONDS)
 
 
-def _create_server(app: LookApp, address: str, port: int) -> Any:
+async def _run_until(coroutine: Coroutine[Any, Any, None], event: asyncio.Event) -> None:
+    """Await a coroutine, which is cancelled when the event is set."""
+    task, waiting = asyncio.create_task(coroutine), asyncio.create_task(event.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+    else:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def _create_server(app: ServedApp, address: str, port: int) -> Any:
     try:
         from granian.constants import HTTPModes, Interfaces
         from granian.http import HTTP1Settings

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from attent.text.language_tags import is_same_language, normalize_tag
+from attent.text.language_tags import get_primary_subtag, is_same_language, normalize_tag
 from attent.text.scripts import get_language_scripts
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,10 +34,13 @@ MIN_MARGIN = 0.2  # nats per n-gram, from which on a line is in another language
 MIN_SHARE = 0.2  # of the lines; with fewer, there is no warning
 MAX_EXAMPLES = 3
 CLDR_MARGIN = 0.1  # names are not sentences: true translations are 0.07 to 0.6 on the right side
+MAX_EVIDENCE = 40
+MIN_CONFIDENCE = 0.01  # less likely languages are not reported
 COMMON_LANGUAGES = tuple("cs de en es fr it nl pl pt ru sv tr".split())  # compared with, besides those of the model
 COMMON_SCRIPTS = frozenset({"Latn", "Cyrl", "Grek"})  # elsewhere, Latin names and commands among the text mislead
 MIN_COMMON_CHARS = 400
 MIN_COMMON_SHARE = 0.8  # of the lines
+MAX_SURPRISE = 1.0  # nats per n-gram, beyond which a text is detected as a language that was not learned
 MIN_SURPRISE = 0.5  # nats per n-gram; text of another domain has 0.1 to 0.9, of another language 0.6 to 2.5
 CLDR_TABLES = ("languages", "territories", "scripts", "variants", "currency_names", "date_fields", "months", "days")
 
@@ -92,6 +95,25 @@ class LanguageIdentifier:
         names = [(*name.partition("."), table) for name, table in tables.items() if table.shape == (NUM_BUCKETS,)]
         sides = {side: tuple(tag for name, _, tag, _ in names if name == side) for side in ("source", "target")}
         return cls(sides["source"], sides["target"], {tag: table.astype("<f4") for _, _, tag, table in names})
+
+    @classmethod
+    def merge(cls, identifiers: Sequence[LanguageIdentifier]) -> LanguageIdentifier:
+        """Return one identifier of all languages; one that several know is taken from the first."""
+        log_probs = {tag: table for each in reversed(identifiers) for tag, table in each.log_probs.items()}
+        sources = dict.fromkeys(tag for each in identifiers for tag in each.sources)
+        targets = dict.fromkeys(tag for each in identifiers for tag in each.targets)
+        return cls(tuple(sources), tuple(targets), log_probs)
+
+    def rank(self, text: str) -> list[tuple[str, float]]:
+        """Return all languages with their probability, best first. Letters of a long text are not independent, so
+        they count as at most `MAX_EVIDENCE` n-grams."""
+        tags = list(self.log_probs)
+        if not tags:
+            return []
+        count = max(1, len(_hash_ngrams([text])[0]))
+        scores = self._score([text], tags)[:, 0] * min(count, MAX_EVIDENCE)
+        probs = np.exp(scores - scores.max())
+        return sorted(zip(tags, (probs / probs.sum()).tolist(), strict=True), key=lambda pair: -pair[1])
 
     def find_mismatch(self, texts: Sequence[str], expected: Collection[str]) -> LanguageMismatch | None:
         """Return the lines that are in another language than the expected ones, if they are not few."""
@@ -186,6 +208,51 @@ def _hash_ngrams(texts: Sequence[str]) -> tuple[Array, Array]:
         buckets.append((mixed >> np.uint64(40)) % np.uint64(NUM_BUCKETS))
         lines.append(line[is_whole])
     return np.concatenate(buckets).astype(np.int64), np.concatenate(lines)
+
+
+# ---- detection -------------------------------------------------------------------------------------------------------
+
+
+def detect_language(text: str, identifier: LanguageIdentifier, candidates: Sequence[str]) -> list[tuple[str, float]]:
+    """Return the likely languages of a text with their confidence, best first.
+
+    The identifier decides between the languages that it has learned. py3langid (97 languages; extra `serve`), where it
+    is installed, decides between the other candidates, and for texts that look like none of the learned languages.
+    """
+    own = identifier.rank(text)
+    tags = [tag for tag, _ in own]
+    is_known = bool(own) and (len(text) < MIN_CHARS or identifier._measure_surprise([text], tags) < MAX_SURPRISE)
+    others = [tag for tag in candidates if tag not in tags]
+    if is_known and not others:
+        return own
+    general = _rank_by_library(text)
+    if not general:
+        return own or [(tag, 1 / len(candidates)) for tag in candidates]
+    learned = {get_primary_subtag(tag) for tag in tags}
+    share = sum(probability for tag, probability in general if tag in learned)
+    if is_known:
+        share = max(share, 1 - sum(probability for tag, probability in general if tag in others))
+    ranked = [(tag, probability * share) for tag, probability in own]
+    ranked += [
+        (tag, probability) for tag, probability in general if tag not in learned and (not is_known or tag in others)
+    ]
+    total = sum(probability for _, probability in ranked) or 1.0
+    likely = [(tag, probability / total) for tag, probability in ranked if probability > MIN_CONFIDENCE * total]
+    return sorted(likely, key=lambda pair: -pair[1])
+
+
+@lru_cache(maxsize=1)
+def _load_library() -> Any:
+    try:
+        from py3langid import langid  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        return None
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+def _rank_by_library(text: str) -> list[tuple[str, float]]:
+    library = _load_library()
+    return [] if library is None else [(str(tag), float(probability)) for tag, probability in library.rank(text)]
 
 
 # ---- corpora without a model -----------------------------------------------------------------------------------------

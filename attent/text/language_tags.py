@@ -40,6 +40,17 @@ def is_known_language(tag: str) -> bool:
 
 
 @cache
+def get_language_name(tag: str) -> str:
+    """Return the English name of a language by CLDR; the tag itself if CLDR does not know it."""
+    from babel.core import Locale, UnknownLocaleError
+
+    try:
+        return Locale.parse(normalize_tag(tag).replace("-", "_")).english_name or tag
+    except (UnknownLocaleError, ValueError):
+        return str(Locale("en").languages.get(get_primary_subtag(tag), tag))
+
+
+@cache
 def _load_language_codes() -> frozenset[str]:
     from babel.core import get_global  # imported late: few files need it
     from babel.localedata import locale_identifiers

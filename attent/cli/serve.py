@@ -1,0 +1,112 @@
+"""`attent serve`: a web page and HTTP APIs for translators and language models."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import CycloptsError, Group, Parameter
+
+from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive
+
+server_flag, limit_flag = (
+    partial(Parameter, group=Group(name, sort_key=number), negative="")
+    for number, name in enumerate(("Server", "Limits"), 1)
+)
+LIST = {"consume_multiple": True, "negative_iterable": ""}
+KEY_VARIABLE = "ATTENT_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
+    host: Annotated[str, server_flag(help="address to listen at; other than 127.0.0.1 it needs a key")] = "127.0.0.1"
+    port: Annotated[int | None, server_flag(help="by default the first free port from 8017; 0: any free port")] = None
+    src: Annotated[str | None, server_flag(help="source language of a model whose folder does not say it")] = None
+    tgt: Annotated[str | None, server_flag(help="target language of such a model")] = None
+    workers: Annotated[int | None, server_flag(help="processes with the models; by default one per device")] = None
+    devices: Annotated[tuple[str, ...], server_flag(help="devices of the workers, such as cuda:0 cuda:1", **LIST)] = ()
+    api_key: Annotated[
+        tuple[str, ...], server_flag(help=f"key that clients must send, also in ${KEY_VARIABLE}; may be repeated")
+    ] = ()
+    allow_public: Annotated[bool, server_flag(help="serve other machines without a key")] = False
+    allow_host: Annotated[tuple[str, ...], server_flag(help="host name of this server, behind a proxy", **LIST)] = ()
+    allow_origin: Annotated[
+        tuple[str, ...], server_flag(help="website whose scripts may use the server; *: any", **LIST)
+    ] = ()
+    trust_proxy: Annotated[bool, server_flag(help="take the client's address from X-Forwarded-For")] = False
+    suggestions: Annotated[Path | None, server_flag(help="file that gets the translations that users suggest")] = None
+    verbose: Annotated[bool, server_flag(name=["--verbose", "-v"], help="log each request, without its text")] = False
+    max_characters: Annotated[int, limit_flag(help="of a request")] = 10_000
+    max_texts: Annotated[int, limit_flag(help="of a request")] = 128
+    max_file_bytes: Annotated[int, limit_flag(help="of a file to translate")] = 2**20
+    max_queued: Annotated[int, limit_flag(help="requests that wait; further ones get 503")] = 256
+    requests_per_minute: Annotated[int, limit_flag(help="of a client; 0: any number")] = 3_000
+    timeout: Annotated[float, limit_flag(help="seconds for a response")] = 30.0
+    cache: Annotated[int, limit_flag(help="characters of the last translations that are kept; 0: none")] = 4_000_000
+
+
+def serve(
+    models: Annotated[list[Path], Parameter(help="model folders, of attent or Hugging Face transformers")],
+    /,
+    *,
+    flags: Annotated[ServeFlags, Parameter(name="*", show_default=False)] = ServeFlags(),  # noqa: B008 - frozen
+) -> None:
+    """Serve models over HTTP: a page to translate with, and the APIs of LibreTranslate, DeepL and OpenAI.
+
+    attent serve runs/en-de runs/de-en
+    curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
+    """
+    check_positive("serve", workers=flags.workers, threads=flags.threads)
+    from attent.serving.limits import LOCAL_HOSTS, Limits
+    from attent.serving.run import check_host, configure_logging
+    from attent.serving.run import serve as serve_models
+    from attent.serving.translation_app import ServerOptions
+
+    environment_key = os.environ.get(KEY_VARIABLE)
+    options = ServerOptions(
+        limits=Limits(
+            max_characters=flags.max_characters,
+            max_body_bytes=max(2**18, 12 * flags.max_characters),
+            max_texts=flags.max_texts,
+            max_file_bytes=flags.max_file_bytes,
+            max_queued=flags.max_queued,
+            requests_per_minute=flags.requests_per_minute,
+            response_timeout=flags.timeout,
+        ),
+        keys=frozenset([*flags.api_key, *([environment_key] if environment_key else [])]),
+        hosts=LOCAL_HOSTS,
+        origins=flags.allow_origin,
+        cached_characters=flags.cache,
+        trust_proxy=flags.trust_proxy,
+        suggestions=flags.suggestions,
+    )
+    if flags.allow_host:
+        options = replace(options, hosts=(*LOCAL_HOSTS, *flags.allow_host))
+    try:
+        check_host(flags.host, options, flags.allow_public)
+    except ValueError as error:
+        raise CycloptsError(msg=str(error), command_chain=("serve",)) from error
+    configure_logging(flags.verbose)
+    print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
+    serve_models(
+        models,
+        host=flags.host,
+        port=flags.port,
+        src=flags.src,
+        tgt=flags.tgt,
+        workers=flags.workers,
+        devices=flags.devices,
+        device=build_device_options(flags),
+        options=options,
+        allow_public=flags.allow_public,
+        on_ready=announce,
+    )
+
+
+def announce(url: str) -> None:
+    print(url, flush=True)
+    print(f"open it in a browser; the API is described at {url}/docs; stop with Ctrl-C", file=sys.stderr, flush=True)

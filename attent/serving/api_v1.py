@@ -1,0 +1,229 @@
+"""attent's own API: `POST /v1/translate` with all that the search can do, suggestions, attention, state of the server.
+
+The search options are fields of the request, derived from their declaration in `attent.decoding.options`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, fields
+from typing import Any, get_type_hints
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import Field, create_model
+from starlette.responses import Response, StreamingResponse
+
+from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
+from attent.serving.endpoints import Body, Call, Endpoint, make_json_response
+from attent.serving.gateway import count_characters
+from attent.serving.limits import ApiError
+from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
+
+
+class TranslateFields(Body):
+    """A request to translate, without the search options."""
+
+    text: str | list[str] = Field(description="one text or several; lines are translated one by one")
+    source: str = Field(AUTO, description="language of the texts, or auto", max_length=40)
+    target: str = Field("", description="may be left out if there is one for the source", max_length=40)
+    model: str | None = Field(None, description="name of a model; by default the first for the languages")
+    sample: bool = Field(False, description="sample instead of searching; implied by the options of sampling")
+    prefix: str = Field("", description="start of the translation")
+    require: list[str] = Field([], description="phrases that must occur", max_length=32)
+    ban: list[str] = Field([], description="phrases that must not occur", max_length=32)
+    glossary: dict[str, str] = Field({}, description="required translations of terms", max_length=500)
+    alignment: bool = Field(False, description="also return the word alignment")
+    mbr_candidates: int = Field(0, ge=0, description="choose among so many by minimum Bayes risk")
+    split_sentences: bool = Field(False, description="split every line into sentences, not only long ones")
+    stream: bool = Field(False, description="send each sentence as a server-sent event; for one text")
+
+
+def derive_fields(options: type) -> dict[str, Any]:
+    """Return a field of a request body for each declared option; None is its default."""
+    hints = get_type_hints(options)
+    return {
+        field.name: (hints[field.name] | None, Field(None, description=field.metadata["option"].help))
+        for field in fields(options)
+        if "option" in field.metadata
+    }
+
+
+SEARCH_FIELDS, SAMPLING_FIELDS = derive_fields(SearchOptions), derive_fields(SamplingOptions)
+TranslateBody: Any = create_model("TranslateBody", __base__=TranslateFields, **SEARCH_FIELDS, **SAMPLING_FIELDS)
+
+
+class SuggestBody(Body):
+    text: str = Field(max_length=2_000)
+    prefix: str = Field(description="words that the translations start with", max_length=2_000)
+    source: str = Field(AUTO, max_length=40)
+    target: str = Field("", max_length=40)
+    count: int = Field(5, ge=1, le=20)
+
+
+class TranslateResult(Body):
+    translations: list[dict[str, Any]]
+
+
+def build_translate_request(body: Any) -> TranslateRequest:
+    """Return the request of a body; raise 400 for options that do not fit together."""
+    texts = (body.text,) if isinstance(body.text, str) else tuple(body.text)
+    values = {name: getattr(body, name) for name in (*SEARCH_FIELDS, *SAMPLING_FIELDS)}
+    set_values = {name: value for name, value in values.items() if value is not None}
+    sampling_values = {name: set_values[name] for name in SAMPLING_FIELDS if name in set_values}
+    search_values = {name: set_values[name] for name in SEARCH_FIELDS if name in set_values}
+    try:
+        sampling = SamplingOptions(**sampling_values) if body.sample or sampling_values else None
+        if sampling is None:
+            search_values.setdefault("beam_size", max(SearchOptions.beam_size, search_values.get("n_best", 1)))
+        search = SearchOptions(**search_values, sampling=sampling)
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None
+    return TranslateRequest(
+        texts=texts,
+        source=body.source or AUTO,
+        target=body.target,
+        model=body.model,
+        search=search,
+        constraints=PhraseConstraints(prefix=body.prefix, required=tuple(body.require), banned=tuple(body.ban)),
+        glossary=tuple(body.glossary.items()),
+        alignment=body.alignment,
+        mbr_candidates=body.mbr_candidates,
+        split_sentences=body.split_sentences,
+    )
+
+
+async def translate(call: Call[Any]) -> Response:
+    request = build_translate_request(call.body)
+    if call.body.stream:
+        return await stream_translation(call, request)
+    translations = await call.gateway.translate(request, call.client)
+    return make_json_response({"translations": [to_document(each) for each in translations]})
+
+
+def to_document(translation: TextTranslation) -> dict[str, Any]:
+    document = asdict(translation)
+    if len(translation.n_best) <= 1:
+        del document["n_best"]
+    return {name: value for name, value in document.items() if value is not None}
+
+
+async def stream_translation(call: Call[Any], request: TranslateRequest) -> Response:
+    if len(request.texts) != 1 or request.search.n_best > 1 or request.alignment or request.mbr_candidates:
+        raise ApiError(400, "`stream` is for one text without `n_best`, `alignment` and `mbr_candidates`")
+    call.gateway.check_sizes(request)
+    characters = count_characters(request.texts, request.search)
+    pieces = call.gateway.stream("stream", request, call.client, characters=characters)
+    first = await anext(pieces, "")  # an error before it has a status of its own
+
+    async def write_events() -> AsyncIterator[str]:
+        yield format_event({"text": first})
+        try:
+            async for piece in pieces:
+                if piece:
+                    yield format_event({"text": piece})
+            yield format_event({"done": True})
+        except ApiError as error:
+            yield format_event({"error": error.clipped_message})
+
+    return StreamingResponse(write_events(), media_type="text/event-stream")
+
+
+def format_event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+async def suggest(call: Call[SuggestBody]) -> Response:
+    body = call.body
+    request = SuggestRequest(
+        text=body.text, prefix=body.prefix, source=body.source or AUTO, target=body.target, count=body.count
+    )
+    suggestions = await call.gateway.call("suggest", request, call.client, characters=len(body.text) * body.count + 1)
+    return make_json_response({"suggestions": [asdict(each) for each in suggestions]})
+
+
+class SuggestResult(Body):
+    suggestions: list[dict[str, Any]]
+
+
+async def list_models(call: Call[None]) -> Response:
+    info = call.gateway.backend.info
+    return make_json_response(
+        {
+            "models": list(info.models),
+            "directions": [asdict(direction) for direction in info.directions],
+            "languages": info.language_names,
+            "file_suffixes": list(info.file_suffixes),
+        }
+    )
+
+
+class ModelsResult(Body):
+    models: list[dict[str, Any]]
+    directions: list[dict[str, Any]]
+    languages: dict[str, str]
+    file_suffixes: list[str]
+
+
+async def show_health(call: Call[None]) -> Response:
+    return make_json_response({"status": "ok"})
+
+
+async def show_readiness(call: Call[None]) -> Response:
+    if not call.gateway.backend.is_ready:
+        raise ApiError(503, "no model is ready", {"retry-after": "2"})
+    return make_json_response({"status": "ready"})
+
+
+class Status(Body):
+    status: str
+
+
+async def show_metrics(call: Call[None]) -> Response:
+    return Response(generate_latest(call.gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="POST",
+        path="/v1/translate",
+        handler=translate,
+        summary="Translate texts, with all options of the search.",
+        body=TranslateBody,
+        response=TranslateResult,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/suggest",
+        handler=suggest,
+        summary="Return translations that begin with a prefix and continue with different words.",
+        body=SuggestBody,
+        response=SuggestResult,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/info",
+        handler=list_models,
+        summary="List the models, language pairs and file formats.",
+        response=ModelsResult,
+    ),
+    Endpoint(
+        method="GET",
+        path="/health",
+        handler=show_health,
+        summary="Tell that the server runs.",
+        response=Status,
+        is_public=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/ready",
+        handler=show_readiness,
+        summary="Tell whether a model is ready.",
+        response=Status,
+        is_public=True,
+    ),
+    Endpoint(
+        method="GET", path="/metrics", handler=show_metrics, summary="Metrics for Prometheus.", media_type="text/plain"
+    ),
+)

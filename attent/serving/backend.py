@@ -1,0 +1,471 @@
+"""Run the models of a server: in this process, or in worker processes that are replaced when they crash.
+
+The HTTP front end imports no torch: with `WorkerPool`, the models are in other processes. A worker that dies fails no
+request that another one can still answer: its requests are sent once more. When a model folder changes, a new worker
+loads it before the old one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attent.decoding.options import DeviceOptions
+from attent.serving.limits import ApiError, Limits, make_internal_error, make_unavailable_error
+from attent.serving.messages import ServiceInfo
+
+if TYPE_CHECKING:
+    from attent.serving.service import TranslationService
+
+Method = Literal["translate", "stream", "detect", "suggest", "translate_file", "complete", "look", "look_page"]
+
+NUM_THREADS = 64  # requests that a worker works on at once; their searches share batches
+MAX_ATTEMPTS = 2  # a request whose worker died is sent to another one once
+MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
+WATCH_SECONDS = 2.0  # how often the model folders are looked at
+WATCHED_FILES = ("manifest.json", "config.json", "model.safetensors")
+START_TIMEOUT = 600.0  # seconds to load the models
+
+log = logging.getLogger("attent.serving")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """What a worker loads."""
+
+    folders: tuple[Path, ...]
+    device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
+    languages: tuple[str | None, str | None] = (None, None)
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+
+    def load(self, notify: Callable[[str], None] | None = None) -> TranslationService:
+        from attent.serving.service import TranslationService  # imports torch
+
+        return TranslationService(
+            self.folders, self.device, languages=self.languages, limits=self.limits, notify=notify
+        )
+
+
+class RunningCalls:
+    """The calls that a service works on, each in a thread."""
+
+    def __init__(self, service: TranslationService, send: Callable[[tuple[Any, ...]], None]) -> None:
+        """`send` gets (call id, "item" | "done", value) and (call id, "error", exception)."""
+        self._service = service
+        self._send = send
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "attent request")
+        self._cancelled: dict[int, threading.Event] = {}
+
+    def start(self, call_id: int, method: Method, request: Any, client: str) -> None:
+        self._cancelled[call_id] = threading.Event()
+        self._threads.submit(self._run, call_id, method, request, client)
+
+    def cancel(self, call_id: int) -> None:
+        if event := self._cancelled.get(call_id):
+            event.set()
+
+    def close(self) -> None:
+        for event in list(self._cancelled.values()):
+            event.set()
+        self._threads.shutdown(cancel_futures=True)
+        self._service.close()
+
+    def _run(self, call_id: int, method: Method, request: Any, client: str) -> None:
+        should_stop = self._cancelled[call_id].is_set
+        try:
+            if should_stop():
+                return
+            result = getattr(self._service, method)(request, client, should_stop)
+            if method == "stream":
+                for item in result:
+                    self._send((call_id, "item", item))
+                result = None
+            self._send((call_id, "done", result))
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            if not should_stop():
+                self._send((call_id, "error", to_api_error(error)))
+        finally:
+            del self._cancelled[call_id]
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """Return the response for an error of a service; bugs and failures of the machine are logged."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValueError):
+        return ApiError(400, str(error) or "the model cannot process this request")
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        log.error("out of memory: %s", error)
+        return make_unavailable_error("the model ran out of memory; send a shorter text")
+    log.error("a request failed: %s", "".join(traceback.format_exception(error)))
+    return make_internal_error()
+
+
+class WorkerDied(Exception):
+    """A worker process ended before it answered."""
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """A call whose results arrive from threads or from a worker process."""
+
+    call_id: int
+    results: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    is_finished: bool = False
+
+    def receive(self, kind: str, value: Any) -> None:
+        self.is_finished |= kind != "item"
+        self.results.put_nowait((kind, value))
+
+    async def iterate(self) -> AsyncIterator[Any]:
+        """Yield the items, or the only result."""
+        while True:
+            kind, value = await self.results.get()
+            if kind == "error":
+                raise value
+            if kind == "item" or value is not None:
+                yield value
+            if kind == "done":
+                return
+
+
+class Channel:
+    """Sends calls to a service, and its results to whoever awaits them. Belongs to one event loop."""
+
+    _ids = itertools.count()
+
+    def __init__(self) -> None:
+        self.pending: dict[int, PendingCall] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, method: Method, request: Any, client: str) -> PendingCall:
+        call = PendingCall(next(self._ids))
+        self.pending[call.call_id] = call
+        self.send_call(call.call_id, method, request, client)
+        return call
+
+    def end(self, call: PendingCall) -> None:
+        """Forget a call; cancel it if it is not finished."""
+        self.pending.pop(call.call_id, None)
+        if not call.is_finished:
+            self.send_cancel(call.call_id)
+
+    def receive(self, message: tuple[int, str, Any]) -> None:
+        """Handle a result; called in any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._deliver, message)
+
+    def _deliver(self, message: tuple[int, str, Any]) -> None:
+        call_id, kind, value = message
+        if call := self.pending.get(call_id):
+            call.receive(kind, value)
+
+    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
+        raise NotImplementedError
+
+    def send_cancel(self, call_id: int) -> None:
+        raise NotImplementedError
+
+
+class Backend:
+    """Runs the methods of a `TranslationService`. Cancelling a call cancels its work."""
+
+    info: ServiceInfo
+    version = 0  # changes when the models change
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    async def start(self) -> None:
+        """Start in the running event loop; raise an error if the models cannot be loaded."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def _choose_channel(self) -> Channel:
+        raise NotImplementedError
+
+    async def call(self, method: Method, request: Any, client: str = "") -> Any:
+        """Return the result of a method."""
+        (result,) = [result async for result in self.stream(method, request, client)]
+        return result
+
+    async def stream(self, method: Method, request: Any, client: str = "") -> AsyncIterator[Any]:
+        """Yield the results of a method. A call whose worker dies before the first one is sent once more."""
+        for attempt in itertools.count(1):
+            channel = self._choose_channel()
+            call = channel.begin(method, request, client)
+            num_yielded = 0
+            try:
+                async for result in call.iterate():
+                    yield result
+                    num_yielded += 1
+                return
+            except WorkerDied:
+                if num_yielded or attempt == MAX_ATTEMPTS:
+                    raise make_unavailable_error("the model stopped unexpectedly; try again") from None
+            finally:
+                channel.end(call)
+
+
+class LocalChannel(Channel):
+    """Runs calls in threads of this process."""
+
+    def __init__(self, service: TranslationService) -> None:
+        super().__init__()
+        self.calls = RunningCalls(service, self.receive)
+
+    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
+        self.calls.start(call_id, method, request, client)
+
+    def send_cancel(self, call_id: int) -> None:
+        self.calls.cancel(call_id)
+
+
+class LocalBackend(Backend):
+    """Runs a service in threads of this process."""
+
+    def __init__(self, service: TranslationService) -> None:
+        self._service = service
+        self._channel: LocalChannel | None = None
+        self.info = service.info
+
+    async def start(self) -> None:
+        self._channel = LocalChannel(self._service)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await asyncio.to_thread(self._channel.calls.close)
+
+    def _choose_channel(self) -> Channel:
+        assert self._channel is not None, "not started"
+        return self._channel
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+
+
+class WorkerProcess(Channel):
+    """A process that has loaded the models."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        super().__init__()
+        context = multiprocessing.get_context("spawn")
+        self._connection, remote = context.Pipe()
+        self.started: asyncio.Future[ServiceInfo] = self._loop.create_future()
+        self.ended = asyncio.Event()
+        self.is_draining = False
+        self.process = context.Process(target=run_worker, args=(remote, config), name="attent worker", daemon=True)
+        self.process.start()
+        remote.close()
+        threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.started.done() and not self.ended.is_set() and not self.is_draining
+
+    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
+        with suppress(OSError):  # it has ended, which `_read` handles
+            self._connection.send((call_id, method, request, client))
+
+    def send_cancel(self, call_id: int) -> None:
+        with suppress(OSError):
+            self._connection.send((call_id, None, None, ""))
+
+    def _read(self) -> None:
+        """Receive results until the process ends."""
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                break
+            self.receive(message)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle_end)
+
+    def _deliver(self, message: tuple[int, str, Any]) -> None:
+        if message[0] >= 0:
+            super()._deliver(message)
+        elif message[1] == "note":
+            log.info("%s", message[2])
+        elif message[1] == "error":
+            self.started.set_exception(message[2])
+        else:
+            self.started.set_result(message[2])
+
+    def _handle_end(self) -> None:
+        self.ended.set()
+        if not self.started.done():
+            self.started.set_exception(WorkerDied("a worker process ended while it loaded the models"))
+        for call in list(self.pending.values()):
+            call.receive("error", WorkerDied())
+
+    async def drain(self, timeout: float) -> None:
+        """Let the calls finish, then end the process."""
+        self.is_draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.pending and not self.ended.is_set():
+                    await asyncio.sleep(0.02)
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._connection.close()
+        self.process.terminate()
+        await asyncio.to_thread(self.process.join, 5.0)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def run_worker(connection: Connection, config: ServiceConfig) -> None:
+    """Load the models and answer calls until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides when to stop
+    lock = threading.Lock()
+
+    def send(message: tuple[Any, ...]) -> None:
+        with lock, suppress(OSError):
+            connection.send(message)
+
+    try:
+        service = config.load(lambda text: send((-1, "note", text)))
+    except Exception as error:  # noqa: BLE001 - raised in the front end
+        send(
+            (-1, "error", error if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {error}"))
+        )
+        return
+    send((-1, "done", service.info))
+    calls = RunningCalls(service, send)
+    with suppress(EOFError, OSError):
+        while True:
+            call_id, method, request, client = connection.recv()
+            if method is None:
+                calls.cancel(call_id)
+            else:
+                calls.start(call_id, method, request, client)
+    os._exit(0)  # the front end is gone; threads may be inside of a search
+
+
+class WorkerPool(Backend):
+    """Runs a service in processes."""
+
+    def __init__(self, configs: Sequence[ServiceConfig], *, drain_timeout: float = 30.0) -> None:
+        """`configs` has one entry per worker: the same models, perhaps on different devices."""
+        self._configs = list(configs)
+        self._drain_timeout = drain_timeout
+        self._workers: list[WorkerProcess] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self.num_restarts = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return any(worker.is_usable for worker in self._workers)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [worker.process.pid or 0 for worker in self._workers if worker.is_usable]
+
+    async def start(self) -> None:
+        self._workers = [WorkerProcess(config) for config in self._configs]
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                self.info, *_ = [await worker.started for worker in self._workers]
+        except BaseException:
+            await self.close()
+            raise
+        for index in range(len(self._workers)):
+            self._spawn(self._supervise(index))
+        self._spawn(self._watch_folders())
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    def _choose_channel(self) -> Channel:
+        usable = [worker for worker in self._workers if worker.is_usable]
+        if not usable:
+            raise make_unavailable_error("no model is ready; try again in a moment")
+        return min(usable, key=lambda worker: len(worker.pending))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _supervise(self, index: int) -> None:
+        """Replace the worker at an index whenever it ends."""
+        failed_starts = 0
+        while failed_starts < MAX_FAILED_STARTS:
+            worker = self._workers[index]
+            await worker.ended.wait()
+            if self._closing:
+                return
+            if worker is not self._workers[index]:  # replaced, since the models changed
+                continue
+            log.error(
+                "worker %s ended with exit code %s; starting another", worker.process.pid, worker.process.exitcode
+            )
+            self.num_restarts += 1
+            self._workers[index] = WorkerProcess(self._configs[index])
+            try:
+                await self._workers[index].started
+                failed_starts = 0
+            except Exception as error:  # noqa: BLE001 - of the new worker
+                log.error("the new worker cannot load the models: %s", error)
+                failed_starts += 1
+                await asyncio.sleep(failed_starts)
+        log.error("a worker failed to start %s times; it is not started again", failed_starts)
+
+    # --- changed models ----------------------------------------------------------------------------------------------
+
+    async def _watch_folders(self) -> None:
+        """Load the models again when their files have changed and then stayed the same."""
+        loaded = previous = self._take_snapshot()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            current = await asyncio.to_thread(self._take_snapshot)
+            if current != loaded and current == previous:
+                loaded = current
+                await self._reload()
+            previous = current
+
+    def _take_snapshot(self) -> dict[Path, tuple[int, int]]:
+        snapshot = {}
+        for path in (folder.expanduser() / name for folder in self._configs[0].folders for name in WATCHED_FILES):
+            with suppress(OSError):
+                status = path.stat()
+                snapshot[path] = (status.st_mtime_ns, status.st_size)
+        return snapshot
+
+    async def _reload(self) -> None:
+        """Replace the workers one after the other; each takes over when it has loaded the new models."""
+        log.warning("the models have changed; loading them again")
+        for index, config in enumerate(self._configs):
+            old, new = self._workers[index], WorkerProcess(config)
+            try:
+                self.info = await new.started
+            except Exception as error:  # noqa: BLE001 - the new models cannot be loaded
+                log.error("the changed models cannot be loaded, so the old ones stay in use: %s", error)
+                await new.stop()
+                return
+            self._workers[index] = new
+            self.version += 1
+            self._spawn(old.drain(self._drain_timeout))
+        log.warning("the new models are in use")

@@ -1,0 +1,201 @@
+"""Continuous batching: the searches of concurrent requests share batches, each request with its own options.
+
+Request threads call `SearchBatcher.search` and wait; one thread runs the engine. Whenever the engine is free, it takes
+the next batch from what is waiting: sources of one length class and one set of options, from all clients in turn, up
+to a number of tokens. Short sources go first, so that they never wait for long ones, unless a long one has waited for
+`MAX_WAIT` seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+
+SHORT_TOKENS = 48  # sources up to this length are one class; each further class has sources of up to twice the length
+MAX_WAIT = 1.0  # seconds until a waiting source is taken before shorter ones
+POLL_SECONDS = 0.05  # how often a waiting request looks whether its client is gone
+
+RunSearch = Callable[[list[SearchRequest], SearchOptions, StopCheck], list[list[Hypothesis]]]
+
+
+@dataclass(eq=False)
+class SearchJob:
+    """The sources that one request searches for at once."""
+
+    options: SearchOptions
+    client: str
+    should_stop: StopCheck
+    num_missing: int
+    hypotheses: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    done: Future[None] = field(default_factory=Future)
+
+    def is_cancelled(self) -> bool:
+        return self.done.done() or self.should_stop()
+
+    def add_hypotheses(self, index: int, hypotheses: list[Hypothesis]) -> None:
+        self.hypotheses[index] = hypotheses
+        self.num_missing -= 1
+        if self.num_missing == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+@dataclass(frozen=True, eq=False)
+class WaitingSource:
+    request: SearchRequest
+    index: int  # in its job
+    job: SearchJob
+    since: float
+
+    @property
+    def batch_key(self) -> tuple[int, SearchOptions]:
+        """Sources with the same key can share a batch."""
+        length = max(len(self.request.source_ids), self.request.max_length // 2)
+        return max(0, (length - 1) // SHORT_TOKENS).bit_length(), self.job.options
+
+
+class SearchBatcher:
+    """Runs the searches of many threads in shared batches, in a thread of its own."""
+
+    def __init__(self, run_search: RunSearch, *, max_batch_tokens: int) -> None:
+        """`max_batch_tokens` bounds sources x longest source x beams of a batch, and so the time that one takes."""
+        self._run_search = run_search
+        self._max_batch_tokens = max_batch_tokens
+        self._waiting: dict[tuple[int, SearchOptions], dict[str, deque[WaitingSource]]] = defaultdict(dict)
+        self._changed = threading.Condition()
+        self._last_turn: dict[str, int] = {}  # client -> when it was last served, for the order among clients
+        self._turns = itertools.count()
+        self._closed = False
+        self.batch_sizes: Counter[int] = Counter()  # batch size -> number of batches
+        self._thread = threading.Thread(target=self._run, name="attent search", daemon=True)
+        self._thread.start()
+
+    def search(
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck, client: str = ""
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each request; raise `SearchCancelled` soon after `should_stop()` is True."""
+        if not requests:
+            return []
+        job = SearchJob(options, client, should_stop, len(requests))
+        now = time.monotonic()
+        with self._changed:
+            if self._closed:
+                raise SearchCancelled
+            for index, request in enumerate(requests):
+                source = WaitingSource(request, index, job, now)
+                self._waiting[source.batch_key].setdefault(client, deque()).append(source)
+            self._changed.notify()
+        while True:
+            try:
+                job.done.result(timeout=POLL_SECONDS)
+                return [job.hypotheses[index] for index in range(len(requests))]
+            except TimeoutError:
+                if should_stop():
+                    job.fail(SearchCancelled())  # removes its sources from the queue
+
+    def close(self) -> None:
+        """Stop after the running batch; waiting searches are cancelled."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._wait_for_batch():
+            self.batch_sizes[len(batch)] += 1
+            self._search_batch(batch)
+        with self._changed:
+            remaining = [source for clients in self._waiting.values() for row in clients.values() for source in row]
+        for source in remaining:
+            source.job.fail(SearchCancelled())
+
+    def _search_batch(self, batch: list[WaitingSource]) -> None:
+        """Search a batch; if it fails, search each source alone, so that one request cannot fail those of others."""
+        jobs = {source.job for source in batch}
+        try:
+            options = batch[0].job.options
+            results = self._run_search(
+                [source.request for source in batch], options, lambda: all(job.is_cancelled() for job in jobs)
+            )
+        except SearchCancelled as error:
+            for job in jobs:
+                job.fail(error)
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits for it
+            if len(jobs) == 1:
+                batch[0].job.fail(error)
+                return
+            for source in batch:
+                if not source.job.is_cancelled():
+                    self._search_batch([source])
+        else:
+            for source, hypotheses in zip(batch, results, strict=True):
+                source.job.add_hypotheses(source.index, hypotheses)
+
+    # --- the next batch ----------------------------------------------------------------------------------------------
+
+    def _wait_for_batch(self) -> list[WaitingSource]:
+        """Return the next batch, never empty until the batcher is closed."""
+        with self._changed:
+            while not self._closed:
+                self._remove_cancelled()
+                if not self._waiting:
+                    self._changed.wait()
+                elif batch := self._take_batch(self._choose_key()):
+                    return batch
+            return []
+
+    def _remove_cancelled(self) -> None:
+        for key, clients in list(self._waiting.items()):
+            for client, row in list(clients.items()):
+                while row and row[0].job.is_cancelled():
+                    row.popleft()
+                if not row:
+                    del clients[client]
+            if not clients:
+                del self._waiting[key]
+        if not self._waiting:
+            self._last_turn.clear()
+
+    def _choose_key(self) -> tuple[int, SearchOptions]:
+        """Return the key whose sources are shortest; among those that waited too long, the oldest."""
+
+        def get_age(key: tuple[int, SearchOptions]) -> float:
+            return time.monotonic() - min(row[0].since for row in self._waiting[key].values())
+
+        ages = {key: get_age(key) for key in self._waiting}
+        oldest = max(ages, key=lambda key: ages[key])
+        return oldest if ages[oldest] > MAX_WAIT else min(ages, key=lambda key: (key[0], -ages[key]))
+
+    def _take_batch(self, key: tuple[int, SearchOptions]) -> list[WaitingSource]:
+        """Take one source after the other from each client in turn, until the batch is full."""
+        clients, batch, longest = self._waiting[key], list[WaitingSource](), 0
+        beams = key[1].beam_size
+        order = deque(sorted(clients, key=lambda client: self._last_turn.get(client, -1)))
+        while order:
+            client = order.popleft()
+            row = clients[client]
+            while row and row[0].job.is_cancelled():
+                row.popleft()
+            if not row:
+                del clients[client]
+                continue
+            longest = max(longest, len(row[0].request.source_ids))
+            if batch and (len(batch) + 1) * longest * beams > self._max_batch_tokens:
+                break
+            batch.append(row.popleft())
+            self._last_turn[client] = next(self._turns)
+            order.append(client)
+        if not clients:
+            del self._waiting[key]
+        return batch

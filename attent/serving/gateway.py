@@ -1,0 +1,164 @@
+"""The gateway between the HTTP endpoints and the models: admission, cache, limits and metrics of every request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import Request
+
+from attent.decoding.options import SearchOptions
+from attent.serving.admission import Admission
+from attent.serving.backend import Backend, Method
+from attent.serving.limits import ApiError, Limits
+from attent.serving.messages import TextTranslation, TranslateRequest
+
+CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
+LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Prometheus metrics of one server."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "attent_requests", "HTTP requests by path and status", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "attent_request_seconds",
+            "Time until the response is complete",
+            ["path"],
+            buckets=LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.characters = Counter("attent_characters", "Characters translated", registry=self.registry)
+        self.cache_hits = Counter("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
+        pending = Gauge("attent_pending_requests", "Requests that wait for a model", registry=self.registry)
+        pending.set_function(lambda: admission.num_pending)
+
+
+class TranslationCache:
+    """The translations that were used last, by text and options."""
+
+    def __init__(self, max_characters: int) -> None:
+        self._max_characters = max_characters
+        self._entries: OrderedDict[tuple[int, TranslateRequest], TextTranslation] = OrderedDict()
+        self._characters = 0
+
+    def get(self, version: int, request: TranslateRequest) -> TextTranslation | None:
+        key = (version, request)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def add(self, version: int, request: TranslateRequest, translation: TextTranslation) -> None:
+        size = self._count_characters(request, translation)
+        if size > self._max_characters or (version, request) in self._entries:
+            return
+        self._entries[version, request] = translation
+        self._characters += size
+        while self._characters > self._max_characters:
+            (_, old_request), old = self._entries.popitem(last=False)
+            self._characters -= self._count_characters(old_request, old)
+
+    @staticmethod
+    def _count_characters(request: TranslateRequest, translation: TextTranslation) -> int:
+        texts = (*request.texts, translation.text, *(each.text for each in translation.n_best))
+        return 200 + sum(map(len, texts)) + 16 * len(translation.alignment or ())
+
+
+class Gateway:
+    """What endpoints use: it identifies clients and passes their requests to the models."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        limits: Limits,
+        keys: frozenset[str] = frozenset(),
+        cached_characters: int = CACHED_CHARACTERS,
+        trust_proxy: bool = False,
+    ) -> None:
+        """`trust_proxy` takes a client's address from the header X-Forwarded-For."""
+        self.backend = backend
+        self.limits = limits
+        self.needs_key = bool(keys)
+        self.admission = Admission(limits, keys)
+        self.metrics = Metrics(self.admission)
+        self._cache = TranslationCache(cached_characters)
+        self._trust_proxy = trust_proxy
+
+    def identify(self, request: Request, key: str, *, is_public: bool) -> str:
+        """Return the client of a request, and count the request; raise 403 or 429."""
+        address = request.client.host if request.client else ""
+        if self._trust_proxy:
+            address = request.headers.get("x-forwarded-for", address).rpartition(",")[2].strip()
+        if is_public:
+            return address
+        client = self.admission.identify(address, key)
+        self.admission.check_rate(client)
+        return client
+
+    async def translate(self, request: TranslateRequest, client: str) -> list[TextTranslation]:
+        """Translate texts; those that are in the cache are not searched again."""
+        self.check_sizes(request)
+        version = self.backend.version
+        single = [replace(request, texts=(text,)) for text in request.texts]
+        use_cache = request.search.sampling is None  # samples depend on the place of a text in the request
+        results = [self._cache.get(version, each) if use_cache else None for each in single]
+        missing = [index for index, result in enumerate(results) if result is None]
+        self.metrics.cache_hits.inc(len(results) - len(missing))
+        if missing:
+            texts = tuple(request.texts[index] for index in missing)
+            searched = await self.call(
+                "translate", replace(request, texts=texts), client, characters=count_characters(texts, request.search)
+            )
+            for index, translation in zip(missing, searched, strict=True):
+                results[index] = translation
+                if use_cache:
+                    self._cache.add(version, single[index], translation)
+        return [result for result in results if result is not None]
+
+    async def call(self, method: Method, request: Any, client: str, *, characters: int) -> Any:
+        """Run a method of the service; `characters` is the amount of work."""
+        with self._admit(client, characters):
+            return await self.backend.call(method, request, client)
+
+    async def stream(self, method: Method, request: Any, client: str, *, characters: int) -> AsyncIterator[Any]:
+        with self._admit(client, characters):
+            async for item in self.backend.stream(method, request, client):
+                yield item
+
+    @contextmanager
+    def _admit(self, client: str, characters: int) -> Iterator[None]:
+        with self.admission.admit(client, characters):
+            yield
+        self.metrics.characters.inc(characters)
+
+    def check_sizes(self, request: TranslateRequest) -> None:
+        limits, search = self.limits, request.search
+        characters = sum(map(len, request.texts))
+        if len(request.texts) > limits.max_texts:
+            raise ApiError(413, f"a request must have at most {limits.max_texts} texts, but has {len(request.texts)}")
+        if characters > limits.max_characters:
+            raise ApiError(413, f"a request must have at most {limits.max_characters} characters, but has {characters}")
+        for name, value in (
+            ("beam_size", search.beam_size),
+            ("n_best", search.n_best),
+            ("mbr_candidates", request.mbr_candidates),
+        ):
+            if value > limits.max_beam_size:
+                raise ApiError(400, f"`{name}` must be at most {limits.max_beam_size}, but is {value:.6g}")
+        if any("\0" in text for text in request.texts):
+            raise ApiError(400, "the text contains a NUL character; remove it")
+
+
+def count_characters(texts: tuple[str, ...], search: SearchOptions) -> int:
+    """Return the amount of work: the characters, times the beams relative to the default."""
+    beams = max(search.beam_size, search.n_best) / SearchOptions.beam_size
+    return round(sum(map(len, texts)) * max(1.0, beams)) + 1

@@ -1,0 +1,108 @@
+"""What the HTTP front end and the model workers send each other: plain dataclasses, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions
+from attent.serving.request import LookRequest
+
+AUTO = "auto"  # as a source language: detect it
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateRequest:
+    """Texts to translate, all with the same options."""
+
+    texts: tuple[str, ...]
+    source: str = AUTO
+    target: str = ""  # "": the only target language of the source
+    model: str | None = None  # by name; None: the first that translates between the languages
+    search: SearchOptions = field(default_factory=SearchOptions)
+    constraints: PhraseConstraints = NO_CONSTRAINTS
+    glossary: tuple[tuple[str, str], ...] = ()  # (term, translation)
+    alignment: bool = False
+    mbr_candidates: int = 0
+    split_sentences: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredText:
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTranslation(ScoredText):
+    source: str  # language
+    target: str
+    model: str
+    confidence: float  # mean probability of the tokens
+    detected: float | None = None  # confidence of the detected source language; None: the client named the language
+    n_best: tuple[ScoredText, ...] = ()  # best first, including this one
+    alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestRequest:
+    """Ask for translations that continue a prefix with different words."""
+
+    text: str
+    prefix: str
+    source: str = AUTO
+    target: str = ""
+    count: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRequest:
+    """A document, or a text with one sentence per line."""
+
+    name: str
+    content: bytes
+    source: str = AUTO
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest:
+    model: str
+    prompts: tuple[str, ...]
+    options: GenerationOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    text: str
+    finish_reason: str  # stop or length, as in OpenAI's API
+    token_count: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLookRequest:
+    """A sentence whose attention is inspected, with the model's name."""
+
+    model: str
+    request: LookRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """A pair of languages and the model that translates between them."""
+
+    source: str
+    target: str
+    model: str
+    tag: str | None = None  # the target language as the model's own tag, for a multilingual model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceInfo:
+    """The models of a service, as a worker reports them when it is ready."""
+
+    directions: tuple[Direction, ...]
+    models: tuple[dict[str, Any], ...]  # name, kind ("translation" or "generation"), summary
+    language_names: dict[str, str]  # tag -> English name
+    file_suffixes: tuple[str, ...]

@@ -1,0 +1,97 @@
+"""Serve models: `attent serve` and `attent.serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from attent.decoding.loading import check_model_exists
+from attent.decoding.options import DeviceOptions
+from attent.serving.backend import ServiceConfig, WorkerPool
+from attent.serving.limits import LOCAL_HOSTS, ServeError
+from attent.serving.server import serve_app
+from attent.serving.translation_app import ServerOptions, TranslationApp
+
+PUBLIC_HOSTS = ("0.0.0.0", "::")
+
+
+def serve(
+    models: str | Path | Sequence[str | Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    src: str | None = None,
+    tgt: str | None = None,
+    workers: int | None = None,
+    devices: Sequence[str] = (),
+    device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    options: ServerOptions = ServerOptions(),  # noqa: B008 - frozen
+    allow_public: bool = False,
+    on_ready: Callable[[str], None] = print,
+) -> None:
+    """Serve models over HTTP until Ctrl-C or SIGTERM: a page, attent's API, and those of LibreTranslate and others.
+
+    models        folders of translators and language models
+    port          None: the first free port from 8017; 0: any free port
+    src, tgt      languages of a model whose folder does not say them
+    workers       processes with all models; by default one per device
+    devices       such as cuda:0 and cuda:1; by default the fastest
+    allow_public  accept connections from other machines without an API key
+    on_ready      gets the address
+    """
+    folders = [Path(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    check_host(host, options, allow_public)
+    for folder in folders:
+        check_model_exists(folder)
+        if not folder.expanduser().is_dir():
+            raise ServeError(f"{folder}: must be a model folder, but does not exist; train one with attent train")
+    if host not in LOCAL_HOSTS and options.hosts == LOCAL_HOSTS:
+        hosts = ("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host)
+        options = replace(options, hosts=hosts)
+    pool = WorkerPool(
+        build_configs(folders, (src, tgt), workers, devices, device, options), drain_timeout=options.drain_timeout
+    )
+    serve_app(TranslationApp(pool, options), host=host, port=port, on_ready=on_ready)
+
+
+def check_host(host: str, options: ServerOptions, allow_public: bool) -> None:
+    """Refuse to serve other machines without a key, unless it is allowed explicitly."""
+    if host not in LOCAL_HOSTS and not options.keys and not allow_public:
+        raise ServeError(
+            f"`host` {host} accepts requests from other machines, so there must be an API key, but there is none; "
+            f"set one with --api-key, or allow everybody with --allow-public"
+        )
+
+
+def build_configs(
+    folders: Sequence[Path],
+    languages: tuple[str | None, str | None],
+    workers: int | None,
+    devices: Sequence[str],
+    device: DeviceOptions,
+    options: ServerOptions,
+) -> list[ServiceConfig]:
+    """Return the configuration of each worker. They share the CPU's cores, and take the devices in turn."""
+    count = workers or max(1, len(devices))
+    if count < 1:
+        raise ServeError(f"`workers` must be 1 or more, but is {count}")
+    threads = device.threads or max(1, (os.cpu_count() or 1) // count)
+    names = [devices[index % len(devices)] if devices else device.device for index in range(count)]
+    return [
+        ServiceConfig(
+            folders=tuple(folder.expanduser() for folder in folders),
+            device=replace(device, device=name, threads=threads),
+            languages=languages,
+            limits=options.limits,
+        )
+        for name in names
+    ]
+
+
+def configure_logging(verbose: bool) -> None:
+    """Log to stderr: problems, and with `verbose` each request, without its text."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("attent.serving").setLevel(logging.INFO if verbose else logging.WARNING)

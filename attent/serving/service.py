@@ -1,0 +1,405 @@
+"""The models of a server and what it offers: translate, detect, suggest, translate files, look, complete.
+
+A service is called by many threads at once; searches share batches (`batching`). It knows nothing of HTTP: a request
+that cannot be fulfilled raises `ApiError` with the status of the response, or another ValueError, which is status 400.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
+
+from attent.data.formats.registry import detect_document_format, list_document_suffixes
+from attent.decoding.engines.ctranslate2 import BATCH_BEAM_TOKENS
+from attent.decoding.generation.generator import Generator
+from attent.decoding.glossary import Glossary
+from attent.decoding.loading import check_model_exists, read_data_settings
+from attent.decoding.options import DeviceOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.pipeline import TranslationPipeline, pretranslate_document, restore_whitespace
+from attent.decoding.translator import Translation, Translator, load_translator_as
+from attent.inspection.html_page import build_live_csp
+from attent.inspection.inspectors.translation import TranslationInspector
+from attent.interop import load
+from attent.models import CausalLM, Seq2Seq
+from attent.serving.batching import SearchBatcher
+from attent.serving.limits import ApiError, Limits
+from attent.serving.live_page import build_look_document, render_look_page
+from attent.serving.messages import (
+    AUTO,
+    Completion,
+    CompletionRequest,
+    Direction,
+    FileRequest,
+    ModelLookRequest,
+    ScoredText,
+    ServiceInfo,
+    SuggestRequest,
+    TextTranslation,
+    TranslateRequest,
+)
+from attent.text.language_id import LanguageIdentifier, detect_language
+from attent.text.language_tags import choose_tag, get_language_name
+
+GPU_BATCH_TOKENS = 65_536  # sources x longest source x beams; one batch takes a few dozen milliseconds
+PLAIN_TEXT_SUFFIX = ".txt"
+
+Detection = tuple[tuple[str, float], ...]  # (language, confidence), best first
+
+_client: ContextVar[str] = ContextVar("client", default="")  # whose request the current thread works on
+
+
+class BatchedTranslator(Translator):
+    """A translator whose concurrent searches share batches."""
+
+    @cached_property
+    def batcher(self) -> SearchBatcher:
+        tokens = BATCH_BEAM_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
+        return SearchBatcher(super()._run_engines, max_batch_tokens=tokens)
+
+    def _run_engines(
+        self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
+    ) -> list[list[Hypothesis]]:
+        return self.batcher.search(requests, options, should_stop or (lambda: False), _client.get())
+
+
+class TranslationService:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+        *,
+        languages: tuple[str | None, str | None] = (None, None),
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        """Load the models. `languages` are those of models whose folders do not say them."""
+        self.limits = limits
+        self.translators: dict[str, BatchedTranslator] = {}
+        self.generators: dict[str, Generator] = {}
+        self._generator_lock = threading.Lock()
+        self._inspectors: dict[str, TranslationInspector] = {}
+        for folder in folders:
+            self._load_model(folder.expanduser(), device, notify)
+        if not self.translators and not self.generators:
+            raise ValueError("there must be a model to serve, but none is named; give its folder")
+        self.directions = tuple(
+            direction
+            for name, translator in self.translators.items()
+            for direction in list_directions(name, translator, languages)
+        )
+
+    def _load_model(self, folder: Path, device: DeviceOptions, notify: Callable[[str], None] | None) -> None:
+        check_model_exists(folder)
+        name = self._choose_name(folder)
+        model = load(folder)
+        if isinstance(model, CausalLM):
+            self.generators[name] = Generator.load(folder, device=device.device, dtype=device.dtype, notify=notify)
+        elif isinstance(model, Seq2Seq) and model.config.frontend is None:
+            translator = load_translator_as(BatchedTranslator, [folder], device, notify)
+            translator.translate(["a"])  # loads the engine and its conversion
+            self.translators[name] = translator
+        else:
+            raise ValueError(
+                f"{folder}: must be a translator or a language model, but is a {type(model).__name__} of another task; "
+                f"use attent transcribe, caption, classify or fill"
+            )
+
+    def _choose_name(self, folder: Path) -> str:
+        """Return the folder's name, with a number if another model has it."""
+        name = folder.resolve().name
+        others = {*self.translators, *self.generators}
+        numbered = (f"{name}-{number}" for number in range(2, len(others) + 3))
+        return name if name not in others else next(each for each in numbered if each not in others)
+
+    def close(self) -> None:
+        for translator in self.translators.values():
+            translator.batcher.close()
+
+    @cached_property
+    def info(self) -> ServiceInfo:
+        models = [
+            {"name": name, "kind": kind, "parameters": sum(p.numel() for p in owner.model.parameters())}
+            for kind, group in (("translation", self.translators), ("generation", self.generators))
+            for name, owner in group.items()
+        ]
+        tags = {tag for direction in self.directions for tag in (direction.source, direction.target)}
+        return ServiceInfo(
+            directions=self.directions,
+            models=tuple(models),
+            language_names={tag: get_language_name(tag) for tag in sorted(tags)},
+            file_suffixes=tuple(sorted({PLAIN_TEXT_SUFFIX, *list_document_suffixes()})),
+        )
+
+    # --- languages ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _identifier(self) -> LanguageIdentifier:
+        known = [translator.language_identifier for translator in self.translators.values()]
+        return LanguageIdentifier.merge([identifier for identifier in known if identifier is not None])
+
+    def detect(self, texts: Sequence[str], client: str = "", should_stop: StopCheck = lambda: False) -> list[Detection]:
+        """Return for each text the likely languages with their confidence, best first."""
+        own = sorted({direction.source for direction in self.directions})
+        return [tuple(detect_language(text, self._identifier, own)) for text in texts]
+
+    def choose_direction(
+        self, source: str, target: str, model: str | None, text: str
+    ) -> tuple[Direction, float | None]:
+        """Return the direction between two languages, and the confidence if the source language is detected."""
+        candidates = [each for each in self.directions if model in (None, each.model)]
+        if not candidates:
+            names = ", ".join(dict.fromkeys(each.model for each in self.directions)) or "none"
+            raise ApiError(404, f"`model` must be a translator that is served ({names}), but is {model!r:.80}")
+        candidates = self._match_language(candidates, "target", target)
+        confidence = None
+        if source == AUTO:
+            sources = list(dict.fromkeys(each.source for each in candidates))
+            source, confidence = self._choose_source(text, sources)
+        candidates = self._match_language(candidates, "source", source)
+        targets = dict.fromkeys(each.target for each in candidates)
+        if len(targets) > 1:
+            raise ApiError(400, f"`target` must be one of {', '.join(targets)} for source {source}, but is missing")
+        return candidates[0], confidence
+
+    def _choose_source(self, text: str, sources: Sequence[str]) -> tuple[str, float]:
+        """Return the most likely of the languages that can be translated; the text may be in another one."""
+        ranked = [pair for pair in self.detect([text])[0] if pair[0] in sources]
+        return ranked[0] if ranked else (sources[0], 0.0)
+
+    def _match_language(self, candidates: list[Direction], side: str, requested: str) -> list[Direction]:
+        if not requested and side == "target":
+            return candidates
+        available = list(dict.fromkeys(getattr(each, side) for each in candidates))
+        primary = requested.replace("_", "-").partition("-")[0]
+        tag = choose_tag(requested, available) or choose_tag(primary, available)
+        if tag is None:
+            known = ", ".join(available)
+            raise ApiError(400, f"`{side}` must be a language of the models here ({known}), but is {requested!r:.40}")
+        return [each for each in candidates if getattr(each, side) == tag]
+
+    # --- translation -------------------------------------------------------------------------------------------------
+
+    def translate(self, request: TranslateRequest, client: str, should_stop: StopCheck) -> list[TextTranslation]:
+        """Translate each text, line by line."""
+        return [translation for _, translation in sorted(self._translate(request, client, should_stop))]
+
+    def _translate(
+        self, request: TranslateRequest, client: str, should_stop: StopCheck
+    ) -> Iterator[tuple[int, TextTranslation]]:
+        _client.set(client)
+        by_direction: dict[Direction, dict[int, float | None]] = {}
+        for index, text in enumerate(request.texts):
+            direction, confidence = self.choose_direction(request.source, request.target, request.model, text)
+            by_direction.setdefault(direction, {})[index] = confidence
+        for direction, indices in by_direction.items():
+            lines = [request.texts[index].split("\n") for index in indices]
+            flat = [line for text_lines in lines for line in text_lines]
+            results = iter(self._translate_lines(flat, request, direction, should_stop))
+            for (index, confidence), text_lines in zip(indices.items(), lines, strict=True):
+                translations = [next(results) for _ in text_lines]
+                yield index, join_lines(translations, direction, confidence, request.alignment)
+
+    def _translate_lines(
+        self, lines: Sequence[str], request: TranslateRequest, direction: Direction, should_stop: StopCheck
+    ) -> list[Translation]:
+        return self.translators[direction.model].translate(
+            lines,
+            request.search,
+            to=direction.tag,
+            constraints=request.constraints,
+            glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
+            alignment=request.alignment,
+            mbr_candidates=request.mbr_candidates,
+            split_sentences=request.split_sentences,
+            source_lang=direction.source,
+            should_stop=should_stop,
+        )
+
+    def stream(self, request: TranslateRequest, client: str, should_stop: StopCheck) -> Iterator[str]:
+        """Yield the translation of the only text sentence by sentence; joined, they are what `translate` returns."""
+        _client.set(client)
+        (text,) = request.texts
+        direction, _ = self.choose_direction(request.source, request.target, request.model, text)
+        translator = self.translators[direction.model]
+        for number, line in enumerate(text.split("\n")):
+            content = line.strip(" \t")
+            before, _, after = line.partition(content) if content else ("", "", "")
+            yield f"{chr(10) if number else ''}{before}"
+            yield from translator.stream_sentences(
+                line,
+                request.search,
+                to=direction.tag,
+                constraints=request.constraints,
+                glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
+                split_sentences=request.split_sentences,
+                source_lang=direction.source,
+                should_stop=should_stop,
+            )
+            yield after
+
+    def suggest(self, request: SuggestRequest, client: str, should_stop: StopCheck) -> list[ScoredText]:
+        """Return translations that begin with a prefix and continue with different words, best first."""
+        direction, _ = self.choose_direction(request.source, request.target, None, request.text)
+        translator = self.translators[direction.model]
+        with translator.hold_device():
+            suggestions = translator.suggest_continuations(
+                request.text, request.prefix, request.count, to=direction.tag, should_stop=should_stop
+            )
+        return [ScoredText(text=each.text, score=each.score) for each in suggestions]
+
+    def translate_file(self, request: FileRequest, client: str, should_stop: StopCheck) -> bytes:
+        """Translate a document in its format, or a text line by line."""
+        _client.set(client)
+        name = PurePath(request.name)
+        key = detect_document_format(name.name)
+        if key is None and name.suffix != PLAIN_TEXT_SUFFIX:
+            known = ", ".join(self.info.file_suffixes)
+            raise ApiError(400, f"the file must be of one of these kinds: {known}, but is {name.name!r:.80}")
+        sample = request.content[:2000].decode("utf-8", "ignore")
+        direction, _ = self.choose_direction(request.source, request.target, None, sample)
+        translator = self.translators[direction.model]
+        pipeline = TranslationPipeline(
+            translator=translator, options=SearchOptions(), to=direction.tag, source_lang=direction.source
+        )
+        progress = StoppableProgress(should_stop)
+        if key in (None, "text"):
+            try:
+                lines = request.content.decode("utf-8-sig").split("\n")
+            except UnicodeDecodeError as error:
+                raise ApiError(400, f"the file must be UTF-8, but byte {error.start} is not") from None
+            translations = pipeline.translate(lines, should_stop=should_stop)
+            pairs = zip(translations, lines, strict=True)
+            return "\n".join(restore_whitespace(each.text, line) for each, line in pairs).encode()
+        return pretranslate_document(pipeline, request.content, Path(name.name), direction.target, progress).content
+
+    # --- other models and views --------------------------------------------------------------------------------------
+
+    def complete(self, request: CompletionRequest, client: str, should_stop: StopCheck) -> list[list[Completion]]:
+        """Continue each prompt with a language model."""
+        if request.model not in self.generators:
+            names = ", ".join(self.generators) or "none"
+            raise ApiError(
+                404, f"`model` must be a language model that is served ({names}), but is {request.model!r:.80}"
+            )
+        generator = self.generators[request.model]
+        with self._generator_lock:
+            results = generator.generate(request.prompts, request.options, should_stop=should_stop)
+        return [
+            [
+                Completion(
+                    text=each.text,
+                    finish_reason="length" if each.finish_reason == "length" else "stop",
+                    token_count=len(each.token_ids),
+                    prompt_tokens=len(generator.encode_prompt(prompt)),
+                )
+                for each in generations
+            ]
+            for prompt, generations in zip(request.prompts, results, strict=True)
+        ]
+
+    def look(self, request: ModelLookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
+        """Return the document of `attent look` for a sentence."""
+        inspector = self._get_inspector(request.model)
+        with inspector.translator.hold_device():  # heads may be masked meanwhile
+            return build_look_document(inspector, request.request, should_stop, self.limits)
+
+    def look_page(self, model: str, client: str, should_stop: StopCheck) -> tuple[str, str]:
+        """Return the page that shows the attention of a model, and its Content-Security-Policy."""
+        return render_look_page(self._get_inspector(model)), build_live_csp()
+
+    def _get_inspector(self, model: str) -> TranslationInspector:
+        if model not in self.translators:
+            raise ApiError(404, f"`model` must be a translator that is served, but is {model!r:.80}")
+        translator = self.translators[model]
+        direction = next(each for each in self.directions if each.model == model)
+        languages = (direction.source, None if direction.tag else direction.target)
+        return self._inspectors.setdefault(model, TranslationInspector(translator, name=model, languages=languages))
+
+
+class StoppableProgress:
+    """Ends a document's translation when its client is gone; shows nothing."""
+
+    def __init__(self, should_stop: StopCheck) -> None:
+        self.should_stop = should_stop
+
+    def update(self, lines: int, done_bytes: int, total_lines: int | None = None) -> None:
+        from attent.decoding.engines.reference import SearchCancelled
+
+        if self.should_stop():
+            raise SearchCancelled
+
+    def print_message(self, message: str) -> None:
+        pass
+
+
+def list_directions(
+    name: str, translator: Translator, default: tuple[str | None, str | None] = (None, None)
+) -> list[Direction]:
+    """Return the language pairs of a model, from its training run, its stored languages, or the given ones."""
+    data, known = read_data_settings(translator.folder), translator.language_identifier
+    source_text = data.get("src") or (",".join(known.sources) if known else "") or default[0]
+    target_text = data.get("tgt") or (",".join(known.targets) if known else "") or default[1]
+    tags = translator.tokenizer.source.tags
+    if not source_text or not (target_text or tags):
+        raise ValueError(
+            f"{translator.folder}: must say its languages, but does not; name them with --src and --tgt, such as "
+            f"--src en --tgt de"
+        )
+    sources = [tag.strip() for tag in str(source_text).split(",")]
+    if tags:
+        targets: list[tuple[str, str | None]] = [(tag, tag) for tag in tags]
+    else:
+        targets = [(tag.strip(), None) for tag in str(target_text).split(",")]
+    return [
+        Direction(source=source, target=target, model=name, tag=tag)
+        for source in sources
+        for target, tag in targets
+        if source != target
+    ]
+
+
+def join_lines(
+    lines: Sequence[Translation], direction: Direction, confidence: float | None, alignment: bool
+) -> TextTranslation:
+    """Return the translation of a text from those of its lines; alternatives are joined by their rank."""
+    texts = [restore_whitespace(line.text, line.source) for line in lines]
+    scores = [line.score for line in lines if line.tokens]
+    log_prob = sum(line.log_prob for line in lines)
+    length = sum(len(line.tokens) + line.is_finished for line in lines)
+    count = max(len(line.n_best) for line in lines)
+    n_best = []
+    for rank in range(count):
+        ranked = [line.n_best[min(rank, len(line.n_best) - 1)] if line.n_best else line for line in lines]
+        text = "\n".join(restore_whitespace(each.text, line.source) for each, line in zip(ranked, lines, strict=True))
+        n_best.append(ScoredText(text=text, score=mean([each.score for each in ranked if each.tokens])))
+    return TextTranslation(
+        text="\n".join(texts),
+        score=mean(scores),
+        source=direction.source,
+        target=direction.target,
+        model=direction.model,
+        confidence=math.exp(log_prob / length) if length else 1.0,
+        detected=confidence,
+        n_best=tuple(n_best),
+        alignment=join_links(lines) if alignment else None,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def join_links(lines: Sequence[Translation]) -> tuple[tuple[int, int], ...]:
+    """Return the alignment links of consecutive lines, numbered by the words of the whole text."""
+    links, source_start, target_start = [], 0, 0
+    for line in lines:
+        if line.alignment is not None:
+            links += [(source_start + source, target_start + target) for source, target in line.alignment.links]
+        source_start += len(line.source.split())
+        target_start += len(line.text.split())
+    return tuple(links)
