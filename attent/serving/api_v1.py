@@ -184,46 +184,12 @@ async def show_metrics(call: Call[None]) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint(
-        method="POST",
-        path="/v1/translate",
-        handler=translate,
-        summary="Translate texts, with all options of the search.",
-        body=TranslateBody,
-        response=TranslateResult,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/suggest",
-        handler=suggest,
-        summary="Return translations that begin with a prefix and continue with different words.",
-        body=SuggestBody,
-        response=SuggestResult,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/info",
-        handler=list_models,
-        summary="List the models, language pairs and file formats.",
-        response=ModelsResult,
-    ),
-    Endpoint(
-        method="GET",
-        path="/health",
-        handler=show_health,
-        summary="Tell that the server runs.",
-        response=Status,
-        is_public=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/ready",
-        handler=show_readiness,
-        summary="Tell whether a model is ready.",
-        response=Status,
-        is_public=True,
-    ),
-    Endpoint(
-        method="GET", path="/metrics", handler=show_metrics, summary="Metrics for Prometheus.", media_type="text/plain"
-    ),
-)
+    Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
+             body=TranslateBody, response=TranslateResult),
+    Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
+             body=SuggestBody, response=SuggestResult),
+    Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),
+    Endpoint("GET", "/health", show_health, "Tell that the server runs.", response=Status, is_public=True),
+    Endpoint("GET", "/ready", show_readiness, "Tell whether a model is ready.", response=Status, is_public=True),
+    Endpoint("GET", "/metrics", show_metrics, "Metrics for Prometheus.", media_type="text/plain"),
+)  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,12 +48,13 @@ class Call(Generic[BodyT]):
     client: str  # whose rate and share of the queue it counts for
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Endpoint:
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Callable[[Call[Any]], Awaitable[Response]]
     summary: str
+    _: KW_ONLY
     body: type[BaseModel] | None = None  # of the body; of the query for GET
     response: Any = None  # a type that pydantic knows; None: not JSON
     forms: bool = False  # forms are accepted besides JSON

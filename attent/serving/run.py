@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attent.decoding.loading import check_model_exists
 from attent.decoding.options import DeviceOptions
 from attent.serving.backend import ServiceConfig, WorkerPool
 from attent.serving.limits import LOCAL_HOSTS, ServeError
@@ -45,7 +44,6 @@ def serve(
     folders = [Path(model) for model in ([models] if isinstance(models, str | Path) else models)]
     check_host(host, options, allow_public)
     for folder in folders:
-        check_model_exists(folder)
         if not folder.expanduser().is_dir():
             raise ServeError(f"{folder}: must be a model folder, but does not exist; train one with attent train")
     if host not in LOCAL_HOSTS and options.hosts == LOCAL_HOSTS:

@@ -200,7 +200,7 @@ class LookBody(Body):
     to: str | None = Field(None, max_length=MAX_NAME_LENGTH)
     beam_size: int | None = None
     prefix: list[int] = Field([], description="forced first tokens of the translation")
-    masked_parts: list[str] = []
+    masked_parts: list[str] = Field([])
 
 
 async def look(call: Call[LookBody]) -> Response:
@@ -220,23 +220,9 @@ async def look(call: Call[LookBody]) -> Response:
     return make_json_response(document)
 
 
+LOOK_SUMMARY = "Translate a sentence and return the attention of every head."
 LOOK_ENDPOINTS = (
-    Endpoint(
-        method="GET",
-        path="/look/{model}/",
-        handler=show_look_page,
-        summary="The page that shows the attention of a model.",
-        media_type="text/html",
-    ),
-    *(
-        Endpoint(
-            method="POST",
-            path=path,
-            handler=look,
-            summary="Translate a sentence and return the attention of every head.",
-            body=LookBody,
-            response=dict[str, Any],
-        )
-        for path in ("/v1/look", "/look/{model}/api/look")
-    ),
+    Endpoint("GET", "/look/{model}/", show_look_page, "The page that shows attention.", media_type="text/html"),
+    Endpoint("POST", "/look/{model}/api/look", look, LOOK_SUMMARY, body=LookBody, response=dict[str, Any]),
+    Endpoint("POST", "/v1/look", look, LOOK_SUMMARY, body=LookBody, response=dict[str, Any]),
 )
