@@ -49,7 +49,7 @@ class Admission:
         now = time.monotonic()
         left, since = self._tokens.pop(client, (float(per_minute), now))
         left = min(per_minute, left + (now - since) * per_minute / 60)
-        self._tokens[client] = (max(0.0, left - 1), now)
+        self._tokens[client] = (left - 1 if left >= 1 else left, now)
         if len(self._tokens) > MAX_KNOWN_CLIENTS:
             self._tokens.popitem(last=False)
         if left < 1:
@@ -86,7 +86,7 @@ class Admission:
         if is_waiting and own > share * (1 - others):
             raise make_limit_error("your requests fill your share of the queue", retry_after)
         if self.num_pending and own + others > 1:
-            raise ApiError(503, "the server is busy; retry later", {"retry-after": str(math.ceil(retry_after))})
+            raise make_limit_error("the server is busy", retry_after, status=503)
 
     def _compute_load(self, requests: int, characters: int) -> float:
         """Return the share of the queue that these requests fill, by their number and by the seconds they take."""
@@ -108,5 +108,6 @@ class Admission:
         self._done_characters *= decay
 
 
-def make_limit_error(problem: str, retry_after: float) -> ApiError:
-    return ApiError(429, f"{problem}; retry later", {"retry-after": str(max(1, math.ceil(retry_after)))})
+def make_limit_error(problem: str, retry_after: float, status: int = 429) -> ApiError:
+    seconds = max(1, math.ceil(retry_after - 1e-6))
+    return ApiError(status, f"{problem}; retry later", {"retry-after": str(seconds)})

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
-from attent.serving.limits import ApiError, Limits, make_internal_error, make_unavailable_error
+from attent.serving.limits import ApiError, Limits, ServeError, make_internal_error, make_unavailable_error
 from attent.serving.messages import ServiceInfo
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class RunningCalls:
         for event in list(self._cancelled.values()):
             event.set()
         self._threads.shutdown(cancel_futures=True)
-        self._service.close()
 
     def _run(self, call_id: int, method: Method, request: Any, client: str) -> None:
         should_stop = self._cancelled[call_id].is_set
@@ -110,6 +109,8 @@ def to_api_error(error: Exception) -> ApiError:
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         log.error("out of memory: %s", error)
         return make_unavailable_error("the model ran out of memory; send a shorter text")
+    if type(error).__name__ == "SearchCancelled":
+        return make_unavailable_error("the server is stopping; retry later")
     log.error("a request failed: %s", "".join(traceback.format_exception(error)))
     return make_internal_error()
 
@@ -238,7 +239,7 @@ class LocalChannel(Channel):
 
 
 class LocalBackend(Backend):
-    """Runs a service in threads of this process."""
+    """Runs a service in threads of this process. The service can be used again after the backend is closed."""
 
     def __init__(self, service: TranslationService) -> None:
         self._service = service
@@ -311,7 +312,7 @@ class WorkerProcess(Channel):
     def _handle_end(self) -> None:
         self.ended.set()
         if not self.started.done():
-            self.started.set_exception(WorkerDied("a worker process ended while it loaded the models"))
+            self.started.set_exception(ServeError("a worker process ended while it loaded the models"))
         for call in list(self.pending.values()):
             call.receive("error", WorkerDied())
 
@@ -344,9 +345,8 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     try:
         service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
-        send(
-            (-1, "error", error if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {error}"))
-        )
+        is_explained = isinstance(error, (ValueError, OSError, ImportError))
+        send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))
         return
     send((-1, "done", service.info))
     calls = RunningCalls(service, send)

@@ -155,7 +155,7 @@ def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_limits_have_a_minimum(name: str) -> None:
-    least = 0 if name == "max_queued" else 0.001
+    least = 0 if name in ("max_queued", "requests_per_minute") else 0.001
     assert getattr(Limits(**{name: least}), name) == least
     for value in (least - 0.0005, -1, float("nan")):
         with pytest.raises(ValueError, match=f"`{name}` must be at least {least:g}, but is"):
