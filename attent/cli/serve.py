@@ -76,6 +76,7 @@ def serve(
             max_queued=flags.max_queued,
             requests_per_minute=flags.requests_per_minute,
             response_timeout=flags.timeout,
+            body_timeout=8.0,
         ),
         keys=frozenset([*flags.api_key, *([environment_key] if environment_key else [])]),
         hosts=LOCAL_HOSTS,

@@ -36,6 +36,7 @@ class TranslateFields(Body):
     alignment: bool = Field(False, description="also return the word alignment")
     mbr_candidates: int = Field(0, ge=0, description="choose among so many by minimum Bayes risk")
     split_sentences: bool = Field(False, description="split every line into sentences, not only long ones")
+    allow_loops: bool = Field(False, description="keep a translation that repeats itself; else, search again")
     stream: bool = Field(False, description="send each sentence as a server-sent event; for one text")
 
 
@@ -90,6 +91,7 @@ def build_translate_request(body: Any) -> TranslateRequest:
         alignment=body.alignment,
         mbr_candidates=body.mbr_candidates,
         split_sentences=body.split_sentences,
+        allow_loops=body.allow_loops,
     )
 
 

@@ -25,6 +25,7 @@ class TranslateRequest:
     alignment: bool = False
     mbr_candidates: int = 0
     split_sentences: bool = False
+    allow_loops: bool = False  # keep translations that repeat themselves
 
 
 @dataclass(frozen=True, kw_only=True)

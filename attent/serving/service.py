@@ -217,6 +217,7 @@ class TranslationService:
             mbr_candidates=request.mbr_candidates,
             split_sentences=request.split_sentences,
             source_lang=direction.source,
+            prevent_repetition=not request.allow_loops,
             should_stop=should_stop,
         )
 

@@ -48,7 +48,7 @@ log = logging.getLogger("attent.serving")
 class ServerOptions:
     """How a translation server treats its clients."""
 
-    limits: Limits = Limits(max_queued=256, response_timeout=30.0)  # noqa: RUF009 - frozen
+    limits: Limits = Limits(max_queued=256, response_timeout=30.0, body_timeout=8.0)  # noqa: RUF009 - frozen
     keys: frozenset[str] = frozenset()  # API keys; none: everybody may use it
     hosts: tuple[str, ...] = LOCAL_HOSTS  # accepted host names; "*": any
     origins: tuple[str, ...] = ()  # other websites whose scripts may use it; "*": any

@@ -198,7 +198,7 @@ def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: py
 
     monkeypatch.setattr(server, "_create_server", keep_created)
     with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(ServeError, match="stopped unexpectedly; start it"):
-        asyncio.run(server._run_server(make_app(model), reserved, asyncio.Event(), lambda url: created[0].stop()))
+        asyncio.run(server._run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
 
 
 def test_signals_reach_the_callback_and_are_restored() -> None:
