@@ -83,7 +83,7 @@ class Admission:
             self.num_pending - self._counts[client], self._pending.total() - self._pending[client]
         )
         retry_after = max(1.0, (own + others - 1) * self._limits.max_queue_seconds)
-        if is_waiting and own > share * (1 - others):
+        if is_waiting and share < 1 and own > share * (1 - others):
             raise make_limit_error("your requests fill your share of the queue", retry_after)
         if self.num_pending and own + others > 1:
             raise make_limit_error("the server is busy", retry_after, status=503)

@@ -10,7 +10,7 @@ from attent.inspection.head_masking import ModelPart, find_part
 from attent.inspection.html_page import build_live_csp, render_page
 from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
 from attent.inspection.inspectors.translation import TranslationInspector
-from attent.serving.app import LookApp, create_app
+from attent.serving.app import HttpApp, create_app
 from attent.serving.limits import ApiError, Limits
 from attent.serving.request import LookRequest
 
@@ -25,7 +25,7 @@ def create_live_app(
     beam_size: int = DEFAULT_BEAM_SIZE,
     examples: Sequence[str] = (),
     limits: Limits = Limits(response_timeout=RESPONSE_TIMEOUT),  # noqa: B008 - frozen
-) -> LookApp:
+) -> HttpApp:
     """Return the app of a model's live page. Without `to`, the page of a multilingual model offers its languages."""
     summary = inspector.build_model_document("")["model"]["summary"]
 
