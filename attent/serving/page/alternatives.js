@@ -1,0 +1,135 @@
+// Alternatives for a word of the translation: a menu of other continuations of the line from this word on.
+
+import { suggest, translate } from "./api.js";
+import { byId, h } from "./dom.js";
+import { countWords, findLine } from "./words.js";
+
+const COUNT = 6;
+const SHOWN_WORDS = 5; // of a continuation
+
+export function setUpAlternatives(store) {
+  const menu = byId("alternatives");
+  const translation = byId("translation");
+  let pending = new AbortController();
+  let opener = null; // the word that the menu belongs to
+
+  const open = (word) => {
+    pending.abort();
+    pending = new AbortController();
+    opener = word;
+    word.setAttribute("aria-expanded", "true");
+    openMenu(store, word, pending.signal, (choice) => choose(choice, word));
+  };
+  const choose = (choice, word) => {
+    const { start } = word.dataset;
+    menu.hidePopover();
+    applyChoice(store, choice);
+    translation.querySelector(`[data-start="${start}"]`)?.focus();
+  };
+
+  translation.addEventListener("click", ({ target }) => {
+    if (target.dataset.word !== undefined && getSelection().isCollapsed) open(target);
+  });
+  translation.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || !["Enter", " "].includes(event.key)) return;
+    event.preventDefault();
+    open(event.target);
+  });
+  menu.addEventListener("keydown", (event) => moveInMenu(event, menu));
+  menu.addEventListener("toggle", ({ newState }) => {
+    if (newState !== "closed") return;
+    pending.abort();
+    opener?.removeAttribute("aria-expanded");
+    if (menu.contains(document.activeElement) || document.activeElement === document.body) opener?.focus();
+  });
+  for (const event of ["scroll", "resize"]) window.addEventListener(event, () => menu.hidePopover());
+  store.on(["translation"], () => menu.hidePopover());
+}
+
+async function openMenu(store, word, signal, choose) {
+  const menu = byId("alternatives");
+  const place = locateWord(store.get(), Number(word.dataset.start));
+  menu.lang = place.target;
+  menu.dir = byId("translation").dir;
+  showItems(menu, word, [h("p", { class: "muted" }, "…")]);
+  let items;
+  try {
+    const { source, target, text, prefix } = place;
+    const lines = await suggest({ text, prefix, source, target, count: COUNT + 1 }, signal);
+    const others = lines.filter((line) => line.startsWith(prefix) && line !== place.line).slice(0, COUNT);
+    items = others.map((line) => menuItem(line, prefix, () => choose({ ...place, choice: line })));
+    if (!items.length) items = [h("p", { class: "muted" }, "There are no alternatives.")];
+  } catch (error) {
+    if (signal.aborted) return;
+    items = [h("p", { class: "muted" }, error.message)];
+  }
+  if (signal.aborted) return;
+  showItems(menu, word, items);
+  (menu.querySelector("[role=menuitem]") ?? menu).focus();
+}
+
+/** The line of a position of the translation, and its source. */
+function locateWord({ translation }, position) {
+  const { number, text: line, start } = findLine(translation.text, position);
+  const text = translation.sourceText.split("\n")[number] ?? "";
+  const { source, target, model } = translation;
+  return { number, line, text, source, target, model, prefix: line.slice(0, position - start), translation };
+}
+
+/** The words that follow the prefix, the first in bold. */
+function menuItem(line, prefix, onChoose) {
+  const [first, ...rest] = line.slice(prefix.length).trim().split(/\s+/);
+  const more = rest.length >= SHOWN_WORDS ? " …" : "";
+  const label = [h("b", {}, first || "(end)"), ` ${rest.slice(0, SHOWN_WORDS - 1).join(" ")}${more}`];
+  return h("button", { type: "button", role: "menuitem", tabindex: -1, on: { click: onChoose } }, label);
+}
+
+/** Below the word, within the window. */
+function showItems(menu, word, items) {
+  menu.replaceChildren(...items);
+  menu.tabIndex = -1;
+  menu.showPopover();
+  const [box, size] = [word.getBoundingClientRect(), menu.getBoundingClientRect()];
+  const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - size.width - 8));
+  const fitsBelow = box.bottom + size.height + 8 <= innerHeight;
+  menu.style.setProperty("left", `${left}px`);
+  menu.style.setProperty("top", `${fitsBelow ? box.bottom + 4 : Math.max(8, box.top - size.height - 4)}px`);
+}
+
+function moveInMenu(event, menu) {
+  const items = [...menu.querySelectorAll("[role=menuitem]")];
+  const at = items.indexOf(document.activeElement);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
+  if (event.key === "Tab") menu.hidePopover();
+  if (to === undefined || !items.length) return;
+  event.preventDefault();
+  items[(to + items.length) % items.length].focus();
+}
+
+// --- a chosen alternative ---
+
+/** Replace a line of the translation; then ask for its alignment, which is the translation with it as the prefix. */
+async function applyChoice(store, { translation, number, choice, text, source, target, model }) {
+  const edited = replaceLine(translation, number, choice, []);
+  store.set({ translation: edited });
+  const checked = await translate({ text, source, target, model, prefix: choice }).catch(() => null);
+  if (checked?.text !== choice || store.get().translation !== edited) return;
+  const { confidence } = checked;
+  const isOnly = !translation.text.includes("\n");
+  const links = { ...replaceLine(translation, number, choice, checked.alignment), ...(isOnly ? { confidence } : {}) };
+  const focused = document.activeElement?.dataset.start;
+  store.set({ translation: links });
+  if (focused) byId("translation").querySelector(`[data-start="${focused}"]`)?.focus();
+}
+
+/** The translation with another line; `links` are the alignment links within this line. */
+function replaceLine(translation, number, choice, links) {
+  const [lines, sources] = [translation.text.split("\n"), translation.sourceText.split("\n")];
+  const [targetStart, sourceStart] = [lines, sources].map((all) => countWords(all.slice(0, number).join("\n")));
+  const targetEnd = targetStart + countWords(lines[number]);
+  const shift = countWords(choice) - countWords(lines[number]);
+  const kept = (translation.alignment ?? []).filter(([, to]) => to < targetStart || to >= targetEnd);
+  const moved = kept.map(([from, to]) => [from, to < targetStart ? to : to + shift]);
+  const added = links.map(([from, to]) => [from + sourceStart, to + targetStart]);
+  return { ...translation, text: lines.with(number, choice).join("\n"), alignment: [...moved, ...added] };
+}
