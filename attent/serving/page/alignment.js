@@ -8,7 +8,7 @@ const CURSOR_KEYS = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", 
 export function setUpAlignment(store) {
   const [box, source, target] = ["source-text", "source-words", "translation"].map(byId);
   const point = (side, word) => store.set({ pointed: word === null ? null : `${side} ${word}` });
-  const clear = () => point("", null);
+  const clear = () => { if (!target.querySelector("[aria-expanded]")) point("", null); }; // its menu is open
   const pointAtCursor = () => point("source", findWord(box.value, box.selectionStart));
 
   target.addEventListener("pointerover", (event) => point("target", wordOf(event.target)));

@@ -40,6 +40,7 @@ export function setUpAlternatives(store) {
     if (newState !== "closed") return;
     pending.abort();
     opener?.removeAttribute("aria-expanded");
+    store.set({ pointed: null });
     if (menu.contains(document.activeElement) || document.activeElement === document.body) opener?.focus();
   });
   for (const event of ["scroll", "resize"]) window.addEventListener(event, () => menu.hidePopover());

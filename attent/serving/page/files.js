@@ -27,7 +27,7 @@ export function setUpFiles(store) {
           showStatus(file.name, "is being translated.", bar, cancel);
         }
       });
-      const link = await makeDownload(path, signal);
+      const link = await makeDownload(path, addLanguage(file.name, target), signal);
       showStatus(file.name, "is translated.", link, closeButton());
       link.click();
       link.focus();
@@ -64,6 +64,9 @@ function describeProblem(file, { file_suffixes: suffixes, limits }) {
   return limit && file.size > limit ? `is larger than ${(limit / 2 ** 20).toLocaleString("en")} MiB.` : null;
 }
 
+/** "letter.txt" -> "letter.de.txt". */
+const addLanguage = (name, language) => name.replace(/(?=\.[^.]*$)/, `.${language}`);
+
 /** Upload with progress, which fetch does not report; returns the path of the translated file. */
 function uploadFile(file, fields, signal, onProgress) {
   const form = new FormData();
@@ -76,8 +79,8 @@ function uploadFile(file, fields, signal, onProgress) {
     request.upload.addEventListener("load", () => onProgress(1));
     request.addEventListener("load", () => {
       if (request.status !== 200) return reject(toError(request.status, request.getResponseHeader("retry-after"), request.responseText));
-      const { pathname } = new URL(JSON.parse(request.responseText).translatedFileUrl, location.href); // the host is that of this page
-      resolve(pathname);
+      const address = JSON.parse(request.responseText).translatedFileUrl;
+      resolve(`download_file/${address.split("/").pop()}`); // behind a proxy, the server may not know its own address
     });
     request.addEventListener("error", () => reject(new RequestError("The server does not respond.", 0)));
     signal.addEventListener("abort", () => request.abort());
@@ -85,9 +88,8 @@ function uploadFile(file, fields, signal, onProgress) {
   });
 }
 
-async function makeDownload(path, signal) {
+async function makeDownload(path, name, signal) {
   const address = URL.createObjectURL(await fetchFile(path, signal));
-  const name = decodeURIComponent(path.split("/").pop());
   return h("a", { class: "button", href: address, download: name }, "Download");
 }
 

@@ -4,7 +4,7 @@ import { readKey } from "./api.js";
 import { byId } from "./dom.js";
 import { findLine, renderWords } from "./words.js";
 
-const UNSURE = 0.35; // confidence below which a translation is marked
+const UNSURE = 0.4; // confidence below which a translation is marked
 const COPIED_MS = 1500;
 const ANNOUNCE_MS = 1200; // a pause in typing, before a screen reader is told
 const WORD = { role: "button", "aria-haspopup": "menu", tabindex: -1 };
