@@ -91,7 +91,8 @@ function showItems(menu, word, items) {
   menu.tabIndex = -1;
   menu.showPopover();
   const [box, size] = [word.getBoundingClientRect(), menu.getBoundingClientRect()];
-  const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - size.width - 8));
+  const start = menu.dir === "rtl" ? box.right - size.width : box.left;
+  const left = Math.max(8, Math.min(start, document.documentElement.clientWidth - size.width - 8));
   const fitsBelow = box.bottom + size.height + 8 <= innerHeight;
   menu.style.setProperty("left", `${left}px`);
   menu.style.setProperty("top", `${fitsBelow ? box.bottom + 4 : Math.max(8, box.top - size.height - 4)}px`);

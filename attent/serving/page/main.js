@@ -49,8 +49,9 @@ async function start() {
   setUpTheme();
   const info = await loadInfo();
   if (!info.directions.length) {
-    const address = h("a", { href: "docs" }, new URL("v1", location.href).href);
-    return showNotice("This server has language models but no translator; use its API at ", address, ".");
+    const address = new URL("v1", location.href).href;
+    const documentation = h("a", { href: "docs" }, "documentation");
+    return showNotice(`This server has language models but no translator; their API is at ${address} (`, documentation, ").");
   }
   const store = createStore({
     info, ...chooseLanguages(info), text: "", glossary: readGlossary(), translation: null, busy: false, message: "", pointed: null,

@@ -59,6 +59,7 @@ function drawConfidence(translation) {
   element.classList.toggle("unsure", isUnsure);
   element.title = `Confidence ${percent}%: the mean probability that the model gives to the tokens of this translation. `
     + `Below ${100 * UNSURE}% it is often wrong.`;
+  element.ariaLabel = element.title;
   byId("confidence-note").textContent = isUnsure ? "unsure" : "";
   byId("confidence-bar").style.setProperty("width", `${percent}%`);
 }
@@ -79,6 +80,7 @@ async function copyTranslation(text) {
 function drawAttention(store) {
   const { translation, info } = store.get();
   const link = byId("attention");
+  link.ariaDisabled = String(!translation?.text);
   if (!translation?.text) return link.removeAttribute("href");
   const { sourceText, model, source, target } = translation;
   const line = findLine(sourceText, Math.min(byId("source-text").selectionStart, sourceText.length)).text.trim();

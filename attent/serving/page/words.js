@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 
 const PIECES = /(?:[^\s\x1c-\x1f\x85]|\ufeff)+|[\s\x1c-\x1f\x85]+/gu; // eslint-disable-line no-control-regex
+const MAX_CHARACTERS = 100_000; // with spans
 const SPACE = /^[\s\x1c-\x1f\x85]/u; // eslint-disable-line no-control-regex
 
 /** [{text, start, word}] in the order of the text; `word` counts from 0 and is null for whitespace. */
@@ -16,8 +17,9 @@ export function splitPieces(text) {
 
 export const countWords = (text) => splitPieces(text).filter(({ word }) => word !== null).length;
 
-/** Show a text with a span for each word. */
+/** Show a text with a span for each word; a text that is too long to be translated stays plain. */
 export function renderWords(element, text, attributes = {}) {
+  if (text.length > MAX_CHARACTERS) return element.replaceChildren(text);
   const nodes = splitPieces(text).map((piece) => (
     piece.word === null ? piece.text : h("span", { ...attributes, "data-word": piece.word, "data-start": piece.start }, piece.text)
   ));
