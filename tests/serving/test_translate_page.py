@@ -452,6 +452,7 @@ def test_phone_has_no_horizontal_scroll(url: str, open_tab: Callable[..., Any]) 
     page = open_tab(url, **PHONE)
     page.fill("#source-text", "a dog runs\n" + "x" * 45)
     page.wait_for_selector("#translation [data-word]")
+    assert page.evaluate("(box => box.scrollHeight <= box.clientHeight)(document.getElementById('source-text'))")
     page.tap("#translation [data-word='0']")
     page.wait_for_selector("[role=menuitem]")
     assert list_linked(page, "source-words") == ["runs"]

@@ -60,8 +60,8 @@ export function setUpFiles(store) {
 
 function describeProblem(file, { file_suffixes: suffixes, limits }) {
   if (!suffixes.some((suffix) => file.name.toLowerCase().endsWith(suffix))) return `has another format than ${suffixes.join(", ")}.`;
-  const limit = limits?.file_bytes;
-  return limit && file.size > limit ? `is larger than ${(limit / 2 ** 20).toLocaleString("en")} MiB.` : null;
+  const limit = limits.file_bytes;
+  return file.size > limit ? `is larger than ${(limit / 2 ** 20).toLocaleString("en")} MiB.` : null;
 }
 
 /** "letter.txt" -> "letter.de.txt". */

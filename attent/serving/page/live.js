@@ -18,7 +18,7 @@ export function startLiveTranslation(store) {
   function schedule({ delay = DELAY, keepPending = true } = {}) {
     clearTimeout(timer);
     const { text, info } = store.get();
-    const problem = describeLength(text, info.limits?.characters);
+    const problem = describeLength(text, info.limits.characters);
     if (!keepPending || !text.trim() || problem) pending.abort();
     if (!text.trim() || problem) store.set({ translation: null, busy: false, message: problem ?? "" });
     else timer = setTimeout(run, delay);

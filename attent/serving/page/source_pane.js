@@ -15,8 +15,8 @@ export function setUpSourcePane(store, translateNow) {
     renderWords(byId("source-words"), text);
     byId("source-words").append("\u200b"); // gives a last empty line its height
     const count = countCharacters(text);
-    const limit = info.limits?.characters;
-    byId("count").textContent = [count, limit].filter((number) => number !== undefined).map((number) => number.toLocaleString("en")).join(" / ");
+    const limit = info.limits.characters;
+    byId("count").textContent = `${count.toLocaleString("en")} / ${limit.toLocaleString("en")}`;
     byId("count").classList.toggle("over", count > limit);
     byId("translator").classList.toggle("long", count > LONG_TEXT);
     clear.hidden = !text;

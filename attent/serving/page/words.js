@@ -2,9 +2,9 @@
 
 import { h } from "./dom.js";
 
-const PIECES = /(?:[^\s\x1c-\x1f\x85]|\ufeff)+|[\s\x1c-\x1f\x85]+/gu; // eslint-disable-line no-control-regex
+const PIECES = /(?:[^\s\x1c-\x1f\x85]|\ufeff)+|[\s\x1c-\x1f\x85]+/gu;
 const MAX_CHARACTERS = 100_000; // with spans
-const SPACE = /^[\s\x1c-\x1f\x85]/u; // eslint-disable-line no-control-regex
+const SPACE = /^[\s\x1c-\x1f\x85]/u;
 
 /** [{text, start, word}] in the order of the text; `word` counts from 0 and is null for whitespace. */
 export function splitPieces(text) {
