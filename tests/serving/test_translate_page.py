@@ -1,8 +1,9 @@
-"""The page of `attent serve` in Chromium, with a service that translates by a dictionary and reverses each line."""
+"""The page of `attent serve` in Chromium, with a service that translates by a dictionary and reverses each sentence."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -63,15 +64,16 @@ class DictionaryService:
             raise ValueError("the model cannot process this request")
         source = request.source if request.source != AUTO else self.detect_source(text, request.target)
         words = {**DICTIONARIES[source, request.target], **dict(request.glossary)}
-        lines, links, start = [], [], 0
-        for line in text.split("\n"):
-            count = len(line.split())
-            lines.append(" ".join(reversed([words.get(word, word) for word in line.split()])))
+        sentences, links, start = [], [], 0
+        for sentence in re.split(r"((?<=\.) |\n)", text):  # with the separators
+            count = len(sentence.split())
+            translated = [words.get(word, words.get(word.lower(), word)) for word in reversed(sentence.split())]
+            sentences.append(" ".join(translated) if count else sentence)
             links += [(start + index, start + count - 1 - index) for index in range(count)]
             start += count
         return [
             TextTranslation(
-                text=request.constraints.prefix or "\n".join(lines),
+                text=request.constraints.prefix or "".join(sentences),
                 score=-1.0,
                 source=source,
                 target=request.target,
@@ -282,10 +284,11 @@ def test_words_of_the_layer_lie_under_those_of_the_textarea(page: Any) -> None:
 
 
 def test_alternatives_by_keyboard(page: Any, service: DictionaryService) -> None:
-    page.fill("#source-text", "runs\na dog")
-    wait_for_translation(page, "läuft\nHund ein")
+    page.fill("#source-text", "runs\nYes. A dog")
+    wait_for_translation(page, "läuft\nYes. Hund ein")
     page.focus("#translation [tabindex='0']")
-    page.keyboard.press("ArrowRight")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector("[role=menuitem]:focus")
     assert page.locator("[role=menuitem] b").all_inner_texts() == list(ALTERNATIVES)
@@ -296,10 +299,10 @@ def test_alternatives_by_keyboard(page: Any, service: DictionaryService) -> None
     page.wait_for_selector("[role=menuitem]:focus")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    wait_for_translation(page, "läuft\nPferd ein")
+    wait_for_translation(page, "läuft\nYes. Pferd ein")
     assert page.evaluate("document.activeElement.textContent") == "Pferd"
     suggestion = next(request for request in service.requests if isinstance(request, SuggestRequest))
-    assert (suggestion.text, suggestion.prefix, suggestion.source, suggestion.target) == ("a dog", "", "en", "de")
+    assert (suggestion.text, suggestion.prefix, suggestion.source, suggestion.target) == ("A dog", "", "en", "de")
     page.wait_for_function("() => document.querySelector('#source-words .linked')?.textContent === 'dog'")
 
 

@@ -1,8 +1,9 @@
-// Alternatives for a word of the translation: a menu of other continuations of the line from this word on.
+// Alternatives for a word of the translation: a menu of other continuations of its sentence from this word on.
 
 import { suggest, translate } from "./api.js";
 import { byId, h } from "./dom.js";
-import { countWords, findLine } from "./words.js";
+import { findSegment, pairSegments } from "./segments.js";
+import { countWords } from "./words.js";
 
 const COUNT = 6;
 const SHOWN_WORDS = 5; // of a continuation
@@ -55,10 +56,10 @@ async function openMenu(store, word, signal, choose) {
   showItems(menu, word, [h("p", { class: "muted" }, "…")]);
   let items;
   try {
-    const { source, target, text, prefix } = place;
-    const lines = await suggest({ text, prefix, source, target, count: COUNT + 1 }, signal);
-    const others = lines.filter((line) => line.startsWith(prefix) && line !== place.line).slice(0, COUNT);
-    items = others.map((line) => menuItem(line, prefix, () => choose({ ...place, choice: line })));
+    const { segment, prefix, source, target } = place;
+    const request = { text: segment.source.text, prefix, source, target, count: COUNT + 1 };
+    const others = (await suggest(request, signal)).filter((text) => text.startsWith(prefix) && text !== segment.target.text);
+    items = others.slice(0, COUNT).map((text) => menuItem(text, prefix, () => choose({ ...place, choice: text })));
     if (!items.length) items = [h("p", { class: "muted" }, "There are no alternatives.")];
   } catch (error) {
     if (signal.aborted) return;
@@ -69,17 +70,16 @@ async function openMenu(store, word, signal, choose) {
   (menu.querySelector("[role=menuitem]") ?? menu).focus();
 }
 
-/** The line of a position of the translation, and its source. */
+/** The sentence of a position of the translation, and what precedes the position in it. */
 function locateWord({ translation }, position) {
-  const { number, text: line, start } = findLine(translation.text, position);
-  const text = translation.sourceText.split("\n")[number] ?? "";
-  const { source, target, model } = translation;
-  return { number, line, text, source, target, model, prefix: line.slice(0, position - start), translation };
+  const segment = findSegment(pairSegments(translation), "target", position);
+  const { source, target } = translation;
+  return { translation, segment, prefix: translation.text.slice(segment.target.start, position), source, target };
 }
 
 /** The words that follow the prefix, the first in bold. */
-function menuItem(line, prefix, onChoose) {
-  const [first, ...rest] = line.slice(prefix.length).trim().split(/\s+/);
+function menuItem(text, prefix, onChoose) {
+  const [first, ...rest] = text.slice(prefix.length).trim().split(/\s+/);
   const more = rest.length >= SHOWN_WORDS ? " …" : "";
   const label = [h("b", {}, first || "(end)"), ` ${rest.slice(0, SHOWN_WORDS - 1).join(" ")}${more}`];
   return h("button", { type: "button", role: "menuitem", tabindex: -1, on: { click: onChoose } }, label);
@@ -110,28 +110,28 @@ function moveInMenu(event, menu) {
 
 // --- a chosen alternative ---
 
-/** Replace a line of the translation; then ask for its alignment, which is the translation with it as the prefix. */
-async function applyChoice(store, { translation, number, choice, text, source, target, model }) {
-  const edited = replaceLine(translation, number, choice, []);
+/** Replace a sentence; then ask for its alignment, which is that of the translation with it as the prefix. */
+async function applyChoice(store, { translation, segment, choice, source, target }) {
+  const edited = replaceSegment(translation, segment, choice, []);
   store.set({ translation: edited });
-  const checked = await translate({ text, source, target, model, prefix: choice }).catch(() => null);
+  const request = { text: segment.source.text, source, target, model: translation.model, prefix: choice };
+  const checked = await translate(request).catch(() => null);
   if (checked?.text !== choice || store.get().translation !== edited) return;
-  const { confidence } = checked;
-  const isOnly = !translation.text.includes("\n");
-  const links = { ...replaceLine(translation, number, choice, checked.alignment), ...(isOnly ? { confidence } : {}) };
+  const isOnly = translation.text.trim() === segment.target.text;
+  const confidence = isOnly ? checked.confidence : translation.confidence;
   const focused = document.activeElement?.dataset.start;
-  store.set({ translation: links });
+  store.set({ translation: { ...replaceSegment(translation, segment, choice, checked.alignment), confidence } });
   if (focused) byId("translation").querySelector(`[data-start="${focused}"]`)?.focus();
 }
 
-/** The translation with another line; `links` are the alignment links within this line. */
-function replaceLine(translation, number, choice, links) {
-  const [lines, sources] = [translation.text.split("\n"), translation.sourceText.split("\n")];
-  const [targetStart, sourceStart] = [lines, sources].map((all) => countWords(all.slice(0, number).join("\n")));
-  const targetEnd = targetStart + countWords(lines[number]);
-  const shift = countWords(choice) - countWords(lines[number]);
-  const kept = (translation.alignment ?? []).filter(([, to]) => to < targetStart || to >= targetEnd);
-  const moved = kept.map(([from, to]) => [from, to < targetStart ? to : to + shift]);
+/** The translation with another sentence; `links` are the alignment links within this sentence. */
+function replaceSegment(translation, { source, target }, choice, links) {
+  const [before, after] = [translation.text.slice(0, target.start), translation.text.slice(target.start + target.text.length)];
+  const [sourceStart, targetStart] = [countWords(translation.sourceText.slice(0, source.start)), countWords(before)];
+  const targetEnd = targetStart + countWords(target.text);
+  const shift = targetStart + countWords(choice) - targetEnd;
+  const others = (translation.alignment ?? []).filter(([, to]) => to < targetStart || to >= targetEnd);
+  const moved = others.map(([from, to]) => [from, to < targetStart ? to : to + shift]);
   const added = links.map(([from, to]) => [from + sourceStart, to + targetStart]);
-  return { ...translation, text: lines.with(number, choice).join("\n"), alignment: [...moved, ...added] };
+  return { ...translation, text: `${before}${choice}${after}`, alignment: [...moved, ...added] };
 }

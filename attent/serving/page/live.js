@@ -59,7 +59,7 @@ function describeLength(text, limit) {
 
 /** Translate; a detected language is checked if the answer is doubtful. */
 async function translateState({ text, source, target, glossary, info }, signal) {
-  const request = { text, ...(Object.keys(glossary).length ? { glossary } : {}) };
+  const request = { text, split_sentences: true, ...(Object.keys(glossary).length ? { glossary } : {}) };
   const translation = await translate({ ...request, source, target }, signal);
   if (source !== AUTO || translation.detected >= MIN_DETECTED || listSources(info).length < 2) return translation;
   const language = await detectSource(info, text, signal);

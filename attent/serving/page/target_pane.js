@@ -2,7 +2,8 @@
 
 import { readKey } from "./api.js";
 import { byId } from "./dom.js";
-import { findLine, renderWords } from "./words.js";
+import { findSegment, pairSegments } from "./segments.js";
+import { renderWords } from "./words.js";
 
 const UNSURE = 0.4; // confidence below which a translation is marked
 const COPIED_MS = 1500;
@@ -76,15 +77,14 @@ async function copyTranslation(text) {
   setTimeout(() => { byId("copy").textContent = "Copy"; }, COPIED_MS);
 }
 
-/** Link to the attention of the line with the cursor: the attention view shows one sentence. */
+/** Link to the attention of the sentence with the cursor. */
 function drawAttention(store) {
   const { translation, info } = store.get();
   const link = byId("attention");
   link.ariaDisabled = String(!translation?.text);
   if (!translation?.text) return link.removeAttribute("href");
-  const { sourceText, model, source, target } = translation;
-  const line = findLine(sourceText, Math.min(byId("source-text").selectionStart, sourceText.length)).text.trim();
-  const text = line || sourceText.trim().split("\n")[0];
+  const { model, source, target } = translation;
+  const { text } = findSegment(pairSegments(translation), "source", byId("source-text").selectionStart).source;
   const { tag } = info.directions.find((each) => each.model === model && each.source === source && each.target === target) ?? {};
   const key = readKey() ? `?api_key=${encodeURIComponent(readKey())}` : "";
   const language = tag ? `&to=${encodeURIComponent(tag)}` : "";

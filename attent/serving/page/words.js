@@ -31,10 +31,3 @@ export function findWord(text, position) {
   const piece = splitPieces(text).find((each) => each.word !== null && each.start <= position && position <= each.start + each.text.length);
   return piece?.word ?? null;
 }
-
-/** The line of a position: {number, text, start}. */
-export function findLine(text, position) {
-  const number = text.slice(0, position).split("\n").length - 1;
-  const lines = text.split("\n");
-  return { number, text: lines[number], start: lines.slice(0, number).reduce((sum, line) => sum + line.length + 1, 0) };
-}
