@@ -149,13 +149,14 @@ class SuggestResult(Body):
 
 
 async def list_models(call: Call[None]) -> Response:
-    info = call.gateway.backend.info
+    info, limits = call.gateway.backend.info, call.gateway.limits
     return make_json_response(
         {
             "models": list(info.models),
             "directions": [asdict(direction) for direction in info.directions],
             "languages": info.language_names,
             "file_suffixes": list(info.file_suffixes),
+            "limits": {"characters": limits.max_characters, "file_bytes": limits.max_file_bytes},
         }
     )
 
@@ -165,6 +166,7 @@ class ModelsResult(Body):
     directions: list[dict[str, Any]]
     languages: dict[str, str]
     file_suffixes: list[str]
+    limits: dict[str, int]  # of one request
 
 
 async def show_health(call: Call[None]) -> Response:
