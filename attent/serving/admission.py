@@ -13,6 +13,7 @@ from attent.serving.limits import ApiError, Limits
 
 MAX_KNOWN_CLIENTS = 10_000  # whose rate is remembered
 SPEED_HALF_LIFE = 10.0  # seconds of work after which a measured speed counts half
+MAX_RETRY_AFTER = 60.0  # seconds
 MIN_MEASURED_SECONDS = 0.5  # of work, before the speed is known
 
 
@@ -82,7 +83,7 @@ class Admission:
         others = self._compute_load(
             self.num_pending - self._counts[client], self._pending.total() - self._pending[client]
         )
-        retry_after = max(1.0, (own + others - 1) * self._limits.max_queue_seconds)
+        retry_after = min(MAX_RETRY_AFTER, (own + others - 1) * self._limits.max_queue_seconds)
         if is_waiting and share < 1 and own > share * (1 - others):
             raise make_limit_error("your requests fill your share of the queue", retry_after)
         if self.num_pending and own + others > 1:

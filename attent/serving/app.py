@@ -74,6 +74,11 @@ class HttpApp:
         self._num_running = 0
         self._draining = False
 
+    @property
+    def num_pending(self) -> int:
+        """Number of requests that wait for a model."""
+        return self.gateway.admission.num_pending
+
     async def start(self) -> None:
         await self.gateway.backend.start()
 
@@ -196,7 +201,7 @@ def create_app(
     are the accepted host names, `model_info` is the response of /api/model.
     """
     # The page has one user, who waits for every answer.
-    limits = replace(limits or Limits(), requests_per_minute=0, max_client_share=1.0, max_queue_seconds=float("inf"))
+    limits = replace(limits or Limits(), requests_per_minute=0, max_client_share=1.0, max_queue_seconds=3600.0)
     gateway = Gateway(LocalBackend(LookService(handler), num_threads=1), limits=limits)
     info = json.dumps(model_info, allow_nan=False).encode()
 

@@ -259,7 +259,7 @@ class LocalBackend(Backend):
         self._channel: LocalChannel | None = None
 
     @property
-    def info(self) -> ServiceInfo:  # type: ignore[override]
+    def info(self) -> ServiceInfo:
         return self._service.info  # type: ignore[no-any-return]
 
     async def start(self) -> None:

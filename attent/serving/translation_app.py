@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-import attent
 from attent.serving import api_v1
 from attent.serving.app import DRAIN_TIMEOUT, HttpApp
 from attent.serving.backend import Backend
@@ -28,6 +27,7 @@ PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+API_VERSION = "1"
 DOCUMENTATION_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 
@@ -78,7 +78,7 @@ def list_endpoints(options: ServerOptions) -> list[Endpoint]:
 
 
 def build_documentation_routes(endpoints: Sequence[Endpoint]) -> list[Route]:
-    document = build_openapi(endpoints, version=attent.__version__)
+    document = build_openapi(endpoints, version=API_VERSION)
     page = render_documentation(endpoints, document)
 
     async def show_document(request: Request) -> Response:

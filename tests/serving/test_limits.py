@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from attent.serving import Limits, create_app
-from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, RequestGuard
+from attent.serving.app import create_app
+from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
 from attent.serving.request import parse_request
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -249,7 +249,8 @@ async def failing(scope: Any, receive: Any, send: Any) -> None:
 
 
 def http_scope(path: str) -> dict[str, Any]:
-    return {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"localhost")]}
+    headers = [(b"host", b"localhost")]
+    return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
 
 
 def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:

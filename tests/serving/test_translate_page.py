@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attent.decoding.options import StopCheck
-from attent.serving import Limits, serve_in_thread
+from attent.serving.limits import Limits
 from attent.serving.messages import (
     AUTO,
     Direction,
@@ -23,6 +23,7 @@ from attent.serving.messages import (
     TextTranslation,
     TranslateRequest,
 )
+from attent.serving.server import serve_in_thread
 from tests.inspection.conftest import browser, watch_problems  # noqa: F401 - a fixture
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")

@@ -22,12 +22,12 @@ import pytest
 
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
-from attent.serving import Limits, ServeError, serve_in_thread
 from attent.serving import backend as backends
 from attent.serving.backend import Backend, LocalBackend, ServiceConfig, WorkerPool
-from attent.serving.limits import ApiError
+from attent.serving.limits import ApiError, Limits, ServeError
 from attent.serving.messages import ServiceInfo, TextTranslation, TranslateRequest
 from attent.serving.run import build_configs, check_host
+from attent.serving.server import serve_in_thread
 from attent.serving.service import TranslationService
 from attent.serving.translation_app import ServerOptions, TranslationApp
 from tests.serving.toy import Client, Reply, wait_until
