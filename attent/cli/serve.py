@@ -40,13 +40,16 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     trust_proxy: Annotated[bool, server_flag(help="take the client's address from X-Forwarded-For")] = False
     suggestions: Annotated[Path | None, server_flag(help="file that gets the translations that users suggest")] = None
     verbose: Annotated[bool, server_flag(name=["--verbose", "-v"], help="log each request, without its text")] = False
-    max_characters: Annotated[int, limit_flag(help="of a request")] = 10_000
-    max_texts: Annotated[int, limit_flag(help="of a request")] = 128
-    max_file_bytes: Annotated[int, limit_flag(help="of a file to translate")] = 2**20
-    max_queued: Annotated[int, limit_flag(help="requests that wait; further ones get 503")] = 256
-    requests_per_minute: Annotated[int, limit_flag(help="of a client; 0: any number")] = 3_000
-    timeout: Annotated[float, limit_flag(help="seconds for a response")] = 30.0
-    cache: Annotated[int, limit_flag(help="characters of the last translations that are kept; 0: none")] = 4_000_000
+    log_text: Annotated[bool, server_flag(help="also log the texts to translate")] = False
+    max_characters: Annotated[int, limit_flag(help="of a request, by default 10,000")] = 10_000
+    max_texts: Annotated[int, limit_flag(help="of a request, by default 128")] = 128
+    max_file_bytes: Annotated[int, limit_flag(help="of a file to translate, by default 1 MiB")] = 2**20
+    max_queued: Annotated[int, limit_flag(help="requests that wait, by default 256; further ones get 503")] = 256
+    requests_per_minute: Annotated[int, limit_flag(help="of a client, by default 3,000; 0: any number")] = 3_000
+    timeout: Annotated[float, limit_flag(help="seconds for a response, by default 30")] = 30.0
+    cache: Annotated[int, limit_flag(help="characters of cached translations, by default 4 million; 0: none")] = (
+        4_000_000
+    )
 
 
 def serve(
@@ -83,6 +86,7 @@ def serve(
         origins=flags.allow_origin,
         cached_characters=flags.cache,
         trust_proxy=flags.trust_proxy,
+        log_text=flags.log_text,
         suggestions=flags.suggestions,
     )
     if flags.allow_host:
@@ -91,7 +95,7 @@ def serve(
         check_host(flags.host, options, flags.allow_public)
     except ValueError as error:
         raise CycloptsError(msg=str(error), command_chain=("serve",)) from error
-    configure_logging(flags.verbose)
+    configure_logging(flags.verbose or flags.log_text)
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     serve_models(
         models,

@@ -257,10 +257,7 @@ class LocalBackend(Backend):
         """`service` is a `TranslationService`, or has some of its methods."""
         self._service, self._num_threads = service, num_threads
         self._channel: LocalChannel | None = None
-
-    @property
-    def info(self) -> ServiceInfo:
-        return self._service.info  # type: ignore[no-any-return]
+        self.info = getattr(service, "info", ServiceInfo())
 
     async def start(self) -> None:
         self._channel = LocalChannel(self._service, self._num_threads)

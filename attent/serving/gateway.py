@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from attent.serving.limits import ApiError, Limits
 from attent.serving.messages import TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
+log = logging.getLogger("attent.serving")
+
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -83,6 +86,7 @@ class Gateway:
         keys: frozenset[str] = frozenset(),
         cached_characters: int = CACHED_CHARACTERS,
         trust_proxy: bool = False,
+        log_text: bool = False,
     ) -> None:
         """`trust_proxy` takes a client's address from the header X-Forwarded-For."""
         self.backend = backend
@@ -91,7 +95,7 @@ class Gateway:
         self.admission = Admission(limits, keys)
         self.metrics = Metrics(self.admission)
         self._cache = TranslationCache(cached_characters)
-        self._trust_proxy = trust_proxy
+        self._trust_proxy, self._log_text = trust_proxy, log_text
 
     def identify(self, request: Request, key: str, *, is_public: bool) -> str:
         """Return the client of a request, and count the request; raise 403 or 429."""
@@ -107,6 +111,8 @@ class Gateway:
     async def translate(self, request: TranslateRequest, client: str) -> list[TextTranslation]:
         """Translate texts; those that are in the cache are not searched again."""
         self.check_sizes(request)
+        if self._log_text:
+            log.info("translate from %s to %s: %r", request.source, request.target, request.texts)
         version = self.backend.version
         single = [replace(request, texts=(text,)) for text in request.texts]
         use_cache = request.search.sampling is None  # samples depend on the place of a text in the request

@@ -42,6 +42,7 @@ class ServerOptions:
     origins: tuple[str, ...] = ()  # other websites whose scripts may use it; "*": any
     cached_characters: int = CACHED_CHARACTERS
     trust_proxy: bool = False
+    log_text: bool = False  # log the texts that are translated
     suggestions: Path | None = None  # file that gets the translations that users suggest
     drain_timeout: float = DRAIN_TIMEOUT
 
@@ -56,6 +57,7 @@ class TranslationApp(HttpApp):
             keys=options.keys,
             cached_characters=options.cached_characters,
             trust_proxy=options.trust_proxy,
+            log_text=options.log_text,
         )
         endpoints = list_endpoints(options)
         super().__init__(
