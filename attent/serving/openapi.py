@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from attent.serving.endpoints import FORM_TYPES, Endpoint
+from attent.serving.endpoints import Endpoint
 
 ERROR_STATUSES = {
     400: "The request is not valid.",
@@ -67,8 +67,8 @@ def build_operation(endpoint: Endpoint) -> dict[str, Any]:
         ]
     elif endpoint.body is not None:
         reference = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
-        kinds = ["application/json", *(FORM_TYPES if endpoint.forms else ())]
-        operation["requestBody"] = {"required": True, "content": {kind: {"schema": reference} for kind in kinds}}
+        content = {kind: {"schema": reference} for kind in endpoint.content_types}
+        operation["requestBody"] = {"required": True, "content": content}
     names = [part.strip("{}") for part in endpoint.path.split("/") if part.startswith("{")]
     operation.setdefault("parameters", []).extend(
         {"name": name.partition(":")[0], "in": "path", "required": True, "schema": {"type": "string"}} for name in names

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 import attent
-from attent.serving import api_v1
+from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import handle_api_error, handle_http_exception
 from attent.serving.backend import Backend
 from attent.serving.endpoints import Body, Call, Endpoint, build_route, make_json_response
@@ -70,6 +70,7 @@ class TranslationApp:
             keys=options.keys,
             cached_characters=options.cached_characters,
             trust_proxy=options.trust_proxy,
+            suggestions=options.suggestions,
         )
         endpoints = list_endpoints(options)
         app: Any = build_starlette(endpoints, self.gateway)
@@ -143,7 +144,8 @@ class RequestRecord:
 
 
 def list_endpoints(options: ServerOptions) -> list[Endpoint]:
-    return [*api_v1.ENDPOINTS, *LOOK_ENDPOINTS]
+    apis = (libretranslate, deepl, openai, apertium, api_v1)
+    return [*(endpoint for api in apis for endpoint in api.ENDPOINTS), *LOOK_ENDPOINTS]
 
 
 def build_starlette(endpoints: Sequence[Endpoint], gateway: Gateway) -> Starlette:
