@@ -185,7 +185,7 @@ async def show_metrics(call: Call[None]) -> Response:
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
-             body=TranslateBody, response=TranslateResult),
+             body=TranslateBody, response=TranslateResult, can_stream=True),
     Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
              body=SuggestBody, response=SuggestResult),
     Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJsonSchema
@@ -73,23 +74,30 @@ class Endpoint:
     tag: str = "attent"  # a group of the documentation
     status: int = 200
     media_type: str = "application/json"
+    can_stream: bool = False  # as server-sent events
     format_error: Callable[[str, int], Mapping[str, Any]] = field(default=lambda message, status: {"error": message})
 
 
-def build_route(endpoint: Endpoint, gateway: Gateway) -> Route:
-    async def handle(request: Request) -> Response:
-        try:
-            data, is_typed = await read_fields(request, endpoint)
-            key = find_key(request, data)
-            client = gateway.identify(request, key, is_public=endpoint.is_public)
-            body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
-            result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
-            return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
-        except ApiError as error:
-            payload = endpoint.format_error(error.clipped_message, error.status)
-            return make_json_response(payload, error.status, error.headers)
+def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]:
+    """Return one route per path, so that the response to a wrong method names all methods."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, partial(handle, group, gateway), methods=list(group)) for path, group in paths.items()]
 
-    return Route(endpoint.path, handle, methods=[endpoint.method])
+
+async def handle(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
+    endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
+    try:
+        data, is_typed = await read_fields(request, endpoint)
+        key = find_key(request, data)
+        client = gateway.identify(request, key, is_public=endpoint.is_public)
+        body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
+        result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
+        return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
+    except ApiError as error:
+        payload = endpoint.format_error(error.clipped_message, error.status)
+        return make_json_response(payload, error.status, error.headers)
 
 
 def make_json_response(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -167,10 +167,10 @@ ModelCard: Any = create_model("ModelCard", id=str, object=str, created=int, owne
 CompletionResult: Any = create_model(
     "CompletionResult", id=str, object=str, created=int, model=str, choices=list[dict[str, Any]], usage=dict[str, int]
 )
-endpoint: Any = partial(Endpoint, tag="OpenAI", format_error=format_error)
+endpoint: Any = partial(Endpoint, tag="OpenAI", format_error=format_error, can_stream=True)
 ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("GET", "/v1/models", list_models, "List models and language pairs.", None,
-             create_model("ModelList", object=str, data=list[ModelCard])),
+             create_model("ModelList", object=str, data=list[ModelCard]), can_stream=False),
     endpoint("POST", "/v1/completions", complete, "Continue prompts.", CompletionBody, CompletionResult),
     endpoint("POST", "/v1/chat/completions", chat, "Translate the last message.", ChatBody, CompletionResult),
 )  # fmt: skip

@@ -21,6 +21,7 @@ ERROR_STATUSES = {
     413: "The text or the file is too long.",
     415: "The content type is not supported.",
     421: "The host name is not served.",
+    422: "The request is valid, but the model cannot process it.",
     429: "The client sent too many requests; see the header Retry-After.",
     431: "The headers are too long.",
     503: "The server is busy or stopping; see the header Retry-After.",
@@ -81,7 +82,9 @@ def build_responses(endpoint: Endpoint) -> dict[str, Any]:
     definitions = schema.pop("$defs", None)
     if definitions:  # inlined: a response has a schema of its own
         schema = inline_references(schema, definitions)
-    success = {"description": "Success.", "content": {endpoint.media_type: {"schema": schema}}}
+    content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": schema}}
+    content |= {"text/event-stream": {"schema": {"type": "string"}}} if endpoint.can_stream else {}
+    success = {"description": "Success.", "content": content}
     errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
     return {str(endpoint.status): success, **errors}
 

@@ -25,7 +25,7 @@ import attent
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import handle_api_error, handle_http_exception
 from attent.serving.backend import Backend
-from attent.serving.endpoints import Body, Call, Endpoint, build_route, make_json_response
+from attent.serving.endpoints import Body, Call, Endpoint, build_routes, make_json_response
 from attent.serving.gateway import CACHED_CHARACTERS, Gateway
 from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits, Message, Receive, RequestGuard, Scope, Send
 from attent.serving.messages import ModelLookRequest
@@ -160,7 +160,7 @@ def build_starlette(endpoints: Sequence[Endpoint], gateway: Gateway) -> Starlett
 
     app = Starlette(
         routes=[
-            *(build_route(endpoint, gateway) for endpoint in endpoints),
+            *build_routes(endpoints, gateway),
             Route("/openapi.json", show_document),
             Route("/docs", show_documentation),
             Route("/", serve_page_file),
