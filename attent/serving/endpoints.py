@@ -168,7 +168,7 @@ def collect_fields(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
     try:
-        data = settings.decode_strict_json(content.decode("utf-8"))
+        data = settings.decode_strict_json(content.decode("utf-8"), parse_integer)
         check_text(json.dumps(data, ensure_ascii=False))
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the request must be UTF-8, but byte {error.start} is not") from None
@@ -181,6 +181,13 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, "the request must be a JSON object")
     return data
+
+
+def parse_integer(digits: str) -> int:
+    """Refuse integers that do not fit into 64 bits, such as those that overflow a float."""
+    if len(digits) > 20 or abs(int(digits)) >= 2**63:
+        raise ValueError("an integer has more than 64 bits")
+    return int(digits)
 
 
 def check_text(value: object) -> None:
