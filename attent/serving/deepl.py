@@ -97,7 +97,7 @@ async def create_glossary(call: Call[GlossaryBody]) -> Any:
 
 def get_glossary(call: Call[Any], name: str | None = None) -> Any:
     """Return the description and the terms of a glossary of the client; by default, that of the path."""
-    glossary = call.gateway.glossaries.list_items(call.client).get(name or call.request.path_params["name"])
+    glossary = call.gateway.glossaries.list_items(call.client).get(name or call.request.path_params["glossary_id"])
     if glossary is None:
         raise ApiError(404, "this glossary does not exist; the server forgets glossaries when it stops")
     return glossary
@@ -109,7 +109,7 @@ async def list_glossaries(call: Call[None]) -> Any:
 
 
 async def show_glossary(call: Call[None]) -> Any:
-    return {"glossary_id": call.request.path_params["name"], **get_glossary(call)[0]}
+    return {"glossary_id": call.request.path_params["glossary_id"], **get_glossary(call)[0]}
 
 
 async def show_entries(call: Call[None]) -> Response:
@@ -119,7 +119,7 @@ async def show_entries(call: Call[None]) -> Response:
 
 async def delete_glossary(call: Call[None]) -> Response:
     get_glossary(call)  # 404 for those of other clients
-    call.gateway.glossaries.remove(call.request.path_params["name"])
+    call.gateway.glossaries.remove(call.request.path_params["glossary_id"])
     return Response(status_code=204)
 
 
@@ -141,8 +141,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("POST", "/v2/glossaries", create_glossary, "Create a glossary.", GlossaryBody, GlossaryInfo, status=201),
     endpoint("GET", "/v2/glossaries", list_glossaries, "List glossaries.", None,
              create_model("GlossaryList", glossaries=list[GlossaryInfo])),
-    endpoint("GET", "/v2/glossaries/{name}", show_glossary, "Describe a glossary.", None, GlossaryInfo),
-    endpoint("GET", "/v2/glossaries/{name}/entries", show_entries, "The terms of a glossary.",
+    endpoint("GET", "/v2/glossaries/{glossary_id}", show_glossary, "Describe a glossary.", None, GlossaryInfo),
+    endpoint("GET", "/v2/glossaries/{glossary_id}/entries", show_entries, "The terms of a glossary.",
              media_type="text/tab-separated-values"),
-    endpoint("DELETE", "/v2/glossaries/{name}", delete_glossary, "Delete a glossary.", status=204),
+    endpoint("DELETE", "/v2/glossaries/{glossary_id}", delete_glossary, "Delete a glossary.", status=204),
 )  # fmt: skip

@@ -83,7 +83,7 @@ def build_responses(endpoint: Endpoint) -> dict[str, Any]:
     if definitions:  # inlined: a response has a schema of its own
         schema = inline_references(schema, definitions)
     content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": schema}}
-    content |= {"text/event-stream": {"schema": {"type": "string"}}} if endpoint.can_stream else {}
+    content |= {"text/event-stream": {}} if endpoint.can_stream else {}
     success = {"description": "Success.", "content": content}
     errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
     return {str(endpoint.status): success, **errors}

@@ -75,7 +75,7 @@ def endpoint(request: pytest.FixtureRequest) -> Endpoint:
 
 @pytest.fixture
 def path(endpoint: Endpoint) -> str:
-    return endpoint.path.replace("{model}", "numbers").replace("{name}", "x%00%ff")
+    return endpoint.path.replace("{model}", "numbers").replace("{name}", "x%00%ff").replace("{glossary_id}", "x%00%ff")
 
 
 def test_hostile_bodies(endpoint: Endpoint, path: str, client: Client) -> None:
