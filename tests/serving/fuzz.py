@@ -33,7 +33,15 @@ def main(schemathesis: str, num_cases: int) -> int:
             while total < num_cases and not status:
                 seed += 1
                 examples = min(300, max(1, (num_cases - total) // CASES_PER_EXAMPLE))
-                command = [schemathesis, "run", f"{client.url}/openapi.json", "--seed", str(seed), "-n", str(examples)]
+                command = [
+                    str(Path(schemathesis).absolute()),
+                    "run",
+                    f"{client.url}/openapi.json",
+                    "--seed",
+                    str(seed),
+                    "-n",
+                    str(examples),
+                ]
                 command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--continue-on-failure"]
                 command += [
                     "--warnings",
