@@ -23,7 +23,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup browser demo test test-slow test-device lint format bench why-attention faults mutants wheel-test lock sbom clean
+.PHONY: help setup browser demo test test-slow test-device lint format bench why-attention faults mutants fuzz-server wheel-test lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -117,6 +117,13 @@ $(TOOLS)/.installed:
 	$(PY) -m venv $(TOOLS)
 	$(TOOLS_BIN)/python -m pip install --quiet uv cyclonedx-bom
 	@touch $@
+
+$(TOOLS)/.installed-schemathesis: $(TOOLS)/.installed
+	$(TOOLS_BIN)/python -m pip install --quiet 'schemathesis>=4.32,<5'
+	@touch $@
+
+fuzz-server: $(READY_DEV) $(TOOLS)/.installed-schemathesis ## requests to the server, generated from its OpenAPI document (CASES=10000)
+	$(TEST_ENV) $(PY) -m tests.serving.fuzz $(TOOLS_BIN)/schemathesis $(or $(CASES),10000)
 
 # uv resolves for all platforms and Python versions at once, which pip cannot. Its hashes leave out torch, which is
 # installed first, as a CPU or a CUDA build, and the CUDA packages that belong to it.

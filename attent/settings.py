@@ -61,13 +61,14 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     return _parse_object(content, decode_strict_json, "JSON", where)
 
 
-def decode_strict_json(text: str) -> Any:
+def decode_strict_json(text: str, parse_int: Callable[[str], int] = int) -> Any:
     """Decode JSON; a duplicate key or a number that is not finite raises a ValueError."""
     return json.loads(
         text,
         object_pairs_hook=_reject_duplicate_keys,
         parse_constant=_reject_constant,
         parse_float=_parse_finite_float,
+        parse_int=parse_int,
     )
 
 

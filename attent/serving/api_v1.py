@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Body, Call, Endpoint, make_json_response
+from attent.serving.endpoints import Body, Call, Endpoint
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
@@ -95,12 +95,12 @@ def build_translate_request(body: Any) -> TranslateRequest:
     )
 
 
-async def translate(call: Call[Any]) -> Response:
+async def translate(call: Call[Any]) -> Response | dict[str, Any]:
     request = build_translate_request(call.body)
     if call.body.stream:
         return await stream_translation(call, request)
     translations = await call.gateway.translate(request, call.client)
-    return make_json_response({"translations": [to_document(each) for each in translations]})
+    return {"translations": [to_document(each) for each in translations]}
 
 
 def to_document(translation: TextTranslation) -> dict[str, Any]:
@@ -135,30 +135,28 @@ def format_event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-async def suggest(call: Call[SuggestBody]) -> Response:
+async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:
     body = call.body
     request = SuggestRequest(
         text=body.text, prefix=body.prefix, source=body.source or AUTO, target=body.target, count=body.count
     )
     suggestions = await call.gateway.call("suggest", request, call.client, characters=len(body.text) * body.count + 1)
-    return make_json_response({"suggestions": [asdict(each) for each in suggestions]})
+    return {"suggestions": [asdict(each) for each in suggestions]}
 
 
 class SuggestResult(Body):
     suggestions: list[dict[str, Any]]
 
 
-async def list_models(call: Call[None]) -> Response:
+async def list_models(call: Call[None]) -> dict[str, Any]:
     info, limits = call.gateway.backend.info, call.gateway.limits
-    return make_json_response(
-        {
-            "models": list(info.models),
-            "directions": [asdict(direction) for direction in info.directions],
-            "languages": info.language_names,
-            "file_suffixes": list(info.file_suffixes),
-            "limits": {"characters": limits.max_characters, "file_bytes": limits.max_file_bytes},
-        }
-    )
+    return {
+        "models": list(info.models),
+        "directions": [asdict(direction) for direction in info.directions],
+        "languages": info.language_names,
+        "file_suffixes": list(info.file_suffixes),
+        "limits": {"characters": limits.max_characters, "file_bytes": limits.max_file_bytes},
+    }
 
 
 class ModelsResult(Body):
@@ -169,14 +167,14 @@ class ModelsResult(Body):
     limits: dict[str, int]  # of one request
 
 
-async def show_health(call: Call[None]) -> Response:
-    return make_json_response({"status": "ok"})
+async def show_health(call: Call[None]) -> dict[str, Any]:
+    return {"status": "ok"}
 
 
-async def show_readiness(call: Call[None]) -> Response:
+async def show_readiness(call: Call[None]) -> dict[str, Any]:
     if not call.gateway.backend.is_ready:
         raise ApiError(503, "no model is ready", {"retry-after": "2"})
-    return make_json_response({"status": "ready"})
+    return {"status": "ready"}
 
 
 class Status(Body):
@@ -189,7 +187,7 @@ async def show_metrics(call: Call[None]) -> Response:
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
-             body=TranslateBody, response=TranslateResult),
+             body=TranslateBody, response=TranslateResult, can_stream=True),
     Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
              body=SuggestBody, response=SuggestResult),
     Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from attent.decoding.options import StopCheck
 from attent.serving.backend import LocalBackend
-from attent.serving.endpoints import Call, Endpoint, build_route, check_is_json, make_json_response
+from attent.serving.endpoints import Call, Endpoint, build_routes, check_is_json, make_json_response
 from attent.serving.gateway import Gateway
 from attent.serving.limits import (
     LOCAL_HOSTS,
@@ -65,7 +65,7 @@ class HttpApp:
     ) -> None:
         """`routes` are further ones, without a key; the other arguments are those of `RequestGuard`."""
         self.gateway = gateway
-        app: AsgiApp = build_starlette([*(build_route(endpoint, gateway) for endpoint in endpoints), *routes])
+        app: AsgiApp = build_starlette([*build_routes(endpoints, gateway), *routes])
         if origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         self._guard = RequestGuard(app, limits=gateway.limits, hosts=hosts, origins=origins, body_limits=body_limits)
@@ -208,8 +208,8 @@ def create_app(
     async def show_page(call: Call[None]) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": csp})
 
-    async def show_health(call: Call[None]) -> Response:
-        return make_json_response({"status": "ok"})
+    async def show_health(call: Call[None]) -> dict[str, str]:
+        return {"status": "ok"}
 
     async def show_model(call: Call[None]) -> Response:
         return Response(info, media_type="application/json")

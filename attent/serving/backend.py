@@ -115,6 +115,8 @@ def to_api_error(error: BaseException) -> ApiError:
     """Return the response for an error of a service; bugs and failures of the machine are logged."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, OverflowError):
+        return ApiError(400, "a number of the request is too large to compute with")
     if isinstance(error, ValueError):
         return ApiError(400, str(error) or "the model cannot process this request")
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):

@@ -2,17 +2,20 @@
 document are built.
 
 A handler gets a `Call`: the validated body, and the gateway to the models. Bodies are JSON or, where an API has them,
-forms. Wrong requests are answered with 400 and one sentence, which never repeats the body.
+forms, whose fields are strings and files. Wrong requests are answered with 400 and one sentence, which never repeats
+the body.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJsonSchema
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,9 +27,11 @@ from attent.serving.limits import ApiError
 if TYPE_CHECKING:
     from attent.serving.gateway import Gateway
 
+JSON_TYPE = "application/json"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FORM_FIELDS = 1_000
 AUTHORIZATION_SCHEMES = ("bearer ", "deepl-auth-key ")
+KEY_FIELDS = ("api_key", "auth_key", "key")  # of LibreTranslate, DeepL and Apertium
 
 
 class Body(BaseModel):
@@ -35,6 +40,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
+@dataclass(frozen=True)
+class UploadedFile:
+    name: str
+    content: bytes
+
+
+FileField = Annotated[InstanceOf[UploadedFile], WithJsonSchema({"type": "string", "format": "binary"})]
 BodyT = TypeVar("BodyT", bound=BaseModel | None)
 
 
@@ -52,32 +64,40 @@ class Call(Generic[BodyT]):
 class Endpoint:
     method: Literal["GET", "POST", "DELETE"]
     path: str
-    handler: Callable[[Call[Any]], Awaitable[Response]]
+    handler: Callable[[Call[Any]], Awaitable[Any]]  # returns a response, or a value that JSON can represent
     summary: str
-    _: KW_ONLY
     body: type[BaseModel] | None = None  # of the body; of the query for GET
     response: Any = None  # a type that pydantic knows; None: not JSON
-    forms: bool = False  # forms are accepted besides JSON
+    _: KW_ONLY
+    content_types: tuple[str, ...] = (JSON_TYPE,)  # of the body
     is_public: bool = False  # needs no key
     tag: str = "attent"  # a group of the documentation
     status: int = 200
     media_type: str = "application/json"
+    can_stream: bool = False  # as server-sent events
     format_error: Callable[[str, int], Mapping[str, Any]] = field(default=lambda message, status: {"error": message})
 
 
-def build_route(endpoint: Endpoint, gateway: Gateway) -> Route:
-    async def handle(request: Request) -> Response:
-        try:
-            data = await read_fields(request, endpoint)
-            key = find_key(request, data)
-            client = gateway.identify(request, key, is_public=endpoint.is_public)
-            body = None if endpoint.body is None else validate_body(endpoint.body, data)
-            return await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
-        except ApiError as error:
-            payload = endpoint.format_error(error.clipped_message, error.status)
-            return make_json_response(payload, error.status, error.headers)
+def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]:
+    """Return one route per path, so that the response to a wrong method names all methods."""
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return [Route(path, partial(handle, group, gateway), methods=list(group)) for path, group in paths.items()]
 
-    return Route(endpoint.path, handle, methods=[endpoint.method])
+
+async def handle(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
+    endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
+    try:
+        data, is_typed = await read_fields(request, endpoint)
+        key = find_key(request, data)
+        client = gateway.identify(request, key, is_public=endpoint.is_public)
+        body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
+        result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
+        return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
+    except ApiError as error:
+        payload = endpoint.format_error(error.clipped_message, error.status)
+        return make_json_response(payload, error.status, error.headers)
 
 
 def make_json_response(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -91,8 +111,8 @@ def find_key(request: Request, data: Mapping[str, Any]) -> str:
     for scheme in AUTHORIZATION_SCHEMES:
         if header.lower().startswith(scheme):
             return header[len(scheme) :].strip()
-    key = data.get("api_key") or request.query_params.get("api_key") or ""
-    return key if isinstance(key, str) else ""
+    keys = (fields.get(name) for fields in (data, request.query_params) for name in KEY_FIELDS)
+    return next((key for key in keys if key and isinstance(key, str)), "")
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -110,22 +130,25 @@ def check_is_json(request: Request) -> None:
         raise ApiError(415, "the request must not be compressed")
 
 
-async def read_fields(request: Request, endpoint: Endpoint) -> dict[str, Any]:
-    """Return the fields of the query (GET), or of a JSON or form body. A repeated field of a form is a list."""
+async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, Any], bool]:
+    """Return the fields of the query (GET), or of a JSON or form body, and whether they have types: those of JSON do.
+
+    A repeated field of a form or a query is a list.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "the request must not be compressed")
-    if endpoint.method == "GET":
+    if endpoint.method == "GET":  # some clients send its fields as a form
         fields = collect_fields(request.query_params.multi_items())
-        return fields | (await read_form(request) if content_type == FORM_TYPES[0] else {})
-    if content_type in FORM_TYPES and endpoint.forms:
-        return await read_form(request)
+        return fields | (await read_form(request) if content_type == FORM_TYPES[0] else {}), False
     if endpoint.body is None:
-        return {}
-    if content_type != "application/json":
-        allowed = ", ".join(["application/json", *(FORM_TYPES if endpoint.forms else ())])
+        return {}, False
+    if content_type not in endpoint.content_types:
+        allowed = ", ".join(endpoint.content_types)
         raise ApiError(415, f"`Content-Type` must be {allowed}, but is {ascii(content_type[:80]) or 'absent'}")
-    return parse_json_object(await request.body())
+    if content_type == JSON_TYPE:
+        return parse_json_object(await request.body()), True
+    return await read_form(request), False
 
 
 async def read_form(request: Request) -> dict[str, Any]:
@@ -133,10 +156,15 @@ async def read_form(request: Request) -> dict[str, Any]:
         form = await request.form(max_files=1, max_fields=MAX_FORM_FIELDS)
     except (HTTPException, ValueError) as error:
         raise ApiError(400, f"the form cannot be read: {getattr(error, 'detail', error)}") from None
-    return collect_fields(form.multi_items())
+    items = [
+        (name, UploadedFile(value.filename or "", await value.read()) if isinstance(value, UploadFile) else value)
+        for name, value in form.multi_items()
+    ]
+    await form.close()
+    return collect_fields(items)
 
 
-def collect_fields(items: list[tuple[str, Any]]) -> dict[str, Any]:
+def collect_fields(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in items:
         if name in fields:
@@ -144,14 +172,15 @@ def collect_fields(items: list[tuple[str, Any]]) -> dict[str, Any]:
             fields[name] = [*previous, value] if isinstance(previous, list) else [previous, value]
         else:
             fields[name] = value
-    for value in fields.values():
-        check_text(value)
+    for name, value in fields.items():
+        check_text(name)
+        check_text(value.name if isinstance(value, UploadedFile) else value)
     return fields
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
     try:
-        data = settings.decode_strict_json(content.decode("utf-8"))
+        data = settings.decode_strict_json(content.decode("utf-8"), parse_integer)
         check_text(json.dumps(data, ensure_ascii=False))
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the request must be UTF-8, but byte {error.start} is not") from None
@@ -166,6 +195,13 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     return data
 
 
+def parse_integer(digits: str) -> int:
+    """Refuse integers that do not fit into 64 bits, such as those that overflow a float."""
+    if len(digits) > 20 or abs(int(digits)) >= 2**63:
+        raise ValueError("an integer has more than 64 bits")
+    return int(digits)
+
+
 def check_text(value: object) -> None:
     """Refuse what UTF-8 cannot encode: half of a surrogate pair."""
     try:
@@ -174,11 +210,12 @@ def check_text(value: object) -> None:
         raise ApiError(400, "the request contains half of a surrogate pair, which is no character") from None
 
 
-def validate_body(kind: type[BaseModel], data: Mapping[str, Any]) -> BaseModel:
+def validate_body(kind: type[BaseModel], data: Mapping[str, Any], *, strict: bool) -> BaseModel:
+    """Return the body; `strict` accepts no strings as numbers."""
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, strict=strict)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        # A field that is a union has one error for each of its types; its name is enough.
-        name = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("str", "list", "tuple", "int")))
-        raise ApiError(400, f"`{name[:80]}`: {first['msg'][:200]}") from None
+        # The rest of the location may be the keys of a client; the first part is the name of a field.
+        name = str(first["loc"][0]) if first["loc"] else "body"
+        raise ApiError(400, f"`{name}`: {first['msg'][:200]}") from None

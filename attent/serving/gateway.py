@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import secrets
+import time
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as CounterMetric
 from starlette.requests import Request
 
 from attent.decoding.options import SearchOptions
-from attent.serving.admission import Admission
+from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Backend, Method
 from attent.serving.limits import ApiError, Limits
 from attent.serving.messages import TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
-log = logging.getLogger("attent.serving")
-
+STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
+FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+log = logging.getLogger("attent.serving")
 
 
 class Metrics:
@@ -29,7 +35,7 @@ class Metrics:
 
     def __init__(self, admission: Admission) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self.requests = CounterMetric(
             "attent_requests", "HTTP requests by path and status", ["path", "status"], registry=self.registry
         )
         self.seconds = Histogram(
@@ -39,8 +45,8 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
-        self.characters = Counter("attent_characters", "Characters translated", registry=self.registry)
-        self.cache_hits = Counter("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
+        self.characters = CounterMetric("attent_characters", "Characters translated", registry=self.registry)
+        self.cache_hits = CounterMetric("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
         pending = Gauge("attent_pending_requests", "Requests that wait for a model", registry=self.registry)
         pending.set_function(lambda: admission.num_pending)
 
@@ -75,6 +81,33 @@ class TranslationCache:
         return 200 + sum(map(len, texts)) + 16 * len(translation.alignment or ())
 
 
+class ItemStore:
+    """Items of clients under unguessable names. If there are too many bytes, the oldest are removed."""
+
+    def __init__(self, max_bytes: int, max_seconds: float = float("inf")) -> None:
+        self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
+        self._items: dict[str, tuple[str, int, float, Any]] = {}  # name -> client, bytes, end, item; oldest first
+
+    def add(self, client: str, item: Any, size: int, suffix: str = "") -> str:
+        name = secrets.token_urlsafe(24) + suffix
+        self._items[name] = (client, size, time.monotonic() + self._max_seconds, item)
+        total = sum(size for _, size, _, _ in self._items.values())
+        for old, (_, size, end, _) in list(self._items.items()):
+            if total > self._max_bytes or end < time.monotonic():
+                self.remove(old)
+                total -= size
+        return name
+
+    def remove(self, name: str) -> None:
+        del self._items[name]
+
+    def list_items(self, client: str) -> dict[str, Any]:
+        """Return the items of a client by name."""
+        now = time.monotonic()
+        return {name: item for name, (owner, _, end, item) in self._items.items() if owner == client and end > now}
+
+
 class Gateway:
     """What endpoints use: it identifies clients and passes their requests to the models."""
 
@@ -87,8 +120,9 @@ class Gateway:
         cached_characters: int = CACHED_CHARACTERS,
         trust_proxy: bool = False,
         log_text: bool = False,
+        suggestions: Path | None = None,
     ) -> None:
-        """`trust_proxy` takes a client's address from the header X-Forwarded-For."""
+        """`trust_proxy` takes a client's address from the header X-Forwarded-For, `suggestions` is a file."""
         self.backend = backend
         self.limits = limits
         self.needs_key = bool(keys)
@@ -96,6 +130,10 @@ class Gateway:
         self.metrics = Metrics(self.admission)
         self._cache = TranslationCache(cached_characters)
         self._trust_proxy, self._log_text = trust_proxy, log_text
+        self.suggestions = suggestions
+        self.files = ItemStore(STORED_BYTES, FILE_SECONDS)
+        self.glossaries = ItemStore(STORED_BYTES)
+        self.used_characters: Counter[str] = Counter()  # client -> characters of its texts
 
     def identify(self, request: Request, key: str, *, is_public: bool) -> str:
         """Return the client of a request, and count the request; raise 403 or 429."""
@@ -108,11 +146,19 @@ class Gateway:
         self.admission.check_rate(client)
         return client
 
+    def build_url(self, request: Request, path: str) -> str:
+        """Return the address of a path as the client sees this server."""
+        is_https = self._trust_proxy and request.headers.get("x-forwarded-proto") == "https"
+        return str(request.base_url.replace(path=path, scheme="https" if is_https else request.url.scheme))
+
     async def translate(self, request: TranslateRequest, client: str) -> list[TextTranslation]:
         """Translate texts; those that are in the cache are not searched again."""
         self.check_sizes(request)
         if self._log_text:
             log.info("translate from %s to %s: %r", request.source, request.target, request.texts)
+        self.used_characters[client] += sum(map(len, request.texts))
+        if len(self.used_characters) > MAX_KNOWN_CLIENTS:
+            del self.used_characters[next(iter(self.used_characters))]
         version = self.backend.version
         single = [replace(request, texts=(text,)) for text in request.texts]
         use_cache = request.search.sampling is None  # samples depend on the place of a text in the request

@@ -21,7 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-MAX_ERROR_LENGTH = 600  # too short to echo a request
+MAX_ERROR_LENGTH = 600  # bytes; too short to echo a request
 RETRY_AFTER_SECONDS = 2
 
 # On every response; a page's own content security policy replaces the first.
@@ -82,11 +82,13 @@ class ApiError(ValueError):
 
     @property
     def clipped_message(self) -> str:
-        sentence = str(self).encode("utf-8", "replace").decode("utf-8")
-        return sentence if len(sentence) <= MAX_ERROR_LENGTH else sentence[: MAX_ERROR_LENGTH - 3] + "..."
+        sentence = str(self).encode("utf-8", "replace")
+        if len(sentence) > MAX_ERROR_LENGTH:
+            sentence = sentence[: MAX_ERROR_LENGTH - 3] + b"..."
+        return sentence.decode("utf-8", "ignore")
 
     def to_json(self) -> bytes:
-        return json.dumps({"error": self.clipped_message}).encode()
+        return json.dumps({"error": self.clipped_message}, ensure_ascii=False).encode()
 
 
 def make_unavailable_error(message: str) -> ApiError:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from attent.serving.endpoints import FORM_TYPES, Endpoint
+from attent.serving.endpoints import Endpoint
 
 ERROR_STATUSES = {
     400: "The request is not valid.",
@@ -21,6 +21,7 @@ ERROR_STATUSES = {
     413: "The text or the file is too long.",
     415: "The content type is not supported.",
     421: "The host name is not served.",
+    422: "The request is valid, but the model cannot process it.",
     429: "The client sent too many requests; see the header Retry-After.",
     431: "The headers are too long.",
     503: "The server is busy or stopping; see the header Retry-After.",
@@ -67,8 +68,8 @@ def build_operation(endpoint: Endpoint) -> dict[str, Any]:
         ]
     elif endpoint.body is not None:
         reference = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
-        kinds = ["application/json", *(FORM_TYPES if endpoint.forms else ())]
-        operation["requestBody"] = {"required": True, "content": {kind: {"schema": reference} for kind in kinds}}
+        content = {kind: {"schema": reference} for kind in endpoint.content_types}
+        operation["requestBody"] = {"required": True, "content": content}
     names = [part.strip("{}") for part in endpoint.path.split("/") if part.startswith("{")]
     operation.setdefault("parameters", []).extend(
         {"name": name.partition(":")[0], "in": "path", "required": True, "schema": {"type": "string"}} for name in names
@@ -81,7 +82,9 @@ def build_responses(endpoint: Endpoint) -> dict[str, Any]:
     definitions = schema.pop("$defs", None)
     if definitions:  # inlined: a response has a schema of its own
         schema = inline_references(schema, definitions)
-    success = {"description": "Success.", "content": {endpoint.media_type: {"schema": schema}}}
+    content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": schema}}
+    content |= {"text/event-stream": {}} if endpoint.can_stream else {}
+    success = {"description": "Success.", "content": content}
     errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
     return {str(endpoint.status): success, **errors}
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from attent.serving import api_v1
+from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import DRAIN_TIMEOUT, HttpApp
 from attent.serving.backend import Backend
 from attent.serving.endpoints import Body, Call, Endpoint, make_json_response
@@ -58,6 +58,7 @@ class TranslationApp(HttpApp):
             cached_characters=options.cached_characters,
             trust_proxy=options.trust_proxy,
             log_text=options.log_text,
+            suggestions=options.suggestions,
         )
         endpoints = list_endpoints(options)
         super().__init__(
@@ -76,7 +77,8 @@ class TranslationApp(HttpApp):
 
 
 def list_endpoints(options: ServerOptions) -> list[Endpoint]:
-    return [*api_v1.ENDPOINTS, *LOOK_ENDPOINTS]
+    apis = (libretranslate, deepl, openai, apertium, api_v1)
+    return [*(endpoint for api in apis for endpoint in api.ENDPOINTS), *LOOK_ENDPOINTS]
 
 
 def build_documentation_routes(endpoints: Sequence[Endpoint]) -> list[Route]:
@@ -121,7 +123,7 @@ class LookBody(Body):
     masked_parts: list[str] = Field([])
 
 
-async def look(call: Call[LookBody]) -> Response:
+async def look(call: Call[LookBody]) -> dict[str, Any]:
     body, info = call.body, call.gateway.backend.info
     model = call.request.path_params.get("model") or body.model or next((each.model for each in info.directions), "")
     request = LookRequest(
@@ -132,10 +134,10 @@ async def look(call: Call[LookBody]) -> Response:
         masked_parts=tuple(body.masked_parts),
     )
     check_request(request, call.gateway.limits)
-    document = await call.gateway.call(
+    document: dict[str, Any] = await call.gateway.call(
         "look", ModelLookRequest(model=model, request=request), call.client, characters=10 * len(body.text) + 1
     )
-    return make_json_response(document)
+    return document
 
 
 LOOK_SUMMARY = "Translate a sentence and return the attention of every head."

@@ -1,0 +1,273 @@
+"""The API of LibreTranslate: its Python client, forms, Weblate's requests, files, suggestions, keys."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import polib
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from attent.serving import libretranslate
+from attent.serving.gateway import ItemStore
+from attent.serving.limits import Limits
+from attent.serving.translation_app import ServerOptions
+from tests.serving.toy import Client, Reply
+from tests.serving.translation_server import start_translation_server
+
+KEY = "a key"
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
+    options = ServerOptions(
+        limits=Limits(max_characters=200, max_texts=4, max_file_bytes=3_000), suggestions=folder / "suggestions.jsonl"
+    )
+    with start_translation_server(folder, options) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def keyed(folder: Path) -> Iterator[Client]:
+    with start_translation_server(folder, ServerOptions(keys=frozenset([KEY, "other"]))) as client:
+        yield client
+
+
+def send_form(client: Client, path: str, method: str = "POST", **fields: Any) -> Reply:
+    return client.send(method, path, urlencode(fields, doseq=True).encode(), FORM)
+
+
+def send_multipart(client: Client, path: str, fields: dict[str, str | tuple[str, bytes]], **headers: str) -> Reply:
+    parts = []
+    for name, value in fields.items():
+        file_name, content = (None, value.encode()) if isinstance(value, str) else value
+        head = f'form-data; name="{name}"' + ("" if file_name is None else f'; filename="{file_name}"')
+        parts.append(f"--xyz\r\nContent-Disposition: {head}\r\n\r\n".encode() + content + b"\r\n")
+    body = b"".join(parts) + b"--xyz--\r\n"
+    return client.send("POST", path, body, {"Content-Type": "multipart/form-data; boundary=xyz"} | headers)
+
+
+def test_python_client(client: Client) -> None:
+    api = LibreTranslateAPI(client.url)
+    assert api.translate("seven", "en", "de") == "sieben"
+    assert api.translate("seven\n\n  eight\nten", "en", "de") == "sieben\n\n  acht\nzehn"
+    assert api.languages() == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+    best, *_ = api.detect("The children are singing in the garden of the old house.")
+    assert best["language"] == "en"
+    assert 50 < best["confidence"] <= 100
+    with pytest.raises(urllib.error.HTTPError) as error:
+        api.translate("seven", "en", "tlh")
+    assert error.value.code == 400
+    assert "`target`" in json.load(error.value)["error"]
+
+
+def test_python_client_with_keys(keyed: Client) -> None:
+    assert LibreTranslateAPI(keyed.url, KEY).translate("seven", "en", "de") == "sieben"
+    assert len(LibreTranslateAPI(keyed.url, KEY).languages()) == 2
+    assert len(LibreTranslateAPI(keyed.url).languages()) == 2  # Weblate sends no key here
+    assert LibreTranslateAPI(keyed.url, "other").detect("seven")
+    for key in (None, "wrong", ""):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            LibreTranslateAPI(keyed.url, key).translate("seven", "en", "de")
+        assert error.value.code == 403
+        assert "API key" in json.load(error.value)["error"]
+
+
+@pytest.mark.parametrize("send", [send_form, lambda client, path, **fields: send_multipart(client, path, fields)])
+def test_forms(client: Client, send: Any) -> None:
+    reply = send(client, "/translate", q="one\r\ntwo", source="en", target="de", format="text", alternatives="2")
+    assert reply.json["translatedText"] == "eins\nzwei"
+    assert len(reply.json["alternatives"]) == 2
+    assert send(client, "/translate", q="one", source="en", target="de", alternatives="many").error.startswith(
+        "`alternatives`"
+    )
+    assert send(client, "/detect", q="one").status == 200
+
+
+def test_weblate_sends_a_list(client: Client) -> None:
+    body = {"api_key": "", "q": ["one", "two\nthree"], "source": "en", "target": "de"}
+    assert client.post(body, path="/translate").json == {"translatedText": ["eins", "zwei\ndrei"]}
+    assert client.post(body | {"q": []}, path="/translate").json == {"translatedText": []}
+    assert client.post(body | {"q": ""}, path="/translate").json == {"translatedText": ""}
+
+
+def test_alternatives_are_distinct(client: Client) -> None:
+    body = {"q": "four", "source": "en", "target": "de", "alternatives": 6}
+    result = client.post(body, path="/translate").json
+    assert result["translatedText"] == "vier"
+    assert 3 <= len({"vier", *result["alternatives"]}) == 1 + len(result["alternatives"]) <= 7
+    batch = client.post(body | {"q": ["four", "six"]}, path="/translate").json
+    assert batch["alternatives"][0] == result["alternatives"]
+    assert len(batch["alternatives"]) == 2
+    assert "alternatives" not in client.post(body | {"alternatives": 0}, path="/translate").json
+    assert client.post(body | {"alternatives": "3"}, path="/translate").status == 400  # JSON has numbers
+    assert client.post(body | {"alternatives": 1_000}, path="/translate").status == 400
+
+
+def test_detected_language(client: Client) -> None:
+    result = client.post({"q": "five", "source": "auto", "target": "de"}, path="/translate").json
+    assert result["translatedText"] == "fünf"
+    assert result["detectedLanguage"]["language"] == "en"
+    assert 0 <= result["detectedLanguage"]["confidence"] <= 100
+    batch = client.post({"q": ["five", "six"], "source": "auto", "target": "de"}, path="/translate").json
+    assert [each["language"] for each in batch["detectedLanguage"]] == ["en", "en"]
+    detections = client.post({"q": ["five", "six"]}, path="/detect").json
+    assert len(detections) == 2
+    assert all(set(each) == {"confidence", "language"} for each in detections[0])
+
+
+def test_wrong_requests(client: Client) -> None:
+    body = {"q": "one", "source": "en", "target": "de"}
+    assert "not supported yet" in client.post(body | {"format": "html"}, path="/translate").error
+    assert client.post(body | {"format": "pdf"}, path="/translate").status == 400
+    assert client.post({"q": "one", "source": "en"}, path="/translate").error == "`target`: Field required"
+    assert client.post(body | {"unknown": [1]}, path="/translate").status == 200
+    assert client.post(body | {"q": "x" * 201}, path="/translate").status == 413
+    assert client.post(body | {"q": ["x"] * 5}, path="/translate").status == 413
+    assert client.post({"q": ["x"] * 5}, path="/detect").status == 413
+    assert client.send("POST", "/translate", b"q=one", {"Content-Type": "text/plain"}).status == 415
+    reply = client.get("/translate", method="DELETE")
+    assert reply.status == 405
+    assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def translate_file(client: Client, name: str, content: bytes, **fields: str) -> Reply:
+    """Upload a file, and return the download."""
+    reply = send_multipart(
+        client, "/translate_file", {"source": "en", "target": "de", "file": (name, content)} | fields
+    )
+    assert reply.status == 200, reply.body
+    url = reply.json["translatedFileUrl"]
+    assert url.startswith(f"{client.url.replace('localhost', '127.0.0.1')}/download_file/")
+    return client.get(urlsplit(url).path)
+
+
+def test_text_file(client: Client) -> None:
+    reply = translate_file(client, "Zahlen 1.txt", b"one\n\n  two\n")
+    assert reply.body.decode() == "eins\n\n  zwei\n"
+    assert reply.headers["content-disposition"] == f"attachment; filename*=UTF-8''{quote('Zahlen 1_de.txt')}"
+    assert reply.headers["content-type"] == "application/octet-stream"
+
+
+def test_po_file(client: Client, tmp_path: Path) -> None:
+    catalog = polib.POFile()
+    catalog.metadata = {"Content-Type": "text/plain; charset=utf-8"}
+    catalog.extend([polib.POEntry(msgid="one"), polib.POEntry(msgid="two", msgstr="zwo")])
+    reply = translate_file(client, "../../messages.po", str(catalog).encode(), source="auto")
+    (tmp_path / "out.po").write_bytes(reply.body)
+    assert [entry.msgstr for entry in polib.pofile(str(tmp_path / "out.po"))] == ["eins", "zwo"]
+    assert reply.headers["content-disposition"].endswith("messages_de.po")
+
+
+def test_markdown_file(client: Client) -> None:
+    reply = translate_file(client, "notes.md", b"# one\n\n- two\n- three\n\n```\nfour\n```\n")
+    assert reply.body.decode() == "# eins\n\n- zwei\n- drei\n\n```\nfour\n```\n"
+
+
+def test_wrong_files(client: Client, keyed: Client) -> None:
+    fields = {"source": "en", "target": "de"}
+    assert send_multipart(client, "/translate_file", fields | {"file": ("a.exe", b"MZ")}).status == 400
+    assert send_multipart(client, "/translate_file", fields | {"file": ("", b"one")}).status == 400
+    assert send_multipart(client, "/translate_file", fields | {"file": ("a.txt", b"\xff")}).status == 400
+    assert send_multipart(client, "/translate_file", fields | {"file": "one"}).error.startswith("`file`")
+    assert send_multipart(client, "/translate_file", fields).error == "`file`: Field required"
+    assert send_multipart(client, "/translate_file", fields | {"file": ("a.txt", b"x" * 3_001)}).status == 413
+    assert client.post(fields, path="/translate_file").status == 415
+    assert client.get("/download_file/../v1/info").status == 404
+    assert client.get("/download_file/guess.txt").status == 404
+    upload = fields | {"file": ("a.txt", b"one")}
+    assert send_multipart(keyed, "/translate_file", upload).status == 403
+    reply = send_multipart(keyed, "/translate_file", upload | {"api_key": KEY})
+    assert keyed.get(urlsplit(reply.json["translatedFileUrl"]).path).body == b"eins"  # the name is the secret
+
+
+def test_address_behind_a_proxy(folder: Path) -> None:
+    options = ServerOptions(trust_proxy=True, hosts=("translate.example",))
+    headers = {"Host": "translate.example", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
+    with start_translation_server(folder, options) as client:
+        fields = {"source": "en", "target": "de", "file": ("a.txt", b"one")}
+        url = send_multipart(client, "/translate_file", fields, **headers).json["translatedFileUrl"]
+    assert url.startswith("https://translate.example/download_file/")
+
+
+def test_stored_items_are_bounded() -> None:
+    store = ItemStore(max_bytes=10)
+    first, second = store.add("a", 1, 4), store.add("b", 2, 4)
+    assert store.list_items("a") == {first: 1}
+    assert store.list_items("b") == {second: 2}
+    third = store.add("b", 3, 4)
+    assert store.list_items("a") == {}
+    assert store.list_items("b") == {second: 2, third: 3}
+    store.add("b", 4, 11)
+    assert store.list_items("b") == {}
+    expired = ItemStore(max_bytes=10, max_seconds=-1)
+    expired.add("", 1, 1)
+    assert expired.list_items("") == {}
+
+
+# --- settings and suggestions ----------------------------------------------------------------------------------------
+
+
+def test_frontend_settings(client: Client, keyed: Client) -> None:
+    settings = client.get("/frontend/settings").json
+    assert settings["charLimit"] == 200
+    assert settings["suggestions"]
+    assert not settings["keyRequired"]
+    assert {".txt", ".po", ".md"} <= set(settings["supportedFilesFormat"])
+    assert settings["language"]["source"]["code"] == "auto"
+    assert settings["language"]["target"] == {"code": "de", "name": "German"}
+    settings = keyed.get("/frontend/settings").json
+    assert settings["apiKeys"]
+    assert settings["keyRequired"]
+    assert not settings["suggestions"]
+
+
+def test_suggestions(client: Client, keyed: Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"q": "one\ntwo", "s": "ein „Stück“", "source": "en", "target": "de"}
+    assert send_form(client, "/suggest", **fields).json == {"success": True}
+    assert client.post(fields | {"api_key": "secret"}, path="/suggest").json == {"success": True}
+    lines = (folder / "suggestions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [{name: json.loads(line)[name] for name in fields} for line in lines] == [fields, fields]
+    assert "secret" not in "".join(lines)
+    assert client.post(fields | {"s": ""}, path="/suggest").status == 400
+    assert client.post(fields | {"q": "x" * 10_001}, path="/suggest").status == 400
+    assert keyed.post(fields | {"api_key": KEY}, path="/suggest").status == 403
+    monkeypatch.setattr(libretranslate, "MAX_SUGGESTIONS_BYTES", 2 * len(lines[0].encode()))
+    assert client.post(fields, path="/suggest").status == 403
+    assert len((folder / "suggestions.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_full_disk_leaves_no_partial_line(
+    client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FullDisk(FileIO):
+        def write(self, line: Any) -> int:
+            return super().write(line[:5])
+
+    fields = {"q": "one", "s": "eins", "source": "en", "target": "de"}
+    client.post(fields, path="/suggest")
+    before = (folder / "suggestions.jsonl").read_bytes()
+    monkeypatch.setattr(libretranslate, "FileIO", FullDisk)
+    reply = client.post(fields, path="/suggest")
+    assert reply.status == 503
+    assert reply.error == "the suggestion cannot be stored"
+    assert (folder / "suggestions.jsonl").read_bytes() == before
+    assert "is the disk full?" in caplog.text
