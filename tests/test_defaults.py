@@ -128,10 +128,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16, "MAX_MASKED_TOKENS": 128},
     "attent.inspection.prune": {"DEFAULT_MAX_BLEU_DROP": 0.2, "MAX_LOSS_PER_BLEU": 0.1},
-    "attent.inspection.terminal": {
-        "LINE_WIDTH": 80, "MAX_WORD_HEIGHT": 12, "MAX_WORD_WIDTH": 16, "MAX_ROWS": 40, "MAX_LIST_LINES": 60,
-        "TOP_KEYS": 3, "MIN_LISTED_WEIGHT": 0.05,
-    },
     "attent.models.folder": {"MAX_FILE_BYTES": 134_217_728, "READ_ATTEMPTS": 5},
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},

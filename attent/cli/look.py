@@ -1,9 +1,8 @@
-"""`attent look`: show the attention of every head as a page, a figure or text; measure which heads matter."""
+"""`attent look`: show the attention of every head as a page, a figure or JSON; measure which heads matter."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -31,7 +30,6 @@ input_flag, output_flag, server_flag, ablation_flag, device_flag = (
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 PAGE_FILE, POSITIONS_FILE = Path("look.html"), Path("positions.html")
-DEFAULT_WIDTH = 100  # columns without a terminal
 PARTS_HELP = (
     "switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
     "(decoder.blocks.3); may be repeated"
@@ -60,7 +58,6 @@ class LookFlags:
 
     out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
     open: Annotated[bool, output_flag(help="open the page in a browser")] = True
-    terminal: Annotated[bool, SWITCH, output_flag(help="print the head with the best alignment as text")] = False
     png: Annotated[Path | None, output_flag(help="write a figure (needs attent[viz])")] = None
     svg: Annotated[Path | None, output_flag(help="write a vector figure, .svg or .pdf")] = None
     json: Annotated[
@@ -136,8 +133,8 @@ def look(
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     """Return why the flags cannot be combined, or None."""
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
-    inputs = {"--terminal": flags.terminal, "--target": flags.target, "--mask": flags.mask}
-    given_flags = find_given({**outputs, **inputs, "--text-pair": flags.text_pair})
+    inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
+    given_flags = find_given({**outputs, **inputs})
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
         extra = None if given_flags in ("--png", "--svg") else given_flags
@@ -302,10 +299,7 @@ def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path
         print(flags.json)
     if flags.png or flags.svg:
         save_figures(plot(), flags)
-    if flags.terminal:
-        width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
-        print(inspection.render_terminal(heads=flags.heads, width=width))
-    if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
+    if flags.out or not (flags.json or flags.png or flags.svg):
         path = (flags.out or page).expanduser()
         inspection.save_html(path)
         print_path(path, flags)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
+from attent.inspection.display_tokens import escape_control_characters, format_token
 from attent.inspection.json_arrays import unpack_array
 from attent.inspection.position_encodings import describe_positions
-from attent.inspection.terminal import escape_control_characters, format_token
 from attent.storage.atomic import write_output
 
 if TYPE_CHECKING:

@@ -90,8 +90,8 @@ $ attent look M "  "
 2 the sentence must not be empty; leave it out for the live page
 $ attent look M a --positions
 2 --positions does not depend on a sentence: leave it out
-$ attent look M --terminal
-2 --terminal needs a sentence: attent look MODEL "A man rides a bike."
+$ attent look M --mask decoder.blocks.0
+2 --mask needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look M a --ablate --data x
 2 --ablate and --prune run on the pairs of --data: leave the sentence out
 $ attent look M --ablate
