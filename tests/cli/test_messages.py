@@ -162,8 +162,6 @@ $ attent translate M --alignment soft
 2 --alignment soft needs --output-type json: add it, or use --alignment hard
 $ attent translate M --alignment hard --n-best 2
 2 --alignment is for the best translation only: leave --n-best out, or add --output-type json
-$ attent translate M text.txt --interactive
-2 --interactive reads what you type: leave FILE out
 $ attent translate M --in-place
 2 --in-place overwrites FILE: name one
 $ attent translate M text.po --in-place -o other.po
