@@ -258,6 +258,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     """Ablate the model, and prune it with --prune; print the report."""
     from rich.console import Console
 
+    from attent.cli.line_progress import print_message
     from attent.data.pairs import LanguagePair
     from attent.inspection.ablation_report import render_ablation
     from attent.inspection.ablation_run import ablate_folder
@@ -276,6 +277,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
         max_bleu_drop=flags.max_bleu_drop,
         beam_size=flags.beam_size,
         device=DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads),
+        notify=print_message,
     )
     console = Console(highlight=False)
     for line in render_ablation(result):

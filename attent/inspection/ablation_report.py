@@ -1,4 +1,4 @@
-"""Reports of ablation and pruning: tables and heat maps for the terminal, sections for the model card.
+"""Reports of ablation and pruning: tables for the terminal, sections for the model card.
 
 Lines are never wrapped, so that tables can be piped and signatures copied.
 """
@@ -13,16 +13,8 @@ from rich.text import Text
 
 from attent.decoding.options import SearchOptions
 from attent.formatting import code_block, escape_markdown, format_code, format_count, markdown_table
-from attent.inspection.ablate import (
-    ABLATION_FILE,
-    PART_KINDS,
-    Ablation,
-    AblationEffect,
-    AblationGrid,
-    PartKind,
-    build_grids,
-    get_sort_key,
-)
+from attent.inspection.ablate import ABLATION_FILE, Ablation, AblationEffect, get_sort_key
+from attent.inspection.head_masking import PART_KINDS, PartKind
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
 from attent.scoring.report import render_heading, render_table
 
@@ -66,11 +58,6 @@ def render_ablation(result: AblationResult) -> Iterator[Text]:
             yield render_heading(f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap")
             rows = [format_effect(effect, ablation) for effect in effects]
             yield from render_table(rows, EFFECT_COLUMNS, bold_column=2)
-    worst = max((ablation.bleu - effect.bleu for effect in ablation.get_effects(*kinds)), default=0.0)
-    for grid in build_grids(ablation, kinds):
-        columns = "heads" if grid.columns[0].isdigit() else "sub-layers" if grid.title != "layers" else "stacks"
-        yield render_heading(f"BLEU difference: {grid.title}", f"rows: layers, columns: {columns}")
-        yield from render_heatmap(grid, ablation.bleu, worst)
     yield Text("")
     for kind in kinds:
         yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
@@ -101,9 +88,6 @@ EFFECT_COLUMNS = ("", "BLEU", "difference", "loss", "difference", "changed", "p"
 
 
 def format_effect(effect: AblationEffect, ablation: Ablation) -> list[str]:
-    p_value = "" if effect.p_value is None else f"{effect.p_value:.3f}"
-    if effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL:
-        p_value = "not significant"
     return [
         effect.part,
         f"{effect.bleu:.2f}",
@@ -111,32 +95,8 @@ def format_effect(effect: AblationEffect, ablation: Ablation) -> list[str]:
         f"{effect.loss:.4f}",
         f"{effect.loss - ablation.loss:+.4f}",
         f"{100 * effect.num_changed / ablation.conditions.sentences:.1f}%",
-        p_value,
+        f"{effect.p_value:.3f}" if effect.p_value < SIGNIFICANCE_LEVEL else "not significant",
     ]
-
-
-def render_heatmap(grid: AblationGrid, baseline: float, worst: float) -> Iterator[Text]:
-    """Render BLEU differences on a red background, the stronger the larger the loss."""
-    losses = [
-        [None if effect is None else round(baseline - effect.bleu, 1) + 0.0 for effect in row]  # + 0.0: never -0.0
-        for row in grid.effects
-    ]
-    width = max(7, *(len(name) + 2 for name in grid.columns))
-    yield Text("   " + "".join(f"{name} ".rjust(width) for name in grid.columns), "dim")
-    for name, row in zip(grid.rows, losses, strict=True):
-        text = Text(f"{name:>3}", "dim")
-        for value in row:
-            text.append(f"{'' if value is None else f'{0.0 - value:.1f} ':>{width}}", get_cell_style(value, worst))
-        yield text
-
-
-def get_cell_style(value: float | None, worst: float) -> str:
-    """From the background to red; the square root makes small losses visible."""
-    if value is None or value <= 0 or worst <= 0:
-        return ""
-    strength = (value / worst) ** 0.5
-    pale = round(235 - 190 * strength)
-    return f"{'white' if strength > 0.55 else 'black'} on rgb({round(255 - 60 * strength)},{pale},{pale})"
 
 
 def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
@@ -154,7 +114,7 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
     if worst_loss is not worst:
         yield f"By loss, which is less noisy, it is {worst_loss.part}: {worst_loss.loss:.3f}."
     dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
-    not_significant = sum(effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
+    not_significant = sum(effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
     yield (
         f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when "
         f"masked alone; for {not_significant:,} the difference is not significant (paired bootstrap, "

@@ -48,7 +48,7 @@ every_model = parametrize_all("config", MODELS)
 
 def some_heads(model: Seq2Seq) -> list[ModelPart]:
     """Half of the heads, different ones in each layer, and all heads of one layer of each kind."""
-    heads = list_parts(model, "heads")
+    heads = list_parts(model, "head")
     chosen = set(Random(3).sample(heads, len(heads) // 2))
     emptied = ("encoder.blocks.1.self_attn", "decoder.blocks.0.self_attn", "decoder.blocks.1.cross_attn")
     return [part for part in heads if part in chosen or part.path in emptied]
@@ -111,7 +111,7 @@ def test_packed_rows_equal_separate_rows() -> None:
 
 def test_all_heads_can_be_pruned() -> None:
     model, batch = make_seq2seq(PLAIN, CPU), pairs(CPU).batch()
-    heads = list_parts(model, "heads")
+    heads = list_parts(model, "head")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")  # torch warns about empty parameters
         pruned = prune_heads(model, heads)
@@ -175,7 +175,7 @@ def test_pruned_model_compiles() -> None:
 
 def test_save_and_load_is_bit_identical(tmp_path: Path) -> None:
     model = make_seq2seq(PLAIN, CPU)
-    pruned = prune_heads(model, list_parts(model, "heads")[:9])
+    pruned = prune_heads(model, list_parts(model, "head")[:9])
     pruned.save(tmp_path / "model")
     loaded = attent.load(tmp_path / "model")
     assert loaded.config == pruned.config
@@ -215,7 +215,7 @@ def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
 def test_old_conversion_is_not_reused() -> None:
     pytest.importorskip("ctranslate2")
     model = make_seq2seq(PLAIN, CPU).float()
-    pruned = prune_heads(model, list_parts(model, "heads")[:1])
+    pruned = prune_heads(model, list_parts(model, "head")[:1])
     assert ctranslate2.compute_fingerprint(model, None, "int8", []) != ctranslate2.compute_fingerprint(
         pruned, None, "int8", []
     )
@@ -288,7 +288,7 @@ def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
         weights_digest="",
     )
     effects = [
-        AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=29.9, loss=1.0, num_changed=count)
+        AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=29.9, loss=1.0, num_changed=count, p_value=0.5)
         for part, count in changed.items()
     ]
     return Ablation(conditions=conditions, bleu=bleu, loss=1.0, num_tokens=1, effects=tuple(effects))
