@@ -32,8 +32,6 @@ class PruneResult:
     max_bleu_drop: float
     selection: PruneSelection
     num_heads_before: int
-    bleu: float
-    loss: float
     parameters: int
     parameters_before: int
 
@@ -123,10 +121,10 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
 
 
 def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
-    less = 100 * (1 - pruned.parameters / pruned.parameters_before)
+    selection, less = pruned.selection, 100 * (1 - pruned.parameters / pruned.parameters_before)
     yield (
-        f"Without {len(pruned.selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
-        f"{pruned.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {pruned.loss:.3f} ({ablation.loss:.3f}), "
+        f"Without {len(selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
+        f"{selection.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {selection.loss:.3f} ({ablation.loss:.3f}), "
         f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
     )
     yield f"The pruned model is in {pruned.folder}."
@@ -183,7 +181,7 @@ def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
     conditions, num_heads = ablation.conditions, pruned.num_heads_before - len(pruned.selection.heads)
     models = (
         ("before", ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before),
-        ("pruned", pruned.bleu, pruned.loss, num_heads, pruned.parameters),
+        ("pruned", pruned.selection.bleu, pruned.selection.loss, num_heads, pruned.parameters),
     )
     rows = [(name, f"{bleu:.2f}", f"{loss:.4f}", f"{n:,}", f"{size:,}") for name, bleu, loss, n, size in models]
     yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))

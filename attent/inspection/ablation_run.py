@@ -191,14 +191,11 @@ class AblationJob:
                 f"allow more with --max-bleu-drop"
             )
         model = prune_heads(self.model, selection.heads)
-        bleu, loss = self.measure_model(model)
         result = ablation_report.PruneResult(
             folder=out,
             max_bleu_drop=max_bleu_drop,
             selection=selection,
             num_heads_before=len(ablation.get_effects("head")),
-            bleu=bleu,
-            loss=loss,
             parameters=sum(p.numel() for p in model.parameters()),
             parameters_before=sum(p.numel() for p in self.model.parameters()),
         )

@@ -503,7 +503,7 @@ def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.M
     ablation, pruned = result.ablation, result.pruned
     assert pruned is not None
     good = [trial for trial in pruned.selection.trials if trial.accepted]
-    assert pruned.bleu == good[-1].bleu >= ablation.bleu - 8.0
+    assert pruned.selection.bleu == good[-1].bleu >= ablation.bleu - 8.0
     assert 0 < len(pruned.selection.heads) == good[-1].num_removed
 
 
@@ -521,7 +521,9 @@ def forbid_joint_masking(
 
 def test_nothing_is_written_if_no_head_can_be_pruned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        ablation_run, "select_heads", lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, trials=())
+        ablation_run,
+        "select_heads",
+        lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, loss=0.0, trials=()),
     )
     with pytest.raises(ValueError, match="allow more with --max-bleu-drop"):
         run(folder, prune_to=folder.parent / "pruned")

@@ -366,7 +366,7 @@ def test_groups_of_heads_are_bisected() -> None:
     trials: list[PruneTrial] = []
     selector = HeadSelector(
         measure_without=lambda parts: (30.0, 2.0) if heads[4] not in parts else (20.0, 2.0),
-        bleu=30.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
+        bleu=30.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
     )  # fmt: skip
     assert not selector.add_group(heads)
     assert selector.heads == heads[:4]
@@ -381,7 +381,7 @@ def test_groups_of_heads_are_bisected() -> None:
     ("bleu", "loss", "accepted"), [(30.0, 2.0, True), (29.9, 2.0, False), (30.0, 2.1, False), (31.0, 1.0, True)]
 )
 def test_a_group_is_removed_at_the_limits_of_bleu_and_loss(bleu: float, loss: float, accepted: bool) -> None:
-    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, min_bleu=30.0, max_loss=2.0, progress=None)
+    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=None)
     assert selector.try_group([ModelPart("a", 1)]) is accepted
-    assert selector.bleu == (bleu if accepted else 35.0)
+    assert (selector.bleu, selector.loss) == ((bleu, loss) if accepted else (35.0, 1.0))
     assert selector.trials == [PruneTrial(num_removed=1, added=("a:1",), bleu=bleu, loss=loss, accepted=accepted)]
