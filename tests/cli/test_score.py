@@ -197,7 +197,7 @@ def test_search_options_are_applied_and_reported(folder: Path, data: list[str], 
     values = [search[name] for name in ("beam_size", "beam_groups", "patience", "max_length", "length_penalty_type")]
     assert values == [4, 2, 2.0, 9, "wu"]
     assert search["formula"] == "score = log_prob / ((5 + length) / 6)^alpha, alpha = 1"
-    summary = f"beam 4 in 2 groups, diversity penalty 0.5, patience 2, {search['formula']}, at most 9 tokens"
+    summary = f"beam 4, {search['formula']}, at most 9 tokens, patience 2.0, beam_groups 2"
     page = run(capsys, *command).splitlines()
     assert [line.split(maxsplit=1)[1] for line in page if line.startswith("search ")] == [summary]
     longer = json.loads(run(capsys, folder, *data, "-m", "chrf", "--json"))
@@ -214,7 +214,7 @@ def test_the_same_seed_draws_the_same_translations(folder: Path, data: list[str]
     assert outputs[0] == outputs[1] != outputs[2]
     assert draws[2]["search"]["sampling"] == {"temperature": 1.0, "top_k": 5, "top_p": 1.0, "seed": 2}
     page = run(capsys, folder, *data, "--top-k", 5, "-m", "chrf")
-    assert "sampling at temperature 1, top-k 5, seed 1, score = " in page
+    assert "sampling (temperature 1, top_k 5, top_p 1, seed 1), score = " in page
 
 
 def test_an_ensemble_is_scored(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
