@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,11 +116,10 @@ def look(
         return run_ablation_command(model, flags)
     inspector, to = open_model(model, sentence, flags)
     if flags.positions:
-        from attent.inspection.plots import plot_positions
         from attent.inspection.session import Inspection
 
         inspection = Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
-        return write_outputs(inspection, lambda: plot_positions(inspector.model), POSITIONS_FILE, flags)
+        return write_outputs(inspection, POSITIONS_FILE, flags)
     if sentence is None:
         return serve_live_page(model, inspector, to, flags)
     return show_sentence(inspector, sentence, to, flags)
@@ -145,6 +143,8 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
         parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
         return parts_hint if selection else None
+    if flags.positions and given_flags in ("--png", "--svg"):
+        return f"--positions writes a page or JSON: leave {given_flags} out"
     if flags.positions and sentence is not None:
         return "--positions does not depend on a sentence: leave it out"
     if sentence is not None:
@@ -228,9 +228,7 @@ def show_sentence(inspector: Inspector[Any], sentence: str, to: str | None, flag
         kind=flags.kind,
         layers=flags.layers or None,
     )
-    all_kinds = bool(flags.kind or flags.layers or flags.heads)
-    plot = partial(inspection.plot, kind=flags.kind, heads=flags.heads, all_kinds=all_kinds)
-    return write_outputs(inspection, plot, PAGE_FILE, flags)
+    return write_outputs(inspection, PAGE_FILE, flags)
 
 
 def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:
@@ -290,7 +288,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path, flags: LookFlags) -> int:
+def write_outputs(inspection: Inspection, page: Path, flags: LookFlags) -> int:
     """Write what the flags ask for; without any of them, the page."""
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
@@ -300,7 +298,8 @@ def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path
         write_output(Path(flags.json), f"{inspection.to_json()}\n".encode())
         print(flags.json)
     if flags.png or flags.svg:
-        save_figures(plot(), flags)
+        all_kinds = bool(flags.kind or flags.layers or flags.heads)
+        save_figures(inspection.plot(kind=flags.kind, heads=flags.heads, all_kinds=all_kinds), flags)
     if flags.out or not (flags.json or flags.png or flags.svg):
         path = (flags.out or page).expanduser()
         inspection.save_html(path)

@@ -1,4 +1,4 @@
-"""Figures with matplotlib (extra `viz`): heads as heat maps, positional encodings, ablation results.
+"""Figures with matplotlib (extra `viz`): heads as heat maps, ablation results.
 
 Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
 fonts. Tokens are shown literally, never parsed as math or markup.
@@ -16,12 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
 from attent.inspection.display_tokens import escape_control_characters, format_token
-from attent.inspection.json_arrays import unpack_array
-from attent.inspection.position_encodings import describe_positions
 from attent.storage.atomic import write_output
 
 if TYPE_CHECKING:
@@ -406,72 +404,6 @@ def style_token(text: Any, token: Mapping[str, Any]) -> None:
     """Show special tokens in italics and another color."""
     text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
     text.set_style("italic" if token["special"] else "normal")
-
-
-LINE_COLORS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#cb181d", "#8c6d31", "#0e7c86", "#ae017e")
-SCHEME_NAMES = {"relative": "T5's relative", "alibi": "ALiBi's"}
-PAIRWISE_NAMES = {
-    "embed": ("position", "position", "dot products between positions"),
-    "angles": ("position", "position", "dot products of rotated ones"),
-    "bias": ("key", "query", "bias of head 0"),
-}
-
-
-def plot_positions(model: nn.Module) -> Figure:
-    """Plot the positional encodings of a model: values on the left, pairwise similarities or biases on the right.
-    Stacks with equal encodings are drawn once."""
-    entries = group_position_entries(describe_positions(model))
-    if not entries:
-        raise ValueError("there must be a positional encoding to draw, but this model has none")
-    with plot_context([]):
-        figure = create_figure(9.5, 3.7 * len(entries) + 0.2)
-        parts = figure.subfigures(len(entries), 1, squeeze=False)[:, 0]
-        for part, (stacks, entry) in zip(parts, entries, strict=True):
-            scheme = SCHEME_NAMES.get(entry["scheme"], entry["scheme"])
-            part.suptitle(f"{' and '.join(stacks)}: {scheme} positions", fontsize=10.5)
-            left, right = part.subplots(1, 2, width_ratios=[1.35, 1])
-            pairwise = unpack_array(entry["pairwise"])
-            if "values" in entry:
-                values = unpack_array(entry["values"])
-                vmax = float(values.abs().quantile(0.995)) or 1.0
-                names = ("feature", "position", "values" if entry["applied_as"] == "embed" else "cosines and sines")
-                draw_matrix(part, left, values, names, cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto")
-            else:
-                draw_curves(left, pairwise)
-                pairwise = pairwise[0]
-            draw_matrix(part, right, pairwise, PAIRWISE_NAMES[entry["applied_as"]], cmap="viridis")
-        return figure
-
-
-def group_position_entries(entries: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], Mapping[str, Any]]]:
-    grouped: list[tuple[list[str], Mapping[str, Any]]] = []
-    for entry in entries:
-        equal = [names for names, other in grouped if {**other, "stack": ""} == {**entry, "stack": ""}]
-        if equal:
-            equal[0].append(entry["stack"])
-        else:
-            grouped.append(([entry["stack"]], entry))
-    return grouped
-
-
-def draw_matrix(part: SubFigure, axes: Axes, matrix: Tensor, names: tuple[str, str, str], **options: Any) -> None:
-    """`names`: of columns, rows and the matrix."""
-    image = axes.imshow(matrix.numpy(), interpolation="nearest", **options)
-    axes.set(xlabel=names[0], ylabel=names[1])
-    axes.set_title(names[2], fontsize=9)
-    style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
-
-
-def draw_curves(axes: Axes, bias: Tensor) -> None:
-    """Plot the bias of each head by distance, from the middle position."""
-    middle = bias.shape[-1] // 2
-    distances = [key - middle for key in range(bias.shape[-1])]
-    for head, row in enumerate(bias[:, middle].tolist()):
-        axes.plot(distances, row, linewidth=1.4, color=LINE_COLORS[head % len(LINE_COLORS)], label=f"head {head}")
-    axes.axvline(0, color=GRID_COLOR, linewidth=0.8, zorder=0)
-    axes.set(xlabel="key - query", ylabel="bias")
-    axes.set_title("by distance", fontsize=9)
-    axes.legend(fontsize=6.5, framealpha=0.85, edgecolor="none", ncols=2)
 
 
 def style_colorbar(bar: Any) -> None:

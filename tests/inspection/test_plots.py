@@ -13,13 +13,11 @@ import pytest
 import torch
 
 from attent.inspection.attention_trace import build_layer
-from attent.nn import AlibiConfig, LearnedConfig, Stack, StackConfig
-from tests.inspection import toy_translator
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
 
 from attent.inspection import plots
-from attent.inspection.plots import plot_ablation, plot_heads, plot_positions, save_figure
+from attent.inspection.plots import plot_ablation, plot_heads, save_figure
 
 SOURCE = ["A", "man", "rides", "a", "bike", "."]
 TARGET = ["Ein", "Mann", "fährt", "Rad", "."]
@@ -214,24 +212,7 @@ def test_global_settings_are_unchanged() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-# ---- positions and parts ---------------------------------------------------------------------------------------------
-
-
-def test_equal_stacks_are_drawn_once(tmp_path: Path) -> None:
-    model = toy_translator.model()
-    labels = draw_texts(plot_positions(model), tmp_path)
-    assert "encoder and decoder: sinusoidal positions" in labels
-    assert {"values", "dot products between positions", "position", "feature"} <= set(labels)
-
-
-@pytest.mark.parametrize("scheme", [AlibiConfig(), LearnedConfig()], ids=["alibi", "learned"])
-def test_every_scheme_can_be_drawn(scheme: Any, tmp_path: Path) -> None:
-    stack = Stack(StackConfig(layers=1, width=16, heads=4, ffn_width=8, positions=scheme))
-    labels = draw_texts(plot_positions(stack), tmp_path)
-    assert any(text in labels for text in ("encoder: ALiBi's positions", "encoder: learned positions"))
-    assert ("head 3" in labels) == (scheme.kind == "alibi")
-    with pytest.raises(ValueError, match="but this model has none"):
-        plot_positions(torch.nn.Linear(1, 1))
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def test_ablation_shows_every_head(tmp_path: Path) -> None:
@@ -310,23 +291,6 @@ def test_figures_have_a_largest_size() -> None:
     size = (30.0 - 1.2 * 2) / rows
     assert tall.get_size_inches().tolist() == pytest.approx([2 * (size + 0.1) + 1.5, 30.0])
     assert plots.create_figure(99, 99).get_size_inches().tolist() == [16.0, 30.0]
-
-
-def test_position_matrices_have_their_scales() -> None:
-    figure = plot_positions(toy_translator.model())
-    assert figure.get_size_inches().tolist() == pytest.approx([9.5, 3.9])
-    left, right = list_axes(figure)
-    assert (left.get_xlabel(), left.get_ylabel(), left.get_title()) == ("feature", "position", "values")
-    assert (right.get_xlabel(), right.get_ylabel()) == ("position", "position")
-    low, high = left.images[0].get_clim()
-    assert (low, high) == (pytest.approx(-1, abs=1e-2), -low)
-    stack = Stack(StackConfig(layers=1, width=16, heads=4, ffn_width=8, positions=AlibiConfig()))
-    left, right = list_axes(plot_positions(stack))
-    assert (left.get_xlabel(), left.get_ylabel(), left.get_title()) == ("key - query", "bias", "by distance")
-    assert [line.get_label() for line in left.lines[:4]] == [f"head {i}" for i in range(4)]
-    distances = list(left.lines[0].get_xdata())
-    assert (distances[0], distances[-1]) == (-32, 31)
-    assert (right.get_xlabel(), right.get_ylabel(), right.get_title()) == ("key", "query", "bias of head 0")
 
 
 def test_ablation_has_a_table_of_heads_and_bars_of_layers() -> None:
