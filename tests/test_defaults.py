@@ -118,8 +118,8 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.inspection.ablation_report": {"MAX_CARD_ROWS": 10, "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
     "attent.inspection.head_stats": {
         "DEFAULT_MAX_PAIRS": 500, "MAX_TOKENS": 512, "MIN_WORDS": 2, "DOMINANT_SHARE": 0.5, "COMBINED_SHARE": 0.6,
-        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5, "PREFERRED_SHARE": 0.33,
-        "PREFERRED_RATIO": 1.5, "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
+        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5,
+        "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
     },
     "attent.inspection.inspectors.base": {
         "TOP_K": 10, "LONG_TEXT_TOP_K": 3, "LONG_TEXT_STEPS": 300, "MAX_DENSE_WEIGHTS": 1_500_000,
