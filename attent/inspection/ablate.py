@@ -80,7 +80,7 @@ class AblationConditions:
     """Everything that must be equal for results to be comparable."""
 
     dataset: str  # its name
-    digest: str  # of their texts
+    pairs_digest: str  # of their texts
     sentences: int
     to: str | None
     search: SearchOptions
@@ -188,7 +188,7 @@ class AblationMeter:
         torch_engine = f"torch, {precision} on {self.translator.device.type}"
         return AblationConditions(
             dataset=self.data.name,
-            digest=self.data.digest,
+            pairs_digest=self.data.digest,
             sentences=len(self.data.sources),
             to=self.data.to,
             search=self.search,

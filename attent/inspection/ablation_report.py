@@ -5,6 +5,7 @@ Lines are never wrapped, so that tables can be piped and signatures copied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,15 @@ from pathlib import Path
 from rich.text import Text
 
 from attent.decoding.options import SearchOptions
-from attent.formatting import code_block, escape_markdown, format_code, format_count, markdown_table
+from attent.formatting import escape_markdown, format_code, format_count, markdown_table, replace_section
 from attent.inspection.ablate import ABLATION_FILE, Ablation, AblationEffect, get_sort_key
 from attent.inspection.head_masking import PART_KINDS, PartKind
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
 from attent.scoring.report import render_heading, render_table
 
 CARD_FILE = "card.md"
-SECTION_TITLE, ORIGINAL_CARD_TITLE = "Ablation", "Original model card"
-MAX_CARD_ROWS = 10  # of the most and of the least important parts
+SECTION_TITLE, PRUNING_TITLE = "Ablation", "Pruning"
+MAX_CARD_ROWS = 20  # the most important parts
 MIN_USEFUL_BLEU = 1.0
 SIGNIFICANCE_LEVEL = 0.05
 KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
@@ -143,38 +144,25 @@ def build_card_section(ablation: Ablation) -> Iterator[str]:
         effects = ablation.get_effects(kind)
         if effects:
             yield escape_markdown(" ".join(summarize_ablation(ablation, kind)))
-            yield from build_card_tables(ablation, effects, KIND_NAMES[kind])
-    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All results: {format_code(ABLATION_FILE)}."
+            yield build_card_table(ablation, effects, KIND_NAMES[kind])
+    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All parts are in {format_code(ABLATION_FILE)}."
 
 
-def build_card_tables(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> Iterator[str]:
+def build_card_table(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> str:
     columns = (f"Masked {name}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
-    rows = [format_effect(effect, ablation) for effect in effects]
-    num_omitted = len(rows) - 2 * MAX_CARD_ROWS
-    first = rows if num_omitted <= 0 else rows[:MAX_CARD_ROWS]
-    yield markdown_table(columns, first, right_aligned=range(1, 6), code_columns=(0,))
-    if num_omitted > 0:
-        yield f"... {num_omitted:,} more; the {MAX_CARD_ROWS} least important:"
-        yield markdown_table(columns, rows[-MAX_CARD_ROWS:], right_aligned=range(1, 6), code_columns=(0,))
+    rows = [format_effect(effect, ablation) for effect in effects[:MAX_CARD_ROWS]]
+    return markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
-    """Build the card of the pruned model; the original card, which may no longer apply, follows."""
-    first_line = original_card.partition("\n")[0]
+    """Add a section about the pruning before the sections of the original card, which may no longer apply."""
+    first_line, _, rest = original_card.partition("\n")
     title = first_line.removeprefix("# ") if first_line.startswith("# ") else escape_markdown(folder.name)
     heads = f"{len(pruned.selection.heads):,} of its {format_count(pruned.num_heads_before, 'head')}"
-    paragraphs = [
-        f"# {title}, pruned",
-        f"{format_code(str(folder))} without {heads}, by attent.",
-        "## Scores",
-        *build_score_table(ablation, pruned),
-        "## Pruning",
-        *describe_pruning(pruned),
-        "## Usage",
-        code_block("sh", f"attent translate {pruned.folder} < input.txt > output.txt"),
-        *([f"## {ORIGINAL_CARD_TITLE}", demote_headings(original_card)] if original_card else []),
-    ]
-    return "\n\n".join(paragraphs) + "\n"
+    origin = f"{format_code(str(folder))} without {heads}, by attent. Other sections are those of the original model."
+    section = [*build_score_table(ablation, pruned), *describe_pruning(pruned)]
+    sections = re.findall(r"^## (.*)$", rest, re.MULTILINE)
+    return replace_section(f"# {title}, pruned\n\n{origin}\n\n{rest}", PRUNING_TITLE, section, sections)
 
 
 def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
@@ -206,12 +194,3 @@ def describe_pruning(pruned: PruneResult) -> Iterator[str]:
         layers.setdefault(part.path, []).append(str(part.head))
     rows = [(path, ", ".join(heads)) for path, heads in layers.items()]
     yield markdown_table(("Layer", "Removed heads (original numbers)"), rows, code_columns=(0,))
-
-
-def demote_headings(card: str) -> str:
-    """Move headings two levels down, except in code blocks."""
-    lines, in_code = [], False
-    for line in card.strip("\n").split("\n"):
-        in_code ^= line.startswith("```")
-        lines.append(f"##{line}" if line.startswith("#") and not in_code else line)
-    return "\n".join(lines)

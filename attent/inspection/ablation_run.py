@@ -39,14 +39,6 @@ SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
     "layers": ("layer",),
     "all": PART_KINDS,
 }
-DIFFERENCES = {
-    "weights_digest": "other weights",
-    "digest": "other pairs",
-    "search": "another search",
-    "engine": "another engine",
-    "signature": "another BLEU signature",
-    "to": "another language",
-}
 
 
 def ablate_folder(
@@ -155,8 +147,8 @@ class AblationJob:
             self.notify(f"{ablate.ABLATION_FILE} has {format_count(len(self.stored.effects), 'part')} already")
             return self.stored
         if self.should_save:
-            changes = ", ".join(words for name, words in DIFFERENCES.items() if name in changed)
-            self.notify(f"{ablate.ABLATION_FILE} was measured with {changes}; measuring all parts again")
+            changes = ", ".join(name.removesuffix("_digest") for name in changed)
+            self.notify(f"{ablate.ABLATION_FILE} is of other conditions ({changes}); measuring all parts again")
         else:
             pairs = format_count(self.stored.conditions.sentences, "pair")
             self.notify(f"{ablate.ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
@@ -172,7 +164,7 @@ class AblationJob:
             text,
             ablation_report.SECTION_TITLE,
             ablation_report.build_card_section(ablation),
-            (ablation_report.ORIGINAL_CARD_TITLE, LIMITS_SECTION),
+            (LIMITS_SECTION,),
         )
         write_atomic(self.model_folder / ablation_report.CARD_FILE, text.encode())
 

@@ -279,7 +279,7 @@ def test_pruned_encoder_with_a_full_decoder() -> None:
 def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
     conditions = AblationConditions(
         dataset="toy",
-        digest="",
+        pairs_digest="",
         sentences=1,
         to=None,
         search=SearchOptions(),
