@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import CycloptsError, Group, Parameter
 
 from attent.cli.search_flags import (
-    DEFAULT_BEAM_SIZE,
     SEARCH_GROUP,
     DeviceFlags,
     SearchFlags,
@@ -59,21 +58,12 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     metrics: Annotated[tuple[MetricName, ...], LIST, output_flag(name=["--metrics", "-m"], help=METRICS_HELP)] = (
         DEFAULT_SCORE_METRICS
     )
-    score_only: Annotated[bool, SWITCH, output_flag(name=["--score-only", "-b"], help="print only the numbers")] = False
     json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
     sentences: Annotated[
         str | None, output_flag(allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them")
     ] = None
     worst: Annotated[int, output_flag(help="number of worst translations to show")] = 5
     save: Annotated[Path | None, output_flag(help="file for the translations")] = None
-    beam_size: Annotated[
-        int | None,
-        Parameter(
-            name=["--beam-size", "--beam", "--num-beams"],
-            group=SEARCH_GROUP,
-            help=f"beam size, by default {DEFAULT_BEAM_SIZE}; 1: greedy",
-        ),
-    ] = None
     n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of each source is scored
     ensemble: Annotated[
         tuple[Path, ...],
@@ -157,8 +147,6 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
     if flags.json:
         data = report.report_to_dict(scores, flags.worst)
         print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
-    elif flags.score_only:
-        print("\n".join(report.list_numbers(scores)))
     elif flags.sentences == STDOUT:
         print("\n".join(report.list_sentence_rows(scores)))
     else:
@@ -185,8 +173,6 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = "--alignment needs references: leave --hypotheses out"
     elif flags.sentences and flags.alignment and not flags.force_decode:
         problem = "--alignment has no sentence scores: leave --sentences out"
-    elif flags.json and flags.score_only:
-        problem = "--json includes the numbers: leave --score-only out"
     elif missing := [file for file in files if not Path(file).expanduser().absolute().parent.is_dir()]:
         problem = f"{missing[0]}: must be in an existing folder, but is not; make the folder first"
     elif flags.worst < 0:

@@ -347,7 +347,6 @@ class HeadAccumulator:
     """Running sums for the heads of one layer."""
 
     num_heads: int
-    head_indices: tuple[int, ...] | None = None  # None: 0, 1, ...
     is_self: bool = True
     is_causal: bool = True  # until a later key was visible
     totals: dict[str, Tensor] = field(default_factory=dict)  # (H, 2): sum and count
@@ -447,8 +446,8 @@ def describe_heads(
     """Yield the statistics of each head; `source_names` and `causal_names` are the names of key categories."""
     for path, accumulator in accumulators.items():
         names = causal_names if accumulator.is_causal else source_names
-        for index, head in enumerate(accumulator.head_indices or range(accumulator.num_heads)):
-            values = accumulator.compute_values(index)
+        for head in range(accumulator.num_heads):
+            values = accumulator.compute_values(head)
             is_self = accumulator.is_self
             description = (
                 describe_self_attention(values, names) if is_self else describe_cross_attention(values, source_names)
@@ -594,8 +593,7 @@ def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str,
         max_rows = MAX_QUERY_ROWS if math.prod(shape) > MAX_TOKENS**2 else max(shape)
         rows = torch.tensor(sample_evenly(shape[0], max(1, max_rows)), dtype=torch.long)
         weights = unpack_weights(layer, shape[1], rows)
-        heads = layer.get("head_indices", range(weights.shape[0]))
-        accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0], head_indices=tuple(heads))
+        accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0])
         if weights.numel():
             accumulator.observe(weights[None], categories[kind].select_rows(rows))
     source = sides.get("source") or next(iter(sides.values()), {})

@@ -172,12 +172,8 @@ def select_panels(
     for layer in document["layers"]:
         if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
             weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
-            head_indices = layer.get("head_indices", range(weights.shape[0]))
-            panels += [
-                HeadPanel(layer, head, head_weights)
-                for head, head_weights in zip(head_indices, weights, strict=True)
-                if heads is None or head in heads
-            ]
+            chosen = [head for head in range(len(weights)) if heads is None or head in heads]
+            panels += [HeadPanel(layer, head, weights[head]) for head in chosen]
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
         selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")

@@ -18,7 +18,7 @@ $ attent qqqq
 2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
-$ attent doctor --jsno
+$ attent info --jsno
 2 Unknown option: --jsno. Did you mean --json?
 $ attent doctor now
 2 unexpected argument `now`
@@ -142,8 +142,6 @@ $ attent score --data t.tsv --hypotheses out.txt -m
 2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, rouge-1, rouge-2, rouge-l, cider, wer, cer, exact
 $ attent score --data t.tsv --hypotheses out.txt --ensemble x
 2 --ensemble is for translating, and --hypotheses translates nothing: leave it out
-$ attent score --data t.tsv --hypotheses out.txt --json --score-only
-2 --json includes the numbers: leave --score-only out
 $ attent score --data t.tsv --hypotheses out.txt --save nowhere/x
 2 nowhere/x: must be in an existing folder, but is not; make the folder first
 $ attent score M --data t.tsv --threads 0

@@ -75,7 +75,7 @@ def test_wrong_direction_and_swapped_sides_are_warnings(data: list[str], tmp_pat
     identifier = LanguageIdentifier.learn({"en": lines()[0]}, {"de": lines()[1]})
     without_tags = train_tokenizer(*lines(), TokenizerConfig(vocab=tokenizer().source.size))
     write_model(path, model(), without_tags, {LANGUAGES_FILE: identifier.to_bytes()})
-    run_flags = [path, "-b", "--beam-size", "1", "--max-length", "2"]
+    run_flags = [path, "--beam-size", "1", "--max-length", "2"]
     swapped = [*data[:2], "--src", "de", "--tgt", "en"]
     for flags, expected in (
         (data, ""),
@@ -128,14 +128,14 @@ def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], t
 
 def test_exact_matches_are_a_metric(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     matches = sum(output == reference for output, reference in zip(WORSE, REFERENCES, strict=True))
-    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "exact", "chrf++")
-    assert printed.startswith(f"{100 * matches / COUNT:.2f}\n")
+    result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json", "-m", "exact", "chrf++"))
+    assert result["scores"][0]["value"] == pytest.approx(100 * matches / COUNT)
 
 
-def test_bare_numbers_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "ter", "bleu")
+def test_scores_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json", "-m", "ter", "bleu"))
     ter, bleu = (metric(WORSE, [REFERENCES]).score for metric in (sacrebleu.corpus_ter, sacrebleu.corpus_bleu))
-    assert printed == f"{ter:.2f}\n{bleu:.2f}\n"
+    assert [(score["metric"], score["value"]) for score in result["scores"]] == [("ter", ter), ("bleu", bleu)]
 
 
 @pytest.mark.parametrize("where", ["-", "rows.tsv"])
@@ -167,7 +167,8 @@ def test_the_test_part_of_a_folder_is_scored(data: list[str], tmp_path: Path, ca
         (whole / name).write_bytes((tmp_path / name).read_bytes())
         (whole / name.replace("test", "train")).write_text("a dog\n" * 3, encoding="utf-8")
     languages = ["--src", "en", "--tgt", "de", "--hypotheses", tmp_path / "test.de"]
-    assert run(capsys, "--data", whole, *languages, "-b", "-m", "bleu") == "100.00\n"
+    result = json.loads(run(capsys, "--data", whole, *languages, "--json", "-m", "bleu"))
+    assert result["scores"][0]["value"] == pytest.approx(100)
     error = run_failing(capsys, "--data", whole / "train.en", *languages)
     assert f"a line for each of the 3 pairs of {whole / 'train.en'}" in error
 

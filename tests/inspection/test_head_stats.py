@@ -424,11 +424,6 @@ def test_queries_of_very_long_texts_are_sampled(monkeypatch: pytest.MonkeyPatch)
     assert cross(attend_to([4] * 8, 5), SENTENCE, SOURCE).values.alignment is None
 
 
-def test_head_indices_are_kept() -> None:
-    entry = layer(torch.full((2, 8, 8), 1 / 8)) | {"head_indices": [1, 3]}
-    assert [head.head for head in measure_trace_heads([entry], {"a": side(SENTENCE)}).heads] == [1, 3]
-
-
 def test_layers_without_heads_and_empty_texts() -> None:
     assert measure_trace_heads([layer(torch.zeros(0, 8, 8))], {"a": side(SENTENCE)}).heads == ()
     assert measure_trace_heads([], {}).to_document() == {

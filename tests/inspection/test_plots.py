@@ -87,14 +87,6 @@ def test_kinds_layers_and_heads_can_be_selected(tmp_path: Path) -> None:
     assert "decoder cross-attention" not in labels
 
 
-def test_head_indices_are_kept(tmp_path: Path) -> None:
-    subset = document(layers=1)
-    for layer in subset["layers"]:
-        layer["head_indices"] = [4, 6]
-    labels = draw_texts(plot_heads(subset, kind="cross"), tmp_path)
-    assert [text for text in labels if text.startswith("layer")] == [f"layer 0, head {head}" for head in (4, 6)]
-
-
 def test_tokens_are_literal_text(tmp_path: Path) -> None:
     subset = document(HOSTILE, HOSTILE, layers=1)
     subset["title"] = "$\\broken{$ </title> \x1b & <b>"

@@ -138,7 +138,7 @@ class Inspector(Generic[ModelT]):
 
         `should_stop` is polled at every layer.
         """
-        selected = select_attention_layers(self.model, "*", request.kind, request.layers, None)
+        selected = select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
