@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
+from attent.cli.line_progress import print_message, print_status
 from attent.cli.search_flags import DEFAULT_BEAM_SIZE
 from attent.decoding.options import DeviceOptions, DtypeName
 
@@ -256,7 +257,6 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     """Ablate the model, and prune it with --prune; print the report."""
     from rich.console import Console
 
-    from attent.cli.line_progress import print_message
     from attent.data.pairs import LanguagePair
     from attent.inspection.ablation_report import render_ablation
     from attent.inspection.ablation_run import ablate_folder
@@ -326,11 +326,6 @@ def open_in_browser(url: str) -> bool:
     """Open a URL if there is a terminal and a display; return whether it was opened."""
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(has_display) and sys.stderr.isatty() and webbrowser.open(url)
-
-
-def print_status(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
 
 
 def print_warning(text: str) -> None:

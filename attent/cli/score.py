@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
+from attent.cli.line_progress import print_status
 from attent.cli.search_flags import (
     SEARCH_GROUP,
     DeviceFlags,
@@ -98,7 +99,7 @@ def score(
         src=flags.src,
         tgt=flags.tgt,
         options=options,
-        notify=print_progress,
+        notify=print_status,
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
     )
     print_report(scores, flags)
@@ -124,11 +125,6 @@ def build_score_options(flags: ScoreFlags) -> ScoreOptions:
         sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
         device=build_device_options(flags),
     )
-
-
-def print_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
 
 
 def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:

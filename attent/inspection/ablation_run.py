@@ -57,8 +57,6 @@ def ablate_folder(
 ) -> ablation_report.AblationResult:
     """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
     dispensable heads."""
-    if prune_to is not None:
-        check_output_folder(prune_to)
     test_set = read_test_set(data, languages, notify)
     translator = load_translator((folder,), device, notify)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)

@@ -262,17 +262,13 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
     set_token_ticks(axes.yaxis, queries["tokens"], font_size)
     axes.tick_params(length=0, pad=3)
     for axis, side in ((axes.xaxis, keys), (axes.yaxis, queries)):
-        axis.set_label_text(get_side_label(side), color="#555555")
+        axis.set_label_text(escape_control_characters(str(side["label"])), color="#555555")
         axis.labelpad = 8
         if size > 0.1:
             axis.set_ticks([i - 0.5 for i in range(1, len(side["tokens"]))], minor=True)
     if size > 0.1:
         axes.grid(which="minor", color=GRID_COLOR, linewidth=0.4)
         axes.tick_params(which="minor", length=0)
-
-
-def get_side_label(side: Mapping[str, Any]) -> str:
-    return escape_control_characters(str(side["label"]))
 
 
 def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: float, rotation: float = 0) -> None:

@@ -50,7 +50,6 @@ def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
 @dataclass(frozen=True, kw_only=True)
 class PruneTrial:
     num_removed: int  # in total
-    added: tuple[str, ...]
     bleu: float
     loss: float
     accepted: bool
@@ -125,8 +124,8 @@ class HeadSelector:
     def try_group(self, group: Sequence[ModelPart]) -> bool:
         heads = [*self.heads, *group]
         bleu, loss = self.measure_without(heads)
-        accepted, added = bleu >= self.min_bleu and loss <= self.max_loss, tuple(map(str, group))
-        trial = PruneTrial(num_removed=len(heads), added=added, bleu=bleu, loss=loss, accepted=accepted)
+        accepted = bleu >= self.min_bleu and loss <= self.max_loss
+        trial = PruneTrial(num_removed=len(heads), bleu=bleu, loss=loss, accepted=accepted)
         self.trials.append(trial)
         if trial.accepted:
             self.heads, self.bleu, self.loss = heads, bleu, loss

@@ -19,6 +19,7 @@ import torch
 import attent
 from attent import cli
 from attent.cli import look
+from attent.cli.line_progress import print_status
 from attent.inspection import Trace
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
@@ -397,7 +398,7 @@ def test_status_is_for_terminals_and_warnings_for_all(
 ) -> None:
     for is_terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda value=is_terminal: value, raising=False)
-        look.print_status("measuring")
+        print_status("measuring")
         look.print_warning("old statistics")
         status = "measuring\n" if is_terminal else ""
         assert capsys.readouterr() == ("", f"{status}warning: old statistics\n")

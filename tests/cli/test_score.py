@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
 from attent import cli, models
-from attent.cli.score import print_progress
 from attent.decoding.alignment import ALIGNMENT_FILE, load_selection
 from attent.decoding.forced_decoding import compute_perplexity, score_targets
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
@@ -58,13 +56,6 @@ def run_failing(capsys: Capture, *arguments: object, code: int = 1) -> str:
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     return printed.err
-
-
-def test_progress_is_for_terminals(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda value=is_terminal: value, raising=False)
-        print_progress("translating")
-        assert capsys.readouterr() == ("", "translating\n" if is_terminal else "")
 
 
 # ---- languages ------------------------------------------------------------------------------------------------------

@@ -86,10 +86,8 @@ def translator(model: Seq2Seq) -> Translator:
     return Translator(model, tokenizer())
 
 
-def measure_ablation(
-    translator: Translator, parts: Sequence[ModelPart], previous: Ablation | None = None, data: AblationData = SAMPLE
-) -> Ablation:
-    *_, ablation = AblationMeter(translator=translator, data=data, search=SEARCH).ablate(parts, previous)
+def measure_ablation(translator: Translator, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Ablation:
+    *_, ablation = AblationMeter(translator=translator, data=SAMPLE, search=SEARCH).ablate(parts, previous)
     return ablation
 
 
