@@ -88,9 +88,7 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         if self._live is None or (not force and began < self._next_draw):
             return
         width, height = self.console.size
-        screen = render_display(
-            self._history, self.title, min(width, MAX_WIDTH), height, plain=self.console.options.ascii_only
-        )
+        screen = render_display(self._history, self.title, min(width, MAX_WIDTH), height)
         self._live.update(screen, refresh=True)
         self._next_draw = self._clock() + max(MIN_REDRAW_INTERVAL, (self._clock() - began) / MAX_DRAW_FRACTION)
 
@@ -145,9 +143,7 @@ class EventHistory:
             self.saved = event
 
 
-def render_display(
-    history: EventHistory, title: str, width: int, height: int, *, plain: bool = False
-) -> RenderableType:
+def render_display(history: EventHistory, title: str, width: int, height: int) -> RenderableType:
     """Render what fits; at a low terminal, samples and then older validations are left out."""
     parts: list[RenderableType] = []
     if history.started:
@@ -159,7 +155,7 @@ def render_display(
     samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 6) // 4)] if rows and height > MIN_SAMPLE_HEIGHT else ()
     if rows and room > 3:
         shown = min(len(rows), max(1, room - 3 - 4 * len(samples)))
-        parts += ["", _render_validations(rows[-shown:], history.best, width, plain)]
+        parts += ["", _render_validations(rows[-shown:], history.best, width)]
     for sample in samples:
         parts += ["", _render_sample(sample, width)]
     return Group(*parts)
@@ -215,7 +211,7 @@ def _render_metrics(progress: Progress, width: int) -> RenderableType:
     return table
 
 
-def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
+def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int) -> RenderableType:
     metrics = [metric for name, metric in METRICS.items() if any(name in row.metrics for row in rows)]
     table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
     for name in ("validated at", "epoch", "loss", *(f"{metric.title} {metric.unit}".strip() for metric in metrics)):
@@ -225,8 +221,7 @@ def _render_validations(rows: Sequence[Validated], best: Validated | None, width
         is_best = best is not None and row.step == best.step
         cells = [f"{row.step:,}", f"{row.epoch:.1f}", f"{row.loss:.3f}"]
         cells += ["" if (score := row.metrics.get(metric.name)) is None else f"{score:.1f}" for metric in metrics]
-        mark = ("* best" if plain else "★ best") if is_best else ""
-        table.add_row(*cells, mark, style="bold green" if is_best else "")
+        table.add_row(*cells, "best" if is_best else "", style="bold green" if is_best else "")
     return table
 
 

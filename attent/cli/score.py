@@ -113,15 +113,10 @@ def build_score_options(flags: ScoreFlags) -> ScoreOptions:
         search = build_search_options(flags)
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("score",)) from error
+    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
     return ScoreOptions(
-        metrics=flags.metrics,
+        **{name: getattr(flags, name) for name in names},
         search=search,
-        ensemble=flags.ensemble,
-        hypotheses=flags.hypotheses,
-        baseline=flags.baseline,
-        force_decode=flags.force_decode,
-        alignment=flags.alignment,
-        save=flags.save,
         sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
         device=build_device_options(flags),
     )

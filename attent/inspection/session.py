@@ -201,13 +201,10 @@ class Inspection:
         best = max(candidates, key=rate_head)
         return best["path"], best["head"]
 
-    def _get_stats(self, path: str, head: int) -> dict[str, Any]:
-        entries = self.document["head_stats"]["heads"]
-        return next((entry for entry in entries if (entry["path"], entry["head"]) == (path, head)), {})
-
     def label_rows(self, path: str, head: int) -> dict[str, Any]:
         """Return the document with a layer's rows labeled by decoder input if the head aligns better that way."""
-        values = self._get_stats(path, head).get("values", {})
+        stats = {(entry["path"], entry["head"]): entry["values"] for entry in self.document["head_stats"]["heads"]}
+        values = stats.get((path, head), {})
         if (values.get("aligned_on_input") or 0.0) <= (values.get("aligned_on_output") or 0.0):
             return self.document
         layers = [

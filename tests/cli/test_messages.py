@@ -49,7 +49,7 @@ $ attent demo --steps 0
 $ attent embed M "A text"
 2 there is no output: name a file with --output vectors.npy, or add --json
 $ attent embed M "A text" -o vectors.txt
-2 --output must end in .npy or .safetensors, but is vectors.txt
+2 --output must end in .npy, but is vectors.txt
 $ attent embed M "A text" -o nowhere/vectors.npy
 2 nowhere/vectors.npy: must be in an existing folder, but is not; create the folder first
 $ attent embed M "A text" --json --batch-tokens 0
