@@ -156,13 +156,14 @@ def build_card_table(ablation: Ablation, effects: Sequence[AblationEffect], name
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
     """Add a section about the pruning before the sections of the original card, which may no longer apply."""
-    first_line, _, rest = original_card.partition("\n")
-    title = first_line.removeprefix("# ") if first_line.startswith("# ") else escape_markdown(folder.name)
+    title, _, rest = original_card.partition("\n")
+    if not title.startswith("# "):
+        title, rest = f"# {escape_markdown(folder.name)}", original_card
     heads = f"{len(pruned.selection.heads):,} of its {format_count(pruned.num_heads_before, 'head')}"
     origin = f"{format_code(str(folder))} without {heads}, by attent. Other sections are those of the original model."
     section = [*build_score_table(ablation, pruned), *describe_pruning(pruned)]
     sections = re.findall(r"^## (.*)$", rest, re.MULTILINE)
-    return replace_section(f"# {title}, pruned\n\n{origin}\n\n{rest}", PRUNING_TITLE, section, sections)
+    return replace_section(f"{title}, pruned\n\n{origin}\n\n{rest}", PRUNING_TITLE, section, sections)
 
 
 def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:

@@ -33,6 +33,7 @@ from attent.inspection.ablate import (
 from attent.inspection.ablation_report import AblationResult
 from attent.inspection.ablation_run import AblationJob, report_progress
 from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.prune import PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file
@@ -491,6 +492,15 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
     again = (out / "card.md").read_text()
     assert again.count("## Ablation\n") == again.count("## Pruning\n") == 1
     assert again.startswith("# A toy, pruned\n")
+
+
+def test_pruned_card_keeps_a_card_without_a_title() -> None:
+    selection = PruneSelection(heads=(HEAD,), bleu=29.9, loss=1.0, trials=())
+    sizes = {"num_heads_before": 4, "parameters": 90, "parameters_before": 100}
+    pruned = ablation_report.PruneResult(folder=Path("out"), max_bleu_drop=0.2, selection=selection, **sizes)
+    card = ablation_report.build_pruned_card(Path("runs/toy"), "My notes.\n\n## Data\n\nMuch.\n", MIXED, pruned)
+    assert card.startswith("# toy, pruned\n\n`runs/toy` without 1 of its 4 heads, by attent. ")
+    assert card.index("My notes.\n") < card.index("## Pruning\n") < card.index("## Data\n\nMuch.\n")
 
 
 @pytest.mark.usefixtures("letter_scores")
