@@ -367,19 +367,14 @@ FAULTS = """
 + self.norm(self.dropout(x + sublayer(x)))
 
 # recorded attention without the mask
-@ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
-- attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)
-+ attend_explicit(q, k, v, Mask(), bias, self.scale, score_weight=score_weight)
+@ nn/attention.py::AttentionRecord.weights: laws/test_observers.py
+- inputs = (self.q, self.k, self.v, self.mask, self.bias, self.scale)
++ inputs = (self.q, self.k, self.v, Mask(), self.bias, self.scale)
 
 # recorded attention without the bias
-@ nn/attention.py::AttentionRecord.compute_weights: laws/test_observers.py
-- attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)
-+ attend_explicit(q, k, v, self.mask, None, self.scale, score_weight=score_weight)
-
-# recorded heads all use the first key head
-@ nn/attention.py::AttentionRecord.compute_weights: inspection/test_attention_trace.py
-- kv_heads = [head // group_size for head in heads]
-+ kv_heads = [0 for head in heads]
+@ nn/attention.py::AttentionRecord.weights: laws/test_observers.py
+- inputs = (self.q, self.k, self.v, self.mask, self.bias, self.scale)
++ inputs = (self.q, self.k, self.v, self.mask, None, self.scale)
 
 # head masking ignores the bias
 @ inspection/head_masking.py::iter_linear_weights: inspection/test_head_masking.py

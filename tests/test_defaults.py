@@ -115,11 +115,11 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.decoding.options": {"MAX_EXTRA_TOKENS": 50},
     "attent.decoding.pipeline": {"MAX_LISTED_SKIPS": 20, "MAX_ALIGNED_WORDS": 2_000},
     "attent.decoding.translator": {"MAX_SEGMENTS": 1_048_576, "MAX_UNSPLIT_TOKENS": 200, "DEFAULT_MAX_TOKENS": 256},
-    "attent.inspection.ablation_report": {"MAX_CARD_ROWS": 10, "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
+    "attent.inspection.ablation_report": {"MAX_CARD_ROWS": 20, "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
     "attent.inspection.head_stats": {
         "DEFAULT_MAX_PAIRS": 500, "MAX_TOKENS": 512, "MIN_WORDS": 2, "DOMINANT_SHARE": 0.5, "COMBINED_SHARE": 0.6,
-        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5, "PREFERRED_SHARE": 0.33,
-        "PREFERRED_RATIO": 1.5, "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
+        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5,
+        "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
     },
     "attent.inspection.inspectors.base": {
         "TOP_K": 10, "LONG_TEXT_TOP_K": 3, "LONG_TEXT_STEPS": 300, "MAX_DENSE_WEIGHTS": 1_500_000,
@@ -128,10 +128,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16, "MAX_MASKED_TOKENS": 128},
     "attent.inspection.prune": {"DEFAULT_MAX_BLEU_DROP": 0.2, "MAX_LOSS_PER_BLEU": 0.1},
-    "attent.inspection.terminal": {
-        "LINE_WIDTH": 80, "MAX_WORD_HEIGHT": 12, "MAX_WORD_WIDTH": 16, "MAX_ROWS": 40, "MAX_LIST_LINES": 60,
-        "TOP_KEYS": 3, "MIN_LISTED_WEIGHT": 0.05,
-    },
     "attent.models.folder": {"MAX_FILE_BYTES": 134_217_728, "READ_ATTEMPTS": 5},
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},

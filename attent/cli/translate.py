@@ -1,4 +1,4 @@
-"""`attent translate`: text line by line, documents (PO, XLIFF, TMX, Markdown), or an interactive session."""
+"""`attent translate`: text line by line, or documents (PO, XLIFF, TMX, Markdown)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Param
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
     to: Annotated[str | None, flag(COMMON_GROUP, "target language, for a multilingual model")] = None
-    interactive: Annotated[bool, flag(COMMON_GROUP, "interactive session", "--interactive", "-i")] = False
     prefix: Annotated[str, flag(CONSTRAINT_GROUP, "start every translation with this text")] = ""
     require: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must occur; may be repeated")] = ()
     ban: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must not occur; may be repeated")] = ()
@@ -120,9 +119,7 @@ def translate(
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
     """Check flags against each other, before anything is read."""
     problem = None
-    if flags.interactive and file is not None:
-        problem = "--interactive reads what you type: leave FILE out"
-    elif flags.in_place and (file is None or flags.output is not None):
+    if flags.in_place and (file is None or flags.output is not None):
         problem = f"--in-place overwrites FILE: {'leave --output out' if file else 'name one'}"
     elif flags.alignment == "soft" and flags.output_type != "json":
         problem = "--alignment soft needs --output-type json: add it, or use --alignment hard"
@@ -157,10 +154,6 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         warn_of_requested_languages(pipeline, flags.tgt, progress)
         if file is not None and is_document(file, flags):
             write_document(pipeline, content, file, flags, progress)
-        elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.output is None):
-            from attent.cli.interactive import run_session
-
-            run_session(pipeline)
         else:
             if file is None and stream.isatty():
                 progress.print_message("type one sentence per line; end with Ctrl-D")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from attent.inspection.attention_trace import DisplayToken
-from attent.inspection.display_tokens import build_display_tokens
+from attent.inspection.display_tokens import build_display_tokens, escape_control_characters, format_token
 from attent.text.tokenizer import Tokenizer
 from tests.inspection.models import tokenizer as with_mask
 
@@ -52,3 +52,24 @@ def test_added_mask_token() -> None:
     of = with_mask().source
     assert of.mask is not None
     assert build_display_tokens(of, [of.mask]) == (DisplayToken("<mask>", "mask", special="mask"),)
+
+
+def test_control_characters_are_replaced() -> None:
+    assert escape_control_characters("\x1b[0m\x00\x7f") == "␛[0m␀␡"
+    assert escape_control_characters("a\nb\tc") == "a⏎b⇥c"
+    assert escape_control_characters("\x85\u202e\ud800") == "\ufffd" * 3
+    assert escape_control_characters("naïve 日本 שלום \u200c") == "naïve 日本 שלום \u200c"
+
+
+@pytest.mark.parametrize(
+    ("text", "special", "label"),
+    [
+        ("end", "end", "‹end›"),
+        ("end", None, "end"),
+        ("", None, "␣"),
+        ("\u200c", None, "␣"),
+        ("\u0301", None, "◌\u0301"),
+    ],
+)
+def test_special_tokens_and_spaces_are_marked(text: str, special: str | None, label: str) -> None:
+    assert format_token({"text": text, "special": special}) == label
