@@ -156,7 +156,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "COMPILE_MIN_STEPS": 10_000, "BUDGET_MARGIN": 0.97, "MAX_SCORING_SHARE": 0.4, "TIME_MARGIN": (0.7, 1.6),
     },
     "attent.training.loop": {"MAX_NONFINITE_STEPS": 10, "MAX_ROLLBACKS": 3, "ROLLBACK_LR_FACTOR": 0.5},
-    "attent.training.optimizer": {"MUON_MOMENTUM": 0.95, "NEWTON_SCHULZ": (3.4445, -4.775, 2.0315)},
     "attent.training.stop_signals": {"EXIT_INTERRUPTED": 130, "EXIT_TERMINATED": 143},
     "attent.training.tasks.base": {
         "MODERN_RECIPE": {
