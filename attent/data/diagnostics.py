@@ -110,10 +110,6 @@ def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
         if test_set.bad_lines:
             lines = format_count(test_set.bad_lines, "line")
             yield Diagnostic(1, f"{lines} of {test_set.name} could not be read as a pair.")
-        if test_set.unseen_sentences:
-            characters = format_count(len(set("".join(test_set.unseen_characters))), "character")
-            sentences = format_count(test_set.unseen_sentences, "sentence")
-            yield Diagnostic(1, f"{characters} of {test_set.name}, in {sentences}, not found in the corpus.")
 
 
 def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:

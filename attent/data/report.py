@@ -6,7 +6,7 @@ into advice, `report_text` into text for a terminal.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ CHUNK_PAIRS = 8_192  # processed together
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
 EXCERPT_CHARS = 200
-RARE_BELOW = 3  # a character with fewer occurrences is rare
 MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 
@@ -82,7 +81,6 @@ class SideStats:
     words: int
     characters: int
     distinct_characters: int
-    rare_characters: str  # that occur once or twice
     lengths: LengthStats
 
 
@@ -94,9 +92,6 @@ class ContaminationReport:
     files: tuple[str, ...]
     bad_lines: int
     contamination: Contamination
-    # Of the sentences whose near duplicates were searched:
-    unseen_characters: tuple[str, str]  # not in the corpus, by side, the most frequent first
-    unseen_sentences: int  # with such a character
 
 
 @dataclass(frozen=True)
@@ -127,16 +122,17 @@ class CorpusReport:
 
 class _SideCounter:
     def __init__(self) -> None:
-        self.characters = np.zeros(0x110000, np.int64)  # occurrences by code point
+        self.characters = 0
+        self.distinct_characters: set[str] = set()
         self.word_lengths = np.zeros(MAX_COUNTED_LENGTH, np.int64)
         self.character_lengths = np.zeros(MAX_COUNTED_LENGTH, np.int64)
         self.words = 0
         self.scripts: set[Scripts | None] = set()
 
     def add(self, texts: Sequence[str]) -> None:
-        codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-        counts = np.bincount(codes) if len(codes) else np.zeros(0, np.int64)
-        self.characters[: len(counts)] += counts
+        joined = "".join(texts)
+        self.characters += len(joined)
+        self.distinct_characters.update(joined)
         words = np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
         self.words += int(words.sum())
         self.word_lengths += _histogram(words)
@@ -145,15 +141,12 @@ class _SideCounter:
     def to_stats(self, languages: Iterable[str | None]) -> SideStats:
         by_words = all(script_table.has_word_spaces(expected) for expected in self.scripts)
         lengths = ("words", self.word_lengths) if by_words else ("characters", self.character_lengths)
-        codes = np.flatnonzero(self.characters)
-        rare = [chr(code) for code in codes if self.characters[code] < RARE_BELOW and chr(code) != " "]
         return SideStats(
             languages=tuple(dict.fromkeys(tag for tag in languages if tag)),
             scripts=tuple(sorted(frozenset().union(*(expected or frozenset() for expected in self.scripts)))),
             words=self.words,
-            characters=int(self.characters.sum()),
-            distinct_characters=len(codes),
-            rare_characters="".join(rare),
+            characters=self.characters,
+            distinct_characters=len(self.distinct_characters),
             lengths=summarize_lengths(*lengths),
         )
 
@@ -309,7 +302,15 @@ class CorpusSurvey:
             mojibake_pairs=self._mojibake_pairs,
             identical_pairs=self._identical_pairs,
             retranslated_pairs=self._retranslated_pairs,
-            test_sets=tuple(map(self._report_test_set, self.test_sets)),
+            test_sets=tuple(
+                ContaminationReport(
+                    name=test_set.name,
+                    files=test_set.files,
+                    bad_lines=test_set.checker.bad_lines,
+                    contamination=test_set.checker.compute(),
+                )
+                for test_set in self.test_sets
+            ),
             estimate=estimate,
             error=error,
             language_problems=tuple(self._language_problems),
@@ -324,25 +325,8 @@ class CorpusSurvey:
     @property
     def characters(self) -> int:
         """Characters of both sides of the pairs that training would see."""
-        total = int(self._source.characters.sum() + self._target.characters.sum())
+        total = self._source.characters + self._target.characters
         return round(total * self.kept_pairs / self.pairs_read) if self.pairs_read else 0
-
-    def _report_test_set(self, test_set: HeldOutSet) -> ContaminationReport:
-        checker = test_set.checker
-        source = _count_unseen([pair.source for pair in checker.pairs], self._source.characters)
-        target = _count_unseen([pair.target for pair in checker.pairs], self._target.characters)
-        unseen_sentences = sum(
-            any(map(source.__contains__, pair.source)) or any(map(target.__contains__, pair.target))
-            for pair in checker.pairs
-        )
-        return ContaminationReport(
-            name=test_set.name,
-            files=test_set.files,
-            bad_lines=checker.bad_lines,
-            contamination=checker.compute(),
-            unseen_characters=("".join(source), "".join(target)),
-            unseen_sentences=unseen_sentences,
-        )
 
 
 def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
@@ -372,11 +356,6 @@ def _make_excerpt(text: str) -> str:
     start = max(damage - 20, 0) if damage is not None and damage > 40 else 0
     stop = start + EXCERPT_CHARS
     return ("…" if start else "") + text[start:stop] + ("…" if len(text) > stop else "")
-
-
-def _count_unseen(texts: Iterable[str], char_counts: CountArray) -> dict[str, int]:
-    counts = Counter("".join(texts))
-    return {char: n for char, n in counts.most_common() if not char_counts[ord(char)] and not char.isspace()}
 
 
 def survey_corpora(

@@ -113,7 +113,6 @@ def test_counts_are_exact(tmp_path: Path) -> None:
     assert (report.source.words, report.target.words) == (6, 5)
     assert (report.source.characters, report.target.characters) == (7 + 6 + 1, 4 + 1 + 5)
     assert report.source.distinct_characters == len(set("one twoa  b cx"))
-    assert set(report.target.rare_characters) == set("einsäyz€")
     assert (report.source.lengths.max_length, report.source.lengths.median) == (3, 2)
     assert report.source.lengths.counts == (0, 1, 1, 1)
 
@@ -221,16 +220,6 @@ def test_file_read_for_another_language_pair_is_not_ignored() -> None:
     other = replace(origin, files=("c/x.en", "c/x.fr"), ignored_files=("x.de (why)", "y.en (why)"))
     assert list_ignored_files([origin, other]) == ["y.en (why)"]
     assert format_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
-
-
-def test_unseen_characters_of_the_test_set(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
-    test = (Pair("A tree ☃ here", "Baum ☃ ß Ж", "test.tsv", 1), Pair("The dog.", "Hund.", "test.tsv", 2))
-    (result,) = survey_file(path, against=test).build_report().test_sets
-    assert "☃" in result.unseen_characters[0]
-    assert set("☃Ж") <= set(result.unseen_characters[1])
-    assert " " not in result.unseen_characters[0] + result.unseen_characters[1]
-    assert result.unseen_sentences == 1
 
 
 def test_truncated_corpus_is_reported_up_to_the_error(tmp_path: Path) -> None:
