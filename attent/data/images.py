@@ -3,45 +3,40 @@
     a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test split)
     cat/*.jpg dog/*.jpg ...      or with splits: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
 
-They are decoded once into memory-mapped arrays, which are cached by the content of the files. Only image files need
-Pillow. Batches and augmentation are in `attent.training.tasks.image_classification`.
+Image files are decoded once into a memory-mapped array, which is cached by their path, size and times; they need
+Pillow. Idx files are read into memory. Batches and augmentation are in `attent.training.tasks.image_classification`.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import math
-import os
 import re
-import shutil
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from attent import settings
 from attent.data.arrays import Array
-from attent.data.file_hashes import hash_file
+from attent.data.file_hashes import stamp_file
+from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import CorpusError
 from attent.data.split_names import SPLIT_WORDS
-from attent.storage.cache import build_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attent.nn import ImageConfig
 
-STORE_VERSION = 2  # part of a store's key: raised when the same files give other bytes
-META_FILE, PIXELS_FILE, LABELS_FILE = "images.json", "pixels", "labels"
+STORE_VERSION = 3  # part of a store's key: raised when the same files give other bytes
 IMAGE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
 SPLIT_NAMES = SPLIT_WORDS | {"test": (*SPLIT_WORDS["test"], "t10k", "eval")}  # of folders, and words of idx file names
 CLASS_NAMES_FILE = "labels.txt"  # optional, for idx files, whose labels are numbers: a name per line
@@ -49,8 +44,6 @@ PHOTO_SIZE = 224  # pixels; small images keep their size
 MAX_PIXELS = 2**27  # of an image file, against decompression bombs
 SIZE_SAMPLE = 64  # images whose size is read
 IDX_BLOCK_BYTES = 2**20
-DECODE_BATCH = 256  # images in memory while a store is built
-MAX_LISTED_FILES = 3
 MAX_STATS_IMAGES = 20_000  # for mean and standard deviation
 TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
 
@@ -117,7 +110,7 @@ ImageSplit = IdxSplit | FolderSplit
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Memory-mapped images and their labels."""
+    """Images and their labels."""
 
     name: str
     pixels: Array = field(repr=False)  # (N, C, S, S), uint8
@@ -485,116 +478,43 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
     return np.repeat(square, shape.channels, 1)
 
 
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ImageStoreMeta:
-    """The content of images.json, which is written last and marks a complete folder."""
-
-    format: int
-    count: int
-    size: int
-    channels: int
-    class_names: list[str]
-    skipped: list[str]
+# ---- datasets --------------------------------------------------------------------------------------------------------
 
 
 def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
-    """Return a split as bytes of one size, from a store in `root` that is built if missing."""
-    root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
-
-    def build(staging: Path) -> None:
-        try:
-            _write_store(split, shape, staging)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-
-    folder = build_folder(root / f"images-{compute_store_key(split, shape, root)}", build, is_complete)
-    return read_image_store(folder, split.name)
+    """Return a split as bytes of one size; image files come from a store in `root` that is built if missing."""
+    return read_idx_split(split, shape) if isinstance(split, IdxSplit) else prepare_files(split, shape, Path(root))
 
 
-def _write_store(split: ImageSplit, shape: ImageShape, staging: Path) -> None:
-    skipped: list[str] = []
-    with open(staging / PIXELS_FILE, "wb") as file:
-        if isinstance(split, IdxSplit):
-            labels = read_idx_labels(split)
-            names = read_class_names(split, labels)
-            file.writelines(pad_or_resize(images, shape).tobytes() for images in read_idx_rows(split.images, 3))
-        else:
-            names = split.classes
-            labels = write_folder_pixels(split, shape, file, skipped)
+def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
+    labels = read_idx_labels(split)
+    names = read_class_names(split, labels)
+    pixels = np.concatenate([pad_or_resize(images, shape) for images in read_idx_rows(split.images, 3)])
+    digest = hashlib.sha256(repr((shape, names)).encode() + labels.tobytes())
+    digest.update(pixels)
+    return ImageDataset(split.name, pixels, labels, names, store_key=f"images-{digest.hexdigest()[:24]}")
+
+
+def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDataset:
+    """Decode image files. Bad ones are skipped, but each class must have one that can be read."""
+    import_pillow()
+    versions = (f"{stamp_file(path)} {label}" for path, label in split.files)
+    key = compute_media_key([STORE_VERSION, asdict(shape), split.classes], versions)
+    paths = [path for path, _ in split.files]
+    with suppress_warnings():
+        decode, folder = partial(read_pixels, shape=shape), root / f"images-{key}"
+        values, entries = prepare_media_store(paths, decode, "<u1", folder)
+    skipped = tuple(entry for entry in entries if isinstance(entry, str))
+    files = zip(split.files, entries, strict=True)
+    labels = np.array([label for (_, label), entry in files if not isinstance(entry, str)], "<i4")
     if not len(labels):
         example = f"of its {len(skipped):,} files none can be read, such as {skipped[0]}"
         raise ImageError(f"{split.name}: must have images, but {example}")
-    (staging / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
-    meta = ImageStoreMeta(STORE_VERSION, len(labels), shape.size, shape.channels, list(names), skipped)
-    (staging / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
-
-
-def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
-    """Hash the content of idx files, which are few; of image files, maybe a million, hash name, size and times."""
-    facts: list[object] = [STORE_VERSION, asdict(shape)]
-    if isinstance(split, IdxSplit):
-        names = split.images.parent / CLASS_NAMES_FILE
-        files = [split.images, split.labels, *([names] if names.is_file() else [])]
-        facts += [hash_file(path, root / "digests.json") for path in files]
-    else:
-        digest = hashlib.sha256()
-        for path, label in split.files:
-            status = path.stat()
-            digest.update(f"{path} {label} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
-        facts += [split.classes, digest.hexdigest()]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-def write_folder_pixels(split: FolderSplit, shape: ImageShape, file: IO[bytes], skipped: list[str]) -> Array:
-    """Write the pixels of all images and return their labels. Bad ones are `skipped`, but each class must have one."""
-    labels = []
-    import_pillow()
-    with suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for start in range(0, len(split.files), DECODE_BATCH):
-            batch = split.files[start : start + DECODE_BATCH]
-            decoding = [pool.submit(read_pixels, path, shape) for path, _ in batch]
-            for (_, label), pixels in zip(batch, decoding, strict=True):
-                try:
-                    file.write(pixels.result().tobytes())
-                    labels.append(label)
-                except ImageError as error:
-                    skipped.append(str(error))
-    missing = sorted(set(range(len(split.classes))) - set(labels))
-    if labels and missing:
+    missing = sorted(set(range(len(split.classes))) - set(labels.tolist()))
+    if missing:
         raise ImageError(f"{split.folder / split.classes[missing[0]]}: must have images, but none can be read")
-    return np.array(labels, "<i4")
-
-
-def read_image_store(folder: Path, name: str) -> ImageDataset:
-    meta = ImageStoreMeta(**settings.read_json(folder / META_FILE))
-    shape = (meta.count, meta.channels, meta.size, meta.size)
-    for path, size in ((folder / PIXELS_FILE, int(np.prod(shape))), (folder / LABELS_FILE, 4 * meta.count)):
-        if path.stat().st_size != size:
-            raise ImageError(f"{path} must have {size} bytes: delete its folder, and it is built again")
-    pixels = np.memmap(folder / PIXELS_FILE, np.uint8, "r", shape=shape)
-    labels = np.fromfile(folder / LABELS_FILE, "<i4")
-    return ImageDataset(name, pixels, labels, tuple(meta.class_names), tuple(meta.skipped), store_key=folder.name)
-
-
-def is_complete(folder: Path) -> bool:
-    try:
-        return len(read_image_store(folder, "")) > 0
-    except (OSError, ValueError, TypeError):  # missing or damaged
-        return False
-
-
-def describe_skipped(dataset: ImageDataset) -> str | None:
-    """Return a sentence about the files that are not images, or None."""
-    if not dataset.skipped:
-        return None
-    examples = "; ".join(dataset.skipped[:MAX_LISTED_FILES])
-    total = len(dataset) + len(dataset.skipped)
-    return f"{len(dataset.skipped):,} of {total:,} files of {dataset.name} are skipped: {examples}"
+    pixels = values.reshape(len(labels), shape.channels, shape.size, shape.size)
+    return ImageDataset(split.name, pixels, labels, split.classes, skipped, store_key=folder.name)
 
 
 # ---- labels, validation split, statistics ----------------------------------------------------------------------------

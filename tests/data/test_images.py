@@ -19,6 +19,7 @@ from attent.data.images import (
     prepare_images,
     read_image,
 )
+from attent.data.media_store import describe_skipped
 from tests.data.image_sets import encode_idx, make_bar_images, write_class_folders, write_idx
 
 Image = pytest.importorskip("PIL.Image")
@@ -112,9 +113,9 @@ def test_bad_image_is_skipped_and_reported(tmp_path: Path) -> None:
     (folder / "dog" / "9.jpg").write_bytes(b"this is no picture")
     dataset = prepare_images(find_splits(folder)["train"], ImageShape(12, 3), tmp_path / "store")
     assert dataset.item_labels.tolist() == [0, 0, 1, 1, 1]
-    message = images.describe_skipped(dataset)
+    message = describe_skipped(dataset.name, dataset.skipped)
     assert message is not None
-    assert message.startswith("2 of 7 files of")
+    assert "skipped 2 entries, such as" in message
     assert "cat/1.png: must be a whole image" in message
     assert "dog/9.jpg: must be an image, but Pillow does not recognize it" in message
 

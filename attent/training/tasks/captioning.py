@@ -19,6 +19,7 @@ from attent.data import captions as caption_data
 from attent.data.arrays import Array
 from attent.data.captions import CaptionDataset, CaptionRows
 from attent.data.images import ImageDataConfig, ImageShape, choose_shape, compute_channel_stats
+from attent.data.media_store import describe_skipped
 from attent.data.pairs import CorpusError
 from attent.data.text_batches import IGNORE_INDEX
 from attent.data.text_corpus import find_text_files, list_eval_files
@@ -185,7 +186,7 @@ class CaptioningTask(SourceTask):
 
     def load_captions(self, rows: CaptionRows) -> CaptionDataset:
         dataset = caption_data.prepare_captions(rows, self.shape, self.context.data_dir)
-        if problem := dataset.describe_skipped():
+        if problem := describe_skipped(dataset.name, dataset.skipped):
             self.context.warn(problem)
         return dataset
 

@@ -16,6 +16,7 @@ import torch
 
 from attent.data import images as image_data
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
+from attent.data.media_store import describe_skipped
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import ImageConfig, LearnedConfig
@@ -106,7 +107,7 @@ class ImageClassificationTask(base.Task):
     def load_splits(self, splits: list[ImageSplit]) -> list[ImageDataset]:
         datasets = [image_data.prepare_images(split, self.shape, self.context.data_dir) for split in splits]
         for dataset in datasets:
-            if problem := image_data.describe_skipped(dataset):
+            if problem := describe_skipped(dataset.name, dataset.skipped):
                 self.context.warn(problem)
         return datasets
 

@@ -25,10 +25,10 @@ from attent.data.audio import (
     prepare_recordings,
 )
 from attent.data.batch_plan import WIDTH_MULTIPLE
+from attent.data.media_store import describe_skipped
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
-from attent.formatting import format_count
 from attent.interop.whisper import WhisperSettings, read_kept_files, read_settings
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -129,9 +129,8 @@ class SpeechTask(SourceTask):
             report = self.context.track_progress(f"reading {name}", "recordings", len(recordings))
             data_dir = self.context.data_dir
             dataset = prepare_recordings(recordings, name, self.audio_options, data_dir, progress=report)
-            if dataset.skipped:
-                count = format_count(len(dataset.skipped), "recording")
-                self.context.warn(f"{name}: skipped {count}, such as {'; '.join(dataset.skipped[:3])}")
+            if problem := describe_skipped(dataset.name, dataset.skipped):
+                self.context.warn(problem)
             datasets.append(dataset)
         return datasets
 
