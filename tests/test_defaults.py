@@ -93,7 +93,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.data.formats.streams": {"MAX_LINE_BYTES": 1_048_576, "EXCERPT_CHARS": 80},
     "attent.data.formats.xml": {"MAX_DEPTH": 256, "MAX_TAG_BYTES": 4_194_304, "MAX_UNIT_CHARS": 4_194_304},
-    "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728, "MAX_LISTED_FILES": 3},
+    "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728},
     "attent.data.opus": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
     "attent.data.report": {"EXCERPT_CHARS": 200, "RARE_BELOW": 3},
     "attent.data.report_text": {

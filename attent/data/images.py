@@ -61,7 +61,6 @@ class ImageDataConfig:
     flip: Annotated[float, "probability of a horizontal flip; 0 where left and right matter, as in writing"] = 0.5
     shift: Annotated[float, "maximum shift in each direction, as a fraction of the side"] = 0.1
     erase: Annotated[float, "probability of random erasing"] = 0.25
-    mixup: Annotated[float, "alpha of mixup's Beta(alpha, alpha); 0: none"] = 0.0
 
     def __post_init__(self) -> None:
         if self.image_size is not None and not 4 <= self.image_size <= 4096:
@@ -69,8 +68,6 @@ class ImageDataConfig:
         for name in ("flip", "shift", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
-        if not 0 <= self.mixup < float("inf"):
-            raise ValueError(f"`mixup` must be 0 or more, but is {self.mixup}")
 
 
 @dataclass(frozen=True)

@@ -250,14 +250,14 @@ def test_channel_stats_match_numpy(tmp_path: Path) -> None:
     assert np.allclose(std, pixels.std((0, 2, 3)), atol=1e-4)
 
 
-@pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"mixup": -0.1}, {"image_size": 2}])
+@pytest.mark.parametrize("setting", [{"flip": 1.5}, {"shift": -1}, {"image_size": 2}])
 def test_invalid_settings_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         ImageDataConfig(**setting)  # type: ignore[arg-type]
 
 
 def test_limits_of_settings_are_allowed() -> None:
-    for settings in ({"image_size": 4}, {"image_size": 4096}, {"flip": 0, "shift": 1, "erase": 1, "mixup": 0}):
+    for settings in ({"image_size": 4}, {"image_size": 4096}, {"flip": 0, "shift": 1, "erase": 1}):
         ImageDataConfig(**settings)
     for image_size in (3, 4097):
         with pytest.raises(ValueError, match=f"from 4 to 4096 pixels, but is {image_size}"):

@@ -154,8 +154,6 @@ class CaptioningTask(SourceTask):
         """Read the images at the size of the model to resume or to start from, if there is one."""
         self.context, self.image_options, data = context, run.data.images or ImageDataConfig(), run.data
         self.max_tokens, self.is_new_decoder = data.max_tokens, False
-        if self.image_options.mixup:
-            raise TrainError("`data.images.mixup` must be 0 for captions, which cannot be mixed; leave it out")
         files = find_text_files(data.train, caption_data.SUFFIXES)
         rows = caption_data.read_captions(files.train)
         initial = find_image_config(run.model or (load(run.init_from).config if run.init_from else None))

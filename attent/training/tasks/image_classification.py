@@ -357,6 +357,5 @@ def count_positions(config: ImageConfig) -> int:
 def describe_augmentation(config: ImageDataConfig, image_size: int) -> str:
     flip = ", random flip (--set data.images.flip=0 where left and right matter)" if config.flip else ""
     erase = f", random erasing of {config.erase:.0%}" if config.erase else ""
-    mixup = f", mixup with alpha {config.mixup:g}" if config.mixup else ""
     shift = round(config.shift * image_size)
-    return f"augmentation: shift by up to {shift} pixels{flip}{erase}{mixup}"
+    return f"augmentation: shift by up to {shift} pixels{flip}{erase}"
