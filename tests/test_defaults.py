@@ -95,9 +95,9 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.formats.xml": {"MAX_DEPTH": 256, "MAX_TAG_BYTES": 4_194_304, "MAX_UNIT_CHARS": 4_194_304},
     "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728},
     "attent.data.opus": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
-    "attent.data.report": {"EXCERPT_CHARS": 200, "RARE_BELOW": 3},
+    "attent.data.report": {"EXCERPT_CHARS": 200},
     "attent.data.report_text": {
-        "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_BAR_WIDTH": 26, "MAX_NAME_WIDTH": 50, "NUM_BINS": 10,
+        "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_NAME_WIDTH": 50,
     },
     "attent.data.span_corruption": {"NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2},
     "attent.data.split": {
