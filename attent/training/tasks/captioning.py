@@ -41,8 +41,8 @@ from attent.training.events import EventHandler
 from attent.training.objective import Objective
 from attent.training.tasks import base
 from attent.training.tasks import image_classification as classification
+from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.image_batches import ShuffledLoader, augment_pixels
-from attent.training.tasks.source_task import EvalSet, SourceTask, draw_held_out
 from attent.training.tasks.text_task import hash_texts
 
 DROPOUT = 0.1
@@ -133,7 +133,7 @@ class CaptionObjective(Objective):
         return states
 
 
-class CaptioningTask(SourceTask):
+class CaptioningTask(GenerationTask):
     pretrained_classes = (VisionTransformer,)
     objective_class = CaptionObjective
     unit, source_noun = "caption", "images"

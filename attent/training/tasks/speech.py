@@ -51,7 +51,7 @@ from attent.training.config import (
 )
 from attent.training.events import EventHandler, Note
 from attent.training.tasks import base
-from attent.training.tasks.source_task import EvalSet, SourceTask, draw_held_out
+from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.speech_batches import SpeechLoader, SpeechObjective, count_states, get_frontend
 
 STACKS_BY_SIZE: dict[Size, tuple[int, dict[str, Any]]] = {  # layers of the decoder; the encoder
@@ -79,7 +79,7 @@ MAX_HELD_OUT = 1_000
 MIN_SUBWORD_CHARS = 1_000_000  # with less text, some 20 hours of speech, the tokens are characters
 
 
-class SpeechTask(SourceTask):
+class SpeechTask(GenerationTask):
     objective_class = SpeechObjective
     unit, source_noun = "recording", "recordings"
     resamples = NUM_RESAMPLES
