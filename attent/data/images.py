@@ -488,7 +488,7 @@ def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
     names = read_class_names(split, labels)
     pixels = np.concatenate([pad_or_resize(images, shape) for images in read_idx_rows(split.images, 3)])
     digest = hashlib.sha256(repr((shape, names)).encode() + labels.tobytes())
-    digest.update(pixels)
+    digest.update(pixels.data)
     return ImageDataset(split.name, pixels, labels, names, store_key=f"images-{digest.hexdigest()[:24]}")
 
 
