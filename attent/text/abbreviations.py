@@ -11,7 +11,7 @@ ABBREVIATIONS_FILE = Path(__file__).with_name("abbreviations.toml")
 WORD_LISTS = ("titles", "numeric", "general", "starters")
 ORDINAL_LANGUAGES = frozenset(
     "bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split()
-)  # without words of their own
+)  # others
 
 
 @dataclass(frozen=True, kw_only=True)
