@@ -9,9 +9,7 @@ from pathlib import Path
 
 ABBREVIATIONS_FILE = Path(__file__).with_name("abbreviations.toml")
 WORD_LISTS = ("titles", "numeric", "general", "starters")
-ORDINAL_LANGUAGES = frozenset(
-    "bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split()
-)  # others
+ORDINAL_LANGUAGES = frozenset("bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split())  # others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -746,7 +746,6 @@ class Trainer:
         tensors = {
             "weights": {name: to_full_tensor(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {name: to_full_tensor(tensor) for name, tensor in self.optimizer.get_state().items()},
-            "rng": rng.get_rng_state(),
         }
         if self.ema:
             tensors["ema"] = {name: to_full_tensor(tensor) for name, tensor in self.ema.items()}
@@ -769,7 +768,6 @@ class Trainer:
         for name, average in saved.tensors.get("ema", {}).items():
             if name in self.ema:
                 copy_into(self.ema[name], average)
-        rng.set_rng_state(saved.tensors["rng"])
         self.state = TrainState(**state)
         threads = torch.get_num_threads()
         if self.distributed.device.type == "cpu" and self.state.threads not in (None, threads):

@@ -17,9 +17,6 @@ class FakeSite:
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     endless: set[str] = field(default_factory=set)  # paths with an endless response
-    range_shift: int = 0  # bytes that are left out of each range
-    ranges: bool = True  # False: ignore range requests and send the whole file
-    etag: str | None = '"one"'
     sends_length: bool = True
     extra_claimed_bytes: int = 0  # added to the true Content-Length
     statuses: list[int] = field(default_factory=list)  # error statuses of the first requests
@@ -67,28 +64,11 @@ def handle_get(handler: BaseHTTPRequestHandler, site: FakeSite) -> None:
 
 
 def send_file(handler: BaseHTTPRequestHandler, site: FakeSite, content: bytes) -> None:
-    start = parse_range_start(handler, site)
-    if start and start >= len(content):
-        handler.send_error(416)
-        return
-    handler.send_response(206 if start else 200)
-    if start:
-        handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+    handler.send_response(200)
     if site.sends_length:
-        handler.send_header("Content-Length", str(len(content) - start + site.extra_claimed_bytes))
-    if site.etag:
-        handler.send_header("ETag", site.etag)
+        handler.send_header("Content-Length", str(len(content) + site.extra_claimed_bytes))
     handler.end_headers()
-    cut = site.cut_after.pop(0) if site.cut_after else len(content)
-    handler.wfile.write(content[start : start + cut])
-
-
-def parse_range_start(handler: BaseHTTPRequestHandler, site: FakeSite) -> int:
-    """Return the first byte of a range request; 0 if the file has changed or ranges are not supported."""
-    range_header, validator = handler.headers.get("Range"), handler.headers.get("If-Range")
-    if range_header is None or not site.ranges or (validator is not None and validator != site.etag):
-        return 0
-    return int(range_header.removeprefix("bytes=").rstrip("-")) + site.range_shift
+    handler.wfile.write(content[: site.cut_after.pop(0) if site.cut_after else len(content)])
 
 
 def send_forever(handler: BaseHTTPRequestHandler) -> None:
