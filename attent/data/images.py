@@ -9,24 +9,23 @@ Pillow. Idx files are read into memory. Batches and augmentation are in `attent.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
 import re
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from attent.data.arrays import Array
 from attent.data.file_hashes import stamp_file
+from attent.data.formats.streams import InputFile
 from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import CorpusError
 from attent.data.split_names import SPLIT_WORDS
@@ -39,11 +38,9 @@ if TYPE_CHECKING:
 STORE_VERSION = 3  # part of a store's key: raised when the same files give other bytes
 IMAGE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
 SPLIT_NAMES = SPLIT_WORDS | {"test": (*SPLIT_WORDS["test"], "t10k", "eval")}  # of folders, and words of idx file names
-CLASS_NAMES_FILE = "labels.txt"  # optional, for idx files, whose labels are numbers: a name per line
 PHOTO_SIZE = 224  # pixels; small images keep their size
 MAX_PIXELS = 2**27  # of an image file, against decompression bombs
 SIZE_SAMPLE = 64  # images whose size is read
-IDX_BLOCK_BYTES = 2**20
 MAX_STATS_IMAGES = 20_000  # for mean and standard deviation
 TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
 
@@ -230,8 +227,7 @@ def open_folder_split(folder: Path) -> FolderSplit:
 def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     """Return the requested size, or one for the images: small ones keep theirs, rounded to a multiple of 4."""
     if isinstance(split, IdxSplit):
-        with open_idx(split.images) as file:
-            _, rows, columns = read_idx_sizes(file, split.images, 3)
+        _, rows, columns = read_idx(split.images, 3).shape
         return ImageShape(config.image_size or math.ceil(max(rows, columns) / 4) * 4, config.channels or 1)
     sides, is_grey, problems = sample_sizes(split)
     if not sides:
@@ -380,86 +376,24 @@ def _format_reason(error: BaseException) -> str:
 # ---- idx files -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def open_idx(path: Path) -> Iterator[IO[bytes]]:
-    """Open an idx file, compressed or not."""
-    try:
-        with open(path, "rb") as raw:
-            is_compressed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if not is_compressed:
-                yield raw
-                return
-            with gzip.open(raw) as file:
-                yield file  # type: ignore[misc]
-    except (EOFError, gzip.BadGzipFile, zlib.error, struct.error) as error:
-        problem = f"must be a whole gzip file, but is damaged ({_format_reason(error)}); get it again"
-        raise ImageError(f"{path}: {problem}") from error
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read ({error.strerror or _format_reason(error)})") from error
-
-
-def read_idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    """Read the header of an idx file of bytes and return the size of each dimension."""
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:3] != b"\0\0\x08" or magic[3] != dimensions:
-        kind = "images, with the header 00 00 08 03" if dimensions == 3 else "labels, with the header 00 00 08 01"
-        raise ImageError(f"{path}: must be an idx file of {kind}, but begins with {magic.hex(' ') or 'nothing'}")
-    header = file.read(4 * dimensions)
-    if len(header) < 4 * dimensions:
-        raise ImageError(f"{path}: must have {dimensions} sizes in its header, but ends before; get the file again")
-    sizes = struct.unpack(f">{dimensions}I", header)
+def read_idx(path: Path, dimensions: Literal[1, 3]) -> Array:
+    """Read an idx file of bytes, compressed or not: labels (N,), or images (N, rows, columns)."""
+    content = b"".join(InputFile(path).read_blocks())
+    magic, header_bytes = bytes((0, 0, 8, dimensions)), 4 + 4 * dimensions
+    if not content.startswith(magic) or len(content) < header_bytes:
+        kind = "images" if dimensions == 3 else "labels"
+        begin = content[:4].hex(" ") or "nothing"
+        raise ImageError(
+            f"{path}: must be an idx file of {kind}, with the header {magic.hex(' ')}, but begins with {begin}"
+        )
+    sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     if not all(sizes) or (dimensions == 3 and max(sizes[1:]) > 4096):
         listed = " x ".join(map(str, sizes))
         raise ImageError(f"{path}: must have images of 1 to 4096 pixels a side, but its header says {listed}")
-    return sizes
-
-
-def read_idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
-    """Yield blocks of rows of an idx file, which must have as many as its header says."""
-    with open_idx(path) as file:
-        count, *shape = read_idx_sizes(file, path, dimensions)
-        row_bytes = int(np.prod(shape, dtype=np.int64))
-        block_rows = max(1, IDX_BLOCK_BYTES // row_bytes)
-        for start in range(0, count, block_rows):
-            size = min(block_rows, count - start) * row_bytes
-            block = file.read(size)
-            if len(block) < size:
-                actual = start + len(block) // row_bytes
-                raise ImageError(f"{path}: must have {count:,} entries, as its header says, but ends after {actual:,}")
-            yield np.frombuffer(block, np.uint8).reshape(-1, *shape)
-        if file.read(1):
-            raise ImageError(f"{path}: must have {count:,} entries, as its header says, but has more")
-
-
-def read_idx_labels(split: IdxSplit) -> Array:
-    labels = np.concatenate(list(read_idx_rows(split.labels, 1)))
-    with open_idx(split.images) as file:
-        count = read_idx_sizes(file, split.images, 3)[0]
-    if len(labels) != count:
-        raise ImageError(
-            f"{split.labels}: must have a label for each of the {count:,} images of {split.images.name}, but has "
-            f"{len(labels):,}; are they of one dataset?"
-        )
-    return labels.astype("<i4")
-
-
-def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
-    """Return the names in labels.txt, or the numbers themselves."""
-    count = int(labels.max()) + 1
-    path = split.images.parent / CLASS_NAMES_FILE
-    if not path.is_file():
-        return tuple(map(str, range(count)))
-    text = path.read_text(encoding="utf-8", errors="replace").rstrip()
-    names = tuple(line.strip() for line in text.splitlines())
-    problem = f"names {len(names)}" if len(names) < count else ""
-    if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        problem = f"has `{repeated}` twice"
-    if "" in names:
-        problem = f"line {names.index('') + 1} is empty"
-    if problem:
-        raise ImageError(f"{path}: must name each of the {count} labels on a line of its own, but {problem}")
-    return names
+    expected, actual = math.prod(sizes), len(content) - header_bytes
+    if actual != expected:
+        raise ImageError(f"{path}: must have {expected:,} bytes after its header, but has {actual:,}; get it again")
+    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(sizes)
 
 
 def pad_or_resize(images: Array, shape: ImageShape) -> Array:
@@ -484,9 +418,13 @@ def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> Im
 
 
 def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
-    labels = read_idx_labels(split)
-    names = read_class_names(split, labels)
-    pixels = np.concatenate([pad_or_resize(images, shape) for images in read_idx_rows(split.images, 3)])
+    images, labels = read_idx(split.images, 3), read_idx(split.labels, 1).astype("<i4")
+    if len(labels) != len(images):
+        raise ImageError(
+            f"{split.labels}: must have a label for each of the {len(images):,} images of {split.images.name}, but has "
+            f"{len(labels):,}; are they of one dataset?"
+        )
+    pixels, names = pad_or_resize(images, shape), tuple(map(str, range(int(labels.max()) + 1)))
     digest = hashlib.sha256(repr((shape, names)).encode() + labels.tobytes())
     digest.update(pixels.data)
     return ImageDataset(split.name, pixels, labels, names, store_key=f"images-{digest.hexdigest()[:24]}")

@@ -20,6 +20,7 @@ from attent.data.images import (
     read_image,
 )
 from attent.data.media_store import describe_skipped
+from attent.data.pairs import CorpusError
 from tests.data.image_sets import encode_idx, make_bar_images, write_class_folders, write_idx
 
 Image = pytest.importorskip("PIL.Image")
@@ -56,41 +57,6 @@ def test_sizes_are_padded_to_a_multiple_of_four(tmp_path: Path) -> None:
     dataset = prepare_images(part, shape, tmp_path / "store")
     assert np.array_equal(dataset.pixels[:, 0, 1:10, 1:10], make_bar_images(60, 9, 0)[0])
     assert not dataset.pixels[:, 0, 0].any()
-
-
-def test_class_names_are_read_from_labels_txt(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "set")
-    (folder / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
-    assert prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store").class_names == (
-        "lying",
-        "standing",
-        "none",
-    )
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n \n"])
-def test_empty_lines_at_the_end_of_labels_txt_are_no_labels(tmp_path: Path, end: str) -> None:
-    folder = write_idx(tmp_path / "set")
-    (folder / "labels.txt").write_text(f"lying\nstanding\nnone{end}", encoding="utf-8", newline="")
-    dataset = prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
-    assert dataset.class_names == ("lying", "standing", "none")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("lying\nstanding\n", "names 2"),
-        ("", "names 0"),
-        ("lying\n\nnone\n", "line 2 is empty"),
-        ("\nlying\nstanding\nnone", "line 1 is empty"),
-        ("lying\nnone\nlying", "has `lying` twice"),
-    ],
-)
-def test_labels_txt_must_name_every_label(tmp_path: Path, text: str, problem: str) -> None:
-    folder = write_idx(tmp_path / "set")
-    (folder / "labels.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(ImageError, match=rf"labels\.txt: must name each of the 3 labels .*, but {problem}$"):
-        prepare_images(find_splits(folder)["train"], ImageShape(8, 1), tmp_path / "store")
 
 
 def test_folder_per_class_is_read_with_its_splits(tmp_path: Path) -> None:
@@ -169,19 +135,22 @@ def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ("spoil", "message"),
     [
         (lambda raw: b"\0\0\x09" + raw[3:], "must be an idx file of images, .* but begins with 00 00 09 03"),
-        (lambda raw: raw[:-10], "must have 60 entries, as its header says, but ends after 59"),
-        (lambda raw: raw + b"!", "must have 60 entries, as its header says, but has more"),
+        (lambda raw: raw[:-10], "must have 3,840 bytes after its header, but has 3,830; get it again"),
+        (lambda raw: raw + b"!", "must have 3,840 bytes after its header, but has 3,841; get it again"),
         (lambda raw: raw[:3], "must be an idx file of images, .* but begins with 00 00 08"),
-        (lambda raw: gzip.compress(raw)[:-20], "must be a whole gzip file, but is damaged"),
-        (lambda raw: raw[:4] + b"\xff\xff\xff\xff" + raw[8:], "must have 4,294,967,295 entries"),
+        (lambda raw: raw[:4] + b"\xff\xff\xff\xff" + raw[8:], "must have 274,877,906,880 bytes after its header"),
         (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "must have images of 1 to 4096 pixels"),
     ],
 )
 def test_damaged_idx_file_is_reported(tmp_path: Path, spoil: Callable[[bytes], bytes], message: str) -> None:
     path = write_idx(tmp_path / "set", test=False) / "train-images-idx3-ubyte.gz"
-    path.write_bytes(spoil(gzip.decompress(path.read_bytes())))
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(spoil(content)))
     with pytest.raises(ImageError, match=rf"train-images-idx3-ubyte\.gz: {message}"):
-        list(images.read_idx_rows(path, 3))
+        images.read_idx(path, 3)
+    path.write_bytes(gzip.compress(content)[:-20])
+    with pytest.raises(CorpusError, match=r"train-images-idx3-ubyte\.gz is cut short"):
+        images.read_idx(path, 3)
 
 
 def test_image_and_label_counts_must_match(tmp_path: Path) -> None:

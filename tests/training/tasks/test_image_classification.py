@@ -202,11 +202,11 @@ def test_a_resumed_run_gives_the_same_weights(tmp_path: Path) -> None:
 def test_a_model_is_fine_tuned_on_other_labels(tmp_path: Path) -> None:
     settings = ["--steps", "2", "--batch-tokens", "16"]
     assert train(write_idx(tmp_path / "set", test=False), tmp_path / "first", *settings, *SMALL) == 0
-    (tmp_path / "set" / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
-    assert train(tmp_path / "set", tmp_path / "second", *settings, "--from", str(tmp_path / "first")) == 0
+    other = write_class_folders(tmp_path / "other", count=4)
+    assert train(other, tmp_path / "second", *settings, "--from", str(tmp_path / "first")) == 0
     first, second = load(tmp_path / "first"), load(tmp_path / "second")
     assert isinstance(second, VisionTransformer)
-    assert second.config.labels == ("lying", "standing", "none")
+    assert second.config.labels == ("cat", "dog")
     assert first.config.stack == second.config.stack  # type: ignore[union-attr]
 
 
