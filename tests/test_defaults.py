@@ -182,7 +182,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "GPU_SIZE_BY_TOKENS": ((0, "tiny"), (500_000, "small"), (100_000_000, "base")),
         "SIZE_BY_WIDTH": ((0, "tiny"), (200, "small"), (600, "base"), (900, "big")),
     },
-    "attent.training.tasks.translation": {"NUM_SAMPLES": 3, "NUM_CARD_SAMPLES": 5},
+    "attent.training.tasks.generation_task": {"NUM_SAMPLES": 3, "NUM_CARD_SAMPLES": 5},
     "attent.training.tasks.translation_data": {"LANGUAGE_SAMPLE_SIZE": 2_000, "MAX_DROPPED_SHARE": 0.01},
 }  # fmt: skip
 

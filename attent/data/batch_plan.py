@@ -5,23 +5,14 @@ A plan is built once per epoch and then looked up by batch index. Resuming needs
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from attent.data import packing
 from attent.data.arrays import Array, concatenate_ranges, draw_permutation, stable_argsort
 from attent.data.packing import RowCapacity, best_fit
-from attent.storage.atomic import atomic_path
 
-FORMAT_VERSION = 1  # of plans on disk and of the algorithm: raise it to invalidate cached plans
-MAX_CACHED_PLANS = 4  # on disk
 PAIR_STREAM, ROW_STREAM, PART_STREAM = 1, 2, 3  # random streams, part of the seed
 WIDTH_MULTIPLE = 8  # of row widths, for tensor cores
 SORT_POOL_PAIRS = 2**19  # sorted by length together for bucketed batches
@@ -244,24 +235,3 @@ def _choose_batch_size(source_lengths: Array, target_lengths: Array, capacity: R
     density = (source.cumsum() + target.cumsum()) / (count * (source_width + target_width))
     min_size = max(1, int(MIN_FILL * max_size))
     return min_size + int(density[min_size - 1 : max_size].argmax())
-
-
-_CONSTANTS = (
-    *(WIDTH_MULTIPLE, SORT_POOL_PAIRS, MIN_FILL, MAX_SENTENCES_FACTOR),
-    *(packing.MIN_POOL_PAIRS, packing.MIN_POOL_ROWS, packing.MAX_CELLS),
-)
-
-
-def load_or_build_plan(folder: Path, key: object, build: Callable[[], BatchPlan]) -> BatchPlan:
-    path = folder / f"{hashlib.sha256(repr((FORMAT_VERSION, _CONSTANTS, key)).encode()).hexdigest()[:24]}.npz"
-    with suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
-        return BatchPlan(*(arrays[field.name] for field in fields(BatchPlan)))
-    plan = build()
-    with suppress(OSError):  # read-only folder or full disk: it is built again next time
-        folder.mkdir(exist_ok=True)
-        with atomic_path(path) as temporary:
-            np.savez(temporary, **{field.name: getattr(plan, field.name) for field in fields(plan)})
-        newest_first = sorted(folder.glob("*.npz"), key=lambda cached: cached.stat().st_mtime, reverse=True)
-        for old in newest_first[MAX_CACHED_PLANS:]:
-            old.unlink(missing_ok=True)
-    return plan

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import attent
-from attent.data.batch_plan import LAYOUTS, BatchConfig, BatchPlan, Layout, draw_epoch_order, load_or_build_plan
+from attent.data.batch_plan import LAYOUTS, BatchConfig, Layout, draw_epoch_order
 from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
 from attent.data.packing import RowCapacity, best_fit
 from attent.data.pairs import CorpusError
@@ -388,23 +388,3 @@ def test_invalid_arguments_are_refused() -> None:
         PairLoader(store, BatchConfig(), weights=[1.0, 2.0])
     with pytest.raises(IndexError, match="epoch 0 has 1 batches, so there is no batch 1"):
         PairLoader(store, BatchConfig()).get_batch(0, 1)
-
-
-def test_plan_is_cached_on_disk(tmp_path: Path) -> None:
-    plans: list[BatchPlan] = []
-
-    def build_plan() -> BatchPlan:
-        plans.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
-        return plans[-1]
-
-    first = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-    again = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-    assert len(plans) == 1
-    assert all(np.array_equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
-    for expected_count, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
-        next((tmp_path / "plans").glob("*.npz")).write_bytes(damage)
-        load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-        assert len(plans) == expected_count
-    for number in range(2, 12):
-        load_or_build_plan(tmp_path / "plans", ("key", number), build_plan)
-    assert len(list((tmp_path / "plans").iterdir())) <= 4
