@@ -22,7 +22,7 @@ from attent.nn.config import StackConfig
 from attent.nn.positions import LearnedConfig, Llama3Scaling, RelativeConfig, RotaryConfig
 from attent.nn.recurrent import LSTMDecoderConfig, LSTMEncoderConfig
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.text.vocabulary import SentencePieceOptions, SubwordSampling
+from attent.text.vocabulary import SentencePieceOptions
 from attent.training.run_options import DataConfig, DecodeConfig, TrainConfig
 from attent.training.state import TrainState
 
@@ -66,7 +66,6 @@ DEFAULTS: dict[type, dict[str, object]] = {
     LSTMEncoderConfig: {"layers": 4, "width": 512, "dropout": 0.1},
     TokenizerConfig: {"kind": "bpe", "joint": True},
     SentencePieceOptions: {"add_bos": True},
-    SubwordSampling: {"rate": 0.1},
     DataConfig: {"max_tokens": 256, "too_long": "drop"},
     DecodeConfig: {"beam_size": 4, "length_penalty": 0.6},
     TrainConfig: {

@@ -18,13 +18,12 @@ from attent.text.vocabulary import (
     START,
     UNKNOWN,
     SentencePieceVocabulary,
-    SubwordSampling,
     TokenizerError,
     Vocabulary,
     load_processor,
 )
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
+__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "TokenizerError", "Vocabulary"]
 
 JOINT_FILES = ("tokenizer.model",)
 SEPARATE_FILES = ("source.model", "target.model")
@@ -111,14 +110,14 @@ class Tokenizer:
         return add_end_and_tag(self.target.encode(texts), self.target)
 
     def sample_source(
-        self, texts: Sequence[str], sampling: SubwordSampling, seed: int, target_language: str | None = None
+        self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
         """Encode with a random segmentation, which is a pure function of the arguments in every process."""
-        return add_end_and_tag(self.source.sample(texts, sampling, 2 * seed), self.source, target_language)
+        return add_end_and_tag(self.source.sample(texts, rate, 2 * seed), self.source, target_language)
 
-    def sample_target(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         # Another seed than the source's, or a word in both would be segmented equally.
-        return add_end_and_tag(self.target.sample(texts, sampling, 2 * seed + 1), self.target)
+        return add_end_and_tag(self.target.sample(texts, rate, 2 * seed + 1), self.target)
 
     def save(self, folder: Path) -> None:
         """Write the files atomically."""

@@ -17,7 +17,6 @@ from attent.text.vocabulary import (
     AddedToken,
     SentencePieceOptions,
     SentencePieceVocabulary,
-    SubwordSampling,
     TokenizerError,
     Vocabulary,
     check_ids,
@@ -136,7 +135,7 @@ class ImportedVocabulary:
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode(ids) for ids in rows]
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
 
 

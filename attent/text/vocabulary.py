@@ -33,17 +33,6 @@ class TokenizerError(ValueError):
     """A tokenizer cannot be trained, read or used; the message says why and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubwordSampling:
-    """Subword regularization: a random segmentation at each encoding."""
-
-    rate: float = 0.1  # 0: deterministic; for BPE, the probability that a merge is skipped
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {self.rate!r}")
-
-
 class Vocabulary(Protocol):
     """The tokenizer of one language side."""
 
@@ -62,8 +51,9 @@ class Vocabulary(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        """Encode with a random segmentation, which is a pure function of the arguments in every process."""
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
+        """Encode with a random segmentation, which is a pure function of the arguments in every process. Of BPE, `rate`
+        is the probability that a merge is skipped."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text, without special tokens and tags."""
@@ -181,15 +171,17 @@ class SentencePieceVocabulary:
         merges = all(self.processor.get_score(i).is_integer() for i in pieces)
         return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         if not self.is_own:
             raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
-        if sampling.rate < MIN_SAMPLING_RATE:
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
+        if rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
         table, sampler = self._sampler
         rng = random.Random(seed)
         texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
-        return [table.sample(text, sampler, sampling.rate, rng) for text in texts]
+        return [table.sample(text, sampler, rate, rng) for text in texts]
 
     @cached_property
     def _sampler(self) -> tuple[PieceTable, SegmentationSampler]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from attent.text.tokenizer import SubwordSampling, Tokenizer, TokenizerError
+from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from tests.text.corpus import lines, tokenizer
 from tests.text.imported_tokenizers import TAGS, marian_folder, sentencepiece_model, whisper_folder, write_json
@@ -185,7 +185,7 @@ def test_a_foreign_model_with_the_escape_piece_stays_foreign(tmp_path: Path) -> 
         assert ours.source.encode(["a ▁ \x1a"]) == theirs.encode(["a ▁ \x1a"])
         assert ours.source.suffix_ids == ()
         with pytest.raises(TokenizerError, match="sampling"):
-            ours.sample_source(["A man."], SubwordSampling(), 1)
+            ours.sample_source(["A man."], 0.1, 1)
 
 
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_tokenizer_json_can_be_saved_and_copied(tmp_path: Path) -> None:
     assert copy.deepcopy(first) == first
     assert first.joint
     with pytest.raises(TokenizerError, match="only tokenizers trained by attent"):
-        first.sample_source(["A man."], SubwordSampling(), 1)
+        first.sample_source(["A man."], 0.1, 1)
     with pytest.raises(TokenizerError, match="ids must be from 0"):
         first.target.decode([10**6])
     with pytest.raises(TokenizerError, match="no tag for 'de'"):
