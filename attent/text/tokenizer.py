@@ -49,8 +49,6 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
-    TokenizerFormat(("merges.txt", "vocab.json"), (*_CONFIG, formats.ADDED_TOKENS_FILE), formats.load_gpt2),
-    TokenizerFormat(("vocab.txt",), _CONFIG, formats.load_bert),
 )
 
 
@@ -75,7 +73,10 @@ class Tokenizer:
                     files = {formats.FORMAT_FILE: encode_format(formats.FOREIGN_FORMAT)} | files
                 return cls(*layout.load(files, where), files)
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
-        raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; it must have one of {names}")
+        raise TokenizerError(
+            f"{where or 'the folder'}: has no tokenizer; it must have one of {names} (which `save_pretrained` of "
+            "transformers writes)"
+        )
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, bytes]]]:
         return Tokenizer.from_files, (dict(self.files),)
