@@ -186,7 +186,8 @@ class NearDuplicateIndex:
 class ContaminationChecker:
     """Compares training data with a test set: `update` with chunks of it, then `compute` the result."""
 
-    def __init__(self, test: Iterable[Pair | BadLine]) -> None:
+    def __init__(self, test: Iterable[Pair | BadLine], name: str = "", files: tuple[str, ...] = ()) -> None:
+        self.name, self.files = name, files
         self.pairs: list[Pair] = []
         self.bad_lines = 0
         for entry in test:

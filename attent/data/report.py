@@ -188,15 +188,6 @@ class _PairSample:
         return [(source, target) for _, source, target in sorted(self._entries)[: self.size]]
 
 
-@dataclass(frozen=True)
-class HeldOutSet:
-    """A test set whose sentences should not be in the corpus."""
-
-    name: str
-    files: tuple[str, ...]
-    checker: ContaminationChecker
-
-
 class CorpusSurvey:
     """Statistics of corpora, updated chunk by chunk.
 
@@ -204,7 +195,7 @@ class CorpusSurvey:
     """
 
     def __init__(
-        self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[HeldOutSet] = ()
+        self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[ContaminationChecker] = ()
     ) -> None:
         self.keep_all = keep_all
         self.per_target = per_target
@@ -259,7 +250,7 @@ class CorpusSurvey:
         self._target.add(targets)
         folded = fold_pairs(chunk) if self.test_sets else None
         for test_set in self.test_sets:
-            test_set.checker.update(chunk, folded)
+            test_set.update(chunk, folded)
         reasons = list(map(pair_filter.drop_reason, sources, targets))
         for i, reason in enumerate(reasons):
             if reason is not None:
@@ -306,8 +297,8 @@ class CorpusSurvey:
                 ContaminationReport(
                     name=test_set.name,
                     files=test_set.files,
-                    bad_lines=test_set.checker.bad_lines,
-                    contamination=test_set.checker.compute(),
+                    bad_lines=test_set.bad_lines,
+                    contamination=test_set.compute(),
                 )
                 for test_set in self.test_sets
             ),
@@ -360,7 +351,7 @@ def _make_excerpt(text: str) -> str:
 
 def survey_corpora(
     corpora: Sequence[Corpus],
-    test_sets: Sequence[HeldOutSet] = (),
+    test_sets: Sequence[ContaminationChecker] = (),
     *,
     keep_all: bool = False,
     progress: Callable[[int], None] = lambda _: None,
@@ -376,14 +367,14 @@ def survey_corpora(
     return survey, [], None
 
 
-def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[HeldOutSet]:
+def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[ContaminationChecker]:
     """Return the test sets to check: those that were named, and those in the folders of the corpora."""
     test_sets = []
 
     def add(test: Corpus, split: str, with_languages: bool) -> None:
         tags = f" ({test.languages.source}-{test.languages.target})" if with_languages else ""
         name = f"{Path(test.name).name or test.name}{split}{tags}"
-        test_sets.append(HeldOutSet(name, test.file_names, ContaminationChecker(test)))
+        test_sets.append(ContaminationChecker(test, name, test.file_names))
 
     several = len({corpus.languages for corpus in test_corpora}) > 1
     for corpus in test_corpora:  # the test set of a folder that has one, else the whole corpus

@@ -18,7 +18,7 @@ from attent.data.corpus import open_corpora
 from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
 from attent.data.estimate import MIN_PAIRS, CorpusEstimate, TokenEstimate, TrainingEstimate, estimate_tokens
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
-from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, HeldOutSet, summarize_lengths
+from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, summarize_lengths
 from attent.data.report_text import render_report
 from attent.training.autoconfig import estimate_corpus
 
@@ -39,7 +39,7 @@ def make_pair(number: int) -> tuple[str, str]:
 
 
 def survey_file(path: Path, *, keep_all: bool = False, against: tuple[Pair, ...] = ()) -> CorpusSurvey:
-    tests = [HeldOutSet("test", ("test.tsv",), ContaminationChecker(against))] if against else []
+    tests = [ContaminationChecker(against, "test", ("test.tsv",))] if against else []
     survey = CorpusSurvey(keep_all=keep_all, test_sets=tests)
     for corpus in open_corpora([str(path)], LANGUAGES):
         survey.read_corpus(corpus)
@@ -289,9 +289,7 @@ def test_empty_test_set_is_reported(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
     survey = CorpusSurvey(
         test_sets=[
-            HeldOutSet(
-                "test.tsv", ("test.tsv",), ContaminationChecker([BadLine("one column only", "test.tsv", 1, "x")])
-            )
+            ContaminationChecker([BadLine("one column only", "test.tsv", 1, "x")], "test.tsv", ("test.tsv",)),
         ]
     )
     survey.read_corpus(open_corpora([str(path)], LANGUAGES)[0])
