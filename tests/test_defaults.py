@@ -143,7 +143,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "CLDR_MARGIN": 0.1, "MIN_COMMON_CHARS": 400, "MIN_COMMON_SHARE": 0.8, "MIN_SURPRISE": 0.5,
     },
     "attent.text.scripts": {"MIN_MAIN_SHARE": 0.9, "MIN_LETTERS": 20},
-    "attent.text.subword_sampling": {"ALPHA_PER_RATE": 0.02},
     "attent.text.tokenizer_training": {
         "MAX_SAMPLE_CHARS": {"bpe": 20_000_000, "unigram": 5_000_000, "char": 20_000_000}, "MAX_LINE_CHARS": 1_000,
         "MIN_VOCAB": 512, "MAX_VOCAB": 32_768, "VOCAB_MULTIPLE": 64, "RARE_ONE_IN": 1_000_000,

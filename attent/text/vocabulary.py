@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from attent.text.subword_sampling import SPACE, BPEDropout, PieceTable, SegmentationSampler, UnigramSampler
+from attent.text.subword_sampling import SPACE, BPEDropout, PieceTable
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
@@ -178,16 +178,17 @@ class SentencePieceVocabulary:
             raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
         if rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
-        table, sampler = self._sampler
+        table, dropout = self._bpe_dropout
         rng = random.Random(seed)
         texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
-        return [table.sample(text, sampler, rate, rng) for text in texts]
+        return [table.sample(text, dropout, rate, rng) for text in texts]
 
     @cached_property
-    def _sampler(self) -> tuple[PieceTable, SegmentationSampler]:
+    def _bpe_dropout(self) -> tuple[PieceTable, BPEDropout]:
         table = PieceTable.from_processor(self.processor, ESCAPE)
-        is_bpe = all(score.is_integer() for score in table.scores.values())  # ranks of the merges
-        return table, BPEDropout(table) if is_bpe else UnigramSampler(table)
+        if not all(score.is_integer() for score in table.scores.values()):  # ranks of the merges
+            raise TokenizerError("subword sampling needs a tokenizer of the kind bpe; leave it out, or train one")
+        return table, BPEDropout(table)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]

@@ -47,7 +47,7 @@ class DataConfig:
     tags: Annotated[
         bool | None, "prefix each source with a tag of its target language, <2de> [default: if several]"
     ] = None
-    subword_sampling: Annotated[float, "rate of BPE-dropout or unigram sampling; 0: off"] = 0.0
+    subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[
