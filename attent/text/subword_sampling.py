@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -24,50 +22,22 @@ MAX_CACHED_LENGTH = 32  # letters; longer words, such as a line without spaces, 
 Ids = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PieceTable:
-    """The pieces of a model that attent trained: specials, tags, symbols, 256 bytes, then the learned ones."""
+class BPEDropout:
+    """BPE-dropout: at each step, every possible merge is skipped with probability `rate`, and the best remaining one is
+    applied, until none is left.
 
-    ids: Mapping[str, int]
-    scores: Mapping[str, float]  # of the learned pieces
-    symbols: re.Pattern[str]  # never split
+    The pieces of a model that attent trained are specials, tags, symbols, 256 bytes, then the learned ones.
+    """
 
-    @classmethod
-    def from_processor(cls, processor: SentencePieceProcessor, first_symbol: str) -> PieceTable:
+    def __init__(self, processor: SentencePieceProcessor, first_symbol: str) -> None:
         all_ids = list(range(processor.get_piece_size()))
-        names, scores = processor.id_to_piece(all_ids), processor.get_score(all_ids)
+        names, all_scores = processor.id_to_piece(all_ids), processor.get_score(all_ids)
         symbols, first_byte = processor.piece_to_id(first_symbol), processor.piece_to_id("<0x00>")
         learned = slice(first_byte + 256, None)
         longest_first = sorted(names[symbols:first_byte], key=len, reverse=True)
-        return cls(
-            ids=dict(zip(names, all_ids, strict=True)),
-            scores=dict(zip(names[learned], scores[learned], strict=True)),
-            symbols=re.compile(f"({'|'.join(map(re.escape, longest_first))})"),
-        )
-
-    def get_piece_ids(self, piece: str) -> list[int]:
-        """Return the id of a learned piece, or the byte ids of a letter without one."""
-        if piece in self.scores:
-            return [self.ids[piece]]
-        return [self.ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
-
-    def sample(self, text: str, dropout: BPEDropout, rate: float, rng: random.Random) -> list[int]:
-        ids: list[int] = []
-        for word in text.split(" ") if text else ():
-            for index, part in enumerate(self.symbols.split(SPACE + word)):
-                if index % 2:  # a symbol; between two of them, the part may be empty
-                    ids.append(self.ids[part])
-                elif part:
-                    ids += dropout.sample_ids(part, rate, rng)
-        return ids
-
-
-class BPEDropout:
-    """BPE-dropout: at each step, every possible merge is skipped with probability `rate`, and the best remaining one is
-    applied, until none is left."""
-
-    def __init__(self, pieces: PieceTable) -> None:
-        ids, scores = pieces.ids, pieces.scores
+        self._symbols = re.compile(f"({'|'.join(map(re.escape, longest_first))})")  # never split
+        self._ids = ids = dict(zip(names, all_ids, strict=True))
+        self._scores = scores = dict(zip(names[learned], all_scores[learned], strict=True))
         self._merges = {  # left, right -> rank, merged
             (ids[piece[:cut]], ids[piece[cut:]]): (-score, ids[piece])
             for piece, score in scores.items()
@@ -75,12 +45,28 @@ class BPEDropout:
             if piece[:cut] in scores and piece[cut:] in scores
         }
         self._letter_ids = lru_cache(MAX_CACHED)(
-            lambda part: tuple(chain.from_iterable(map(pieces.get_piece_ids, part)))
+            lambda part: tuple(chain.from_iterable(map(self._get_piece_ids, part)))
         )
         self._cached_merge_path = lru_cache(MAX_CACHED)(self._merge_path)
 
-    def sample_ids(self, part: str, rate: float, rng: random.Random) -> Ids:
-        """Sample a segmentation.
+    def _get_piece_ids(self, piece: str) -> list[int]:
+        """Return the id of a learned piece, or the byte ids of a letter without one."""
+        if piece in self._scores:
+            return [self._ids[piece]]
+        return [self._ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
+
+    def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
+        ids: list[int] = []
+        for word in text.split(" ") if text else ():
+            for index, part in enumerate(self._symbols.split(SPACE + word)):
+                if index % 2:  # a symbol; between two of them, the part may be empty
+                    ids.append(self._ids[part])
+                elif part:
+                    ids += self._sample_part(part, rate, rng)
+        return ids
+
+    def _sample_part(self, part: str, rate: float, rng: random.Random) -> Ids:
+        """Sample a segmentation of a word, or of the part between two symbols.
 
         It draws only after how many merges the best one is skipped, and how many of the next best with it; this has
         the same distribution as a draw for every candidate at every step.

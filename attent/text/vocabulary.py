@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from attent.text.subword_sampling import SPACE, BPEDropout, PieceTable
+from attent.text.subword_sampling import SPACE, BPEDropout
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
@@ -165,11 +165,9 @@ class SentencePieceVocabulary:
 
         Their pieces contain a space only at the start. A unigram model breaks near ties by sums over the whole text.
         """
-        if not self.is_own:
+        if not self.is_own or not self._has_merges:
             return False
-        pieces = range(self.processor.get_piece_size())
-        merges = all(self.processor.get_score(i).is_integer() for i in pieces)
-        return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
+        return not any(SPACE in self.processor.id_to_piece(i)[1:] for i in range(self.processor.get_piece_size()))
 
     def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         if not self.is_own:
@@ -178,17 +176,20 @@ class SentencePieceVocabulary:
             raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
         if rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
-        table, dropout = self._bpe_dropout
+        if not self._has_merges:
+            raise TokenizerError("subword sampling needs a tokenizer of the kind bpe; leave it out, or train one")
         rng = random.Random(seed)
         texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
-        return [table.sample(text, dropout, rate, rng) for text in texts]
+        return [self._bpe_dropout.sample(text, rate, rng) for text in texts]
 
     @cached_property
-    def _bpe_dropout(self) -> tuple[PieceTable, BPEDropout]:
-        table = PieceTable.from_processor(self.processor, ESCAPE)
-        if not all(score.is_integer() for score in table.scores.values()):  # ranks of the merges
-            raise TokenizerError("subword sampling needs a tokenizer of the kind bpe; leave it out, or train one")
-        return table, BPEDropout(table)
+    def _bpe_dropout(self) -> BPEDropout:
+        return BPEDropout(self.processor, ESCAPE)
+
+    @cached_property
+    def _has_merges(self) -> bool:
+        """True for BPE, whose scores are the ranks of the merges."""
+        return all(self.processor.get_score(i).is_integer() for i in range(self.processor.get_piece_size()))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]
