@@ -160,8 +160,7 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
     elif script:
         yield _diagnose_lines(report, script, "in a script of another language")
     if control:
-        examples = f" ({report.mojibake_pairs:,} such as \u201cfÃ¼r\u201d)" if report.mojibake_pairs else ""
-        yield _diagnose_lines(report, control, f"with a wrong encoding{examples} or control characters")
+        yield _diagnose_lines(report, control, "with a wrong encoding or control characters")
     ratio, identical = report.count_dropped("length_ratio"), report.count_dropped("identical")
     if report.pair_fraction(ratio) > 0.02:
         yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
@@ -189,9 +188,6 @@ def _diagnose_size(report: CorpusReport) -> Iterator[Diagnostic]:
         yield Diagnostic(2, f"Only {pairs}: a model would overfit. Add more data, or fine-tune a trained model.")
     if report.pairs and not (report.source.languages and report.target.languages):
         yield Diagnostic(1, "The languages are unknown; --src and --tgt enable more checks.")
-    if report.pair_fraction(report.retranslated_pairs) > 0.05:
-        share = _format_share(report, report.retranslated_pairs)
-        yield Diagnostic(1, f"{share} of the pairs repeat a source with another translation: normal, they are kept.")
 
 
 def _format_share(report: CorpusReport, count: int) -> str:

@@ -104,9 +104,6 @@ class CorpusReport:
     dropped: tuple[Finding, ...]  # by filter, in order; a pair counts for the first filter that drops it
     kept_pairs: int
     filters_applied: bool  # False with --keep-all: `dropped` is then what the filters would drop
-    mojibake_pairs: int  # of those that the filter "control" drops
-    identical_pairs: int  # kept pairs with equal sides: names, codes, labels
-    retranslated_pairs: int  # kept pairs whose source occurred before with another translation
     test_sets: tuple[ContaminationReport, ...]
     estimate: CorpusEstimate | None
     error: str | None  # why reading stopped early
@@ -207,8 +204,6 @@ class CorpusSurvey:
         self._bad_lines, self._dropped = ReasonTally[LineExample](), ReasonTally[LineExample]()
         self._source, self._target = _SideCounter(), _SideCounter()
         self._pairs_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language; None: all
-        self._sources_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language
-        self._mojibake_pairs = self._identical_pairs = self._retranslated_pairs = 0
 
     def read_corpus(self, corpus: Corpus, progress: Callable[[int], None] = lambda _: None) -> None:
         """Read a corpus to its end. On an error, the pairs before it are counted and the error is raised."""
@@ -256,14 +251,11 @@ class CorpusSurvey:
             if reason is not None:
                 self._count_dropped(reason, chunk[i])
         is_good = np.array([reason is None for reason in reasons], dtype=bool)
-        source_keys, target_keys = filters.hash_texts(sources), filters.hash_texts(targets)
-        keys = filters.combine_keys(source_keys, target_keys)
+        keys = filters.hash_pairs(sources, targets)
         is_new = np.zeros(len(chunk), dtype=bool)
         is_new[is_good] = self._pairs_seen[target_language if self.per_target else None].add(keys[is_good])
         for i in np.flatnonzero(is_good & ~is_new).tolist():
             self._count_dropped("duplicates", chunk[i])
-        self._identical_pairs += int((source_keys[is_new] == target_keys[is_new]).sum())
-        self._retranslated_pairs += int((~self._sources_seen[target_language].add(source_keys[is_new])).sum())
         if self.keep_all:  # duplicates are sampled one by one, by their index
             indices = np.arange(self.pairs_read - len(keys), self.pairs_read, dtype=np.uint64)
             self.sample.add(filters.combine_keys(keys, indices), sources, targets)
@@ -274,8 +266,6 @@ class CorpusSurvey:
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
         self._dropped.add(reason, LineExample(pair.file, pair.line, source, target, pair.target_file))
-        if reason == "control":
-            self._mojibake_pairs += filters.is_mojibake(pair.source) or filters.is_mojibake(pair.target)
 
     def build_report(
         self, estimate: CorpusEstimate | None = None, error: str | None = None, unread_corpora: Sequence[str] = ()
@@ -290,9 +280,6 @@ class CorpusSurvey:
             dropped=tuple(by_name.get(name, Finding(name, 0)) for name in FILTER_ORDER),
             kept_pairs=self.kept_pairs,
             filters_applied=not self.keep_all,
-            mojibake_pairs=self._mojibake_pairs,
-            identical_pairs=self._identical_pairs,
-            retranslated_pairs=self._retranslated_pairs,
             test_sets=tuple(
                 ContaminationReport(
                     name=test_set.name,

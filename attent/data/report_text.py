@@ -133,11 +133,6 @@ def _render_filters(report: CorpusReport) -> RenderableType:
             rows.append(_render_line(source, example.source))
             rows.append(_render_line(" " * cell_len(source) if target == source else target, example.target))
     rows.append(_render_count("pairs to train on", report.kept_pairs, report, "bold"))
-    if report.identical_pairs:
-        rows.append(_render_count("of them with equal sides (names, codes ...)", report.identical_pairs, report))
-    if report.retranslated_pairs:
-        label = "of them with a source that occurred before, translated differently"
-        rows.append(_render_count(label, report.retranslated_pairs, report))
     return Group(*rows)
 
 
