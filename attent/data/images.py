@@ -334,24 +334,11 @@ def convert_channels(image: Any, channels: int) -> Any:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        image = Image.fromarray(scale_to_bytes(np.asarray(image)))
+        raise ImageError("its pixels must have 8 or 16 bits, but have 32; save it as a PNG first")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if channels == 1 else "RGB")
-
-
-def scale_to_bytes(values: Array) -> Array:
-    """Scale numbers to bytes; their maximum tells whether white is 1, 255 or 65,535."""
-    low, high = float(values.min()), float(values.max())
-    if not (np.isfinite(values).all() and low >= 0 and high <= 65_535):
-        actual = f"from {low:g} to {high:g}" if np.isfinite([low, high]).all() else "not all numbers"
-        raise ImageError(
-            f"its pixels must be from 0 to 1, to 255 or to 65,535, but are {actual}; save it as a PNG first"
-        )
-    if high <= 1:
-        return np.rint(values * 255).astype(np.uint8)
-    return (np.rint(values) if high <= 255 else values // 256).astype(np.uint8)
 
 
 def resize_image(image: Any, shape: ImageShape) -> Any:
