@@ -49,8 +49,9 @@ PURPOSES: dict[str, str] = {
     "soxr": "audio at 16 kHz",
     "sacremoses": "tokenized BLEU",
     "rouge-score": "ROUGE",
+    "ray": "clusters",
 }
-EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge")
+EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "ray")
 
 
 @dataclass(frozen=True)
