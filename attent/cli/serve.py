@@ -64,7 +64,12 @@ def serve(
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
     check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
-    if problem := find_ray_problem(flags):
+    num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
+    if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
+        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
+        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
         raise CycloptsError(msg=problem, command_chain=("serve",))
     from attent.serving.limits import LOCAL_HOSTS, Limits
     from attent.serving.run import check_host, configure_logging
@@ -112,16 +117,6 @@ def serve(
         allow_public=flags.allow_public,
         on_ready=announce,
     )
-
-
-def find_ray_problem(flags: ServeFlags) -> str | None:
-    if not flags.ray:
-        return "--replicas and --autoscale need --ray: add it" if flags.replicas or flags.autoscale else None
-    if flags.workers or flags.devices or (flags.replicas and flags.autoscale):
-        return "--ray takes either --replicas or --autoscale, and neither --workers nor --devices: leave the others out"
-    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
-        return f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
-    return None
 
 
 def announce(url: str) -> None:

@@ -221,8 +221,7 @@ def run_on_ray(
     from attent.decoding.ray_translate import compute_fingerprint, translate_with_ray
     from attent.storage.atomic import is_stream
 
-    assert flags.output is not None
-    output = flags.output.expanduser()
+    output = (flags.output or STDIN).expanduser()
     if lines.total_bytes is None or is_stream(output):
         raise InputError(f"--ray needs files, but {file} or {output} is compressed, a pipe or a device")
     # Workers have another working directory.
@@ -232,8 +231,8 @@ def run_on_ray(
     flags = replace(flags, **changes)
     inputs = [path for path in (file.expanduser(), model, *ensemble, glossary) if path]
     fingerprint = compute_fingerprint(inputs, repr((options, flags)))
-    build = partial(build_pipeline, model, options, flags, None)
     progress.start(lines.total_bytes, quiet=False)
+    build = partial(build_pipeline, model, options, flags, None)
     translate_with_ray(build, lines, output, fingerprint, build_device_options(flags), progress)
 
 

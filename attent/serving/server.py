@@ -145,17 +145,12 @@ class StopEvents:
         (self.stop_at_once if self.stop.is_set() else self.stop).set()
 
 
-def format_url(address: str, port: int) -> str:
-    """Return the URL of a server on this machine."""
-    known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    return f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
-
-
 async def _run_server(
     app: ServedApp, reserved: socket.socket, stop: StopEvents, on_ready: Callable[[str], None]
 ) -> None:
     address, port = reserved.getsockname()[:2]
-    url = format_url(address, port)
+    known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    url = f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
     await _run_until(app.start(), stop.stop)
     server = _create_server(app, address, port)
     if sys.platform == "linux":  # granian shares the reserved port; elsewhere, it must be released first
