@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from attent.decoding.options import DeviceOptions, InputError
 
+# Of a cluster on this machine. Ray runs what it receives, so its ports are those of 127.0.0.1 and need a token.
 LOCAL_ENV = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: listen at 127.0.0.1 only
+    "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray reports its usage over the network
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: listen at 127.0.0.1 only, since Ray runs what it receives
 }
 
 
@@ -23,7 +26,7 @@ def connect_to_ray(device: DeviceOptions, env: Mapping[str, str] | None = None) 
     `env` is added to the environment of the processes.
     """
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.update({} if address else LOCAL_ENV | os.environ)
+    os.environ.update({} if address else LOCAL_ENV | {"RAY_AUTH_TOKEN": secrets.token_hex(32)} | os.environ)
     try:
         import ray
     except ModuleNotFoundError as error:
