@@ -15,15 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from attent import __version__
+from attent.decoding import pipeline as pipelines
 from attent.decoding.input_lines import LineBlock, LineSource, parse_text_line
 from attent.decoding.options import DeviceOptions, InputError
-from attent.decoding.pipeline import (
-    CPU_BLOCK_LINES,
-    GPU_BLOCK_LINES,
-    LineProgress,
-    TranslationPipeline,
-    translate_block,
-)
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.storage.atomic import make_folder, open_output, write_atomic
 from attent.storage.manifest import MANIFEST_FILE, hash_file
@@ -38,13 +32,13 @@ TaskResult = tuple[Task, str | None, list[str]]  # translation, None if the file
 class BlockWorker:
     """A process with the model, as a Ray actor."""
 
-    def __init__(self, build_pipeline: Callable[[], TranslationPipeline]) -> None:
+    def __init__(self, build_pipeline: Callable[[], pipelines.TranslationPipeline]) -> None:
         self._pipeline = build_pipeline()
 
     def translate(self, task: Task) -> TaskResult:
         text, messages = "", []
         for block in task[1]:
-            block_text, block_messages, error = translate_block(self._pipeline, block)
+            block_text, block_messages, error = pipelines.translate_block(self._pipeline, block)
             if error is not None:
                 raise InputError(error)
             text += block_text
@@ -53,12 +47,12 @@ class BlockWorker:
 
 
 def translate_with_ray(
-    build_pipeline: Callable[[], TranslationPipeline],
+    build_pipeline: Callable[[], pipelines.TranslationPipeline],
     source: LineSource,
     output: Path,
     fingerprint: str,
     device: DeviceOptions,
-    progress: LineProgress,
+    progress: pipelines.LineProgress,
 ) -> None:
     """Translate a file on all free cores or GPUs of the cluster. `build_pipeline` runs in each worker."""
     folder = output.with_name(f"{output.name}.blocks") / fingerprint
@@ -68,7 +62,8 @@ def translate_with_ray(
         make_folder(folder)
         if any(folder.iterdir()):
             progress.print_message(f"resuming with the finished blocks in {folder}")
-        blocks = source.read_blocks(GPU_BLOCK_LINES if resources["num_gpus"] else CPU_BLOCK_LINES, parse_text_line)
+        block_lines = pipelines.GPU_BLOCK_LINES if resources["num_gpus"] else pipelines.CPU_BLOCK_LINES
+        blocks = source.read_blocks(block_lines, parse_text_line)
         groups = iter(lambda: list(islice(blocks, TASK_BLOCKS)), [])
         tasks = ((folder / f"{number:08}.txt", group) for number, group in enumerate(groups))
         for (path, group), text, messages in run_tasks(ray, build_pipeline, resources, tasks):
@@ -89,7 +84,10 @@ def translate_with_ray(
 
 
 def run_tasks(
-    ray: Any, build_pipeline: Callable[[], TranslationPipeline], resources: dict[str, int], tasks: Iterator[Task]
+    ray: Any,
+    build_pipeline: Callable[[], pipelines.TranslationPipeline],
+    resources: dict[str, int],
+    tasks: Iterator[Task],
 ) -> Iterator[TaskResult]:
     """Yield the results of tasks as they finish."""
     free = ray.available_resources()

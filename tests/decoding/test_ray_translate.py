@@ -29,7 +29,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip 
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lines with blanks around them, empty lines, carriage returns and characters that no model knows."""
     path, generator = tmp_path_factory.mktemp("corpus") / "text.txt", random.Random(1)
-    lines = [" ".join(generator.choices(WORDS, k=generator.randint(1, 30))) for _ in range(16_500)]
+    lines = [" ".join(generator.choices(WORDS, k=generator.randint(1, 12))) for _ in range(10_300)]
     lines[::50] = [f"  {line}\t" for line in lines[::50]]
     lines[::97] = [f"{line}\r" for line in lines[::97]]
     lines[::101] = [""] * len(lines[::101])
@@ -90,7 +90,7 @@ def test_an_interrupted_run_is_resumed(corpus: Path, expected: bytes, tmp_path: 
     assert not output.exists()
     finished = list_finished(output)
     times = [path.stat().st_mtime_ns for path in finished]
-    assert 2 <= len(finished) < 9
+    assert 2 <= len(finished) < 6
 
     other = start(corpus, tmp_path / "out.txt", "--beam-size", "1")  # another option: starts over, in another folder
     assert "resuming" not in other.communicate()[1]
