@@ -29,6 +29,9 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     tgt: Annotated[str | None, server_flag(help="target language of such a model")] = None
     workers: Annotated[int | None, server_flag(help="processes with the models; by default one per device")] = None
     devices: Annotated[tuple[str, ...], server_flag(help="devices of the workers, such as cuda:0 cuda:1", **LIST)] = ()
+    ray: Annotated[bool, server_flag(help="serve on the Ray cluster at $RAY_ADDRESS, or on a new one here")] = False
+    replicas: Annotated[int | None, server_flag(help="with --ray: processes with the models; by default 1")] = None
+    autoscale: Annotated[tuple[int, int] | None, server_flag(help="with --ray: fewest and most replicas")] = None
     api_key: Annotated[
         tuple[str, ...], server_flag(help=f"key that clients must send, also in ${KEY_VARIABLE}; may be repeated")
     ] = ()
@@ -63,7 +66,14 @@ def serve(
     attent serve runs/en-de runs/de-en
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
-    check_positive("serve", workers=flags.workers, threads=flags.threads)
+    check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
+    num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
+    if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
+        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
+        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
     from attent.serving.limits import LOCAL_HOSTS, Limits
     from attent.serving.run import check_host, configure_logging
     from attent.serving.run import serve as serve_models
@@ -105,6 +115,7 @@ def serve(
         tgt=flags.tgt,
         workers=flags.workers,
         devices=flags.devices,
+        replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
         options=options,
         allow_public=flags.allow_public,

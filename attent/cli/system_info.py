@@ -18,7 +18,7 @@ from pathlib import Path
 
 from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
-EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge")
+EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "ray")
 
 
 @dataclass(frozen=True)
