@@ -58,11 +58,9 @@ class LanguagesQuery(Body):
 
 async def list_languages(call: Call[LanguagesQuery]) -> Any:
     tags = dict.fromkeys(getattr(each, call.body.type).upper() for each in call.gateway.backend.info.directions)
-    formality = {}
     if call.body.type == "target":
         tags = dict.fromkeys(variant for tag in tags for variant in VARIANTS.get(tag, (tag,)))
-        formality = {"supports_formality": False}
-    return [{"language": tag, "name": get_language_name(tag), **formality} for tag in tags]
+    return [{"language": tag, "name": get_language_name(tag), "supports_formality": False} for tag in tags]
 
 
 async def show_usage(call: Call[None]) -> Any:
@@ -123,7 +121,7 @@ async def delete_glossary(call: Call[None]) -> Response:
     return Response(status_code=204)
 
 
-DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=(bool, False))
+DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=bool)
 DeepLTranslation: Any = create_model("DeepLTranslation", detected_source_language=str, text=str, billed_characters=int)
 GlossaryInfo: Any = create_model(
     "GlossaryInfo", glossary_id=str, name=str, ready=bool, source_lang=str, target_lang=str, creation_time=str,
