@@ -90,12 +90,12 @@ async def create_glossary(call: Call[GlossaryBody]) -> Any:
     info = body.model_dump(include={"name", "source_lang", "target_lang"})
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     info |= {"ready": True, "creation_time": time, "entry_count": len(terms)}
-    return {"glossary_id": store.add(call.client, (info, terms), len(body.entries.encode()) + 1_000), **info}
+    return {"glossary_id": store.add(call.client, (info, terms), len(body.entries.encode())), **info}
 
 
 def get_glossary(call: Call[Any], name: str | None = None) -> Any:
     """Return the description and the terms of a glossary of the client; by default, that of the path."""
-    glossary = call.gateway.glossaries.list_items(call.client).get(name or call.request.path_params["glossary_id"])
+    glossary = call.gateway.glossaries.get(call.client, name or call.request.path_params["glossary_id"])
     if glossary is None:
         raise ApiError(404, "this glossary does not exist; the server forgets glossaries when it stops")
     return glossary

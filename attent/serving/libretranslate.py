@@ -134,7 +134,7 @@ async def translate_file(call: Call[TranslateFileBody]) -> Any:
 
 
 async def download_file(call: Call[None]) -> Response:
-    item = call.gateway.files.list_items("").get(call.request.path_params["name"])
+    item = call.gateway.files.get("", call.request.path_params["name"])
     if item is None:
         raise ApiError(404, "this file does not exist, or is no longer stored; translate it again")
     file_name, content = item
