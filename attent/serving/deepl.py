@@ -58,11 +58,9 @@ class LanguagesQuery(Body):
 
 async def list_languages(call: Call[LanguagesQuery]) -> Any:
     tags = dict.fromkeys(getattr(each, call.body.type).upper() for each in call.gateway.backend.info.directions)
-    formality = {}
     if call.body.type == "target":
         tags = dict.fromkeys(variant for tag in tags for variant in VARIANTS.get(tag, (tag,)))
-        formality = {"supports_formality": False}
-    return [{"language": tag, "name": get_language_name(tag), **formality} for tag in tags]
+    return [{"language": tag, "name": get_language_name(tag), "supports_formality": False} for tag in tags]
 
 
 async def show_usage(call: Call[None]) -> Any:
@@ -92,12 +90,12 @@ async def create_glossary(call: Call[GlossaryBody]) -> Any:
     info = body.model_dump(include={"name", "source_lang", "target_lang"})
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     info |= {"ready": True, "creation_time": time, "entry_count": len(terms)}
-    return {"glossary_id": store.add(call.client, (info, terms), len(body.entries.encode()) + 1_000), **info}
+    return {"glossary_id": store.add(call.client, (info, terms), len(body.entries.encode())), **info}
 
 
 def get_glossary(call: Call[Any], name: str | None = None) -> Any:
     """Return the description and the terms of a glossary of the client; by default, that of the path."""
-    glossary = call.gateway.glossaries.list_items(call.client).get(name or call.request.path_params["glossary_id"])
+    glossary = call.gateway.glossaries.get(call.client, name or call.request.path_params["glossary_id"])
     if glossary is None:
         raise ApiError(404, "this glossary does not exist; the server forgets glossaries when it stops")
     return glossary
@@ -123,7 +121,7 @@ async def delete_glossary(call: Call[None]) -> Response:
     return Response(status_code=204)
 
 
-DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=(bool, False))
+DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=bool)
 DeepLTranslation: Any = create_model("DeepLTranslation", detected_source_language=str, text=str, billed_characters=int)
 GlossaryInfo: Any = create_model(
     "GlossaryInfo", glossary_id=str, name=str, ready=bool, source_lang=str, target_lang=str, creation_time=str,

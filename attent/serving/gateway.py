@@ -24,6 +24,7 @@ from attent.serving.messages import TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
 STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
+ITEM_BYTES = 1_000  # that a stored item takes besides its content
 FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -88,24 +89,26 @@ class ItemStore:
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
         self._items: dict[str, tuple[str, int, float, Any]] = {}  # name -> client, bytes, end, item; oldest first
+        self._num_bytes = 0
 
     def add(self, client: str, item: Any, size: int, suffix: str = "") -> str:
-        name = secrets.token_urlsafe(24) + suffix
-        self._items[name] = (client, size, time.monotonic() + self._max_seconds, item)
-        total = sum(size for _, size, _, _ in self._items.values())
-        for old, (_, size, end, _) in list(self._items.items()):
-            if total > self._max_bytes or end < time.monotonic():
-                self.remove(old)
-                total -= size
+        name, now = secrets.token_urlsafe(24) + suffix, time.monotonic()
+        self._items[name] = (client, size + ITEM_BYTES, now + self._max_seconds, item)
+        self._num_bytes += size + ITEM_BYTES
+        while self._items and (self._num_bytes > self._max_bytes or next(iter(self._items.values()))[2] < now):
+            self.remove(next(iter(self._items)))
         return name
 
     def remove(self, name: str) -> None:
-        del self._items[name]
+        self._num_bytes -= self._items.pop(name)[1]
+
+    def get(self, client: str, name: str) -> Any:
+        """Return an item of a client, or None."""
+        owner, _, end, item = self._items.get(name, ("", 0, 0.0, None))
+        return item if owner == client and end > time.monotonic() else None
 
     def list_items(self, client: str) -> dict[str, Any]:
-        """Return the items of a client by name."""
-        now = time.monotonic()
-        return {name: item for name, (owner, _, end, item) in self._items.items() if owner == client and end > now}
+        return {name: item for name, (owner, _, _, item) in self._items.items() if owner == client}
 
 
 class Gateway:
@@ -131,7 +134,7 @@ class Gateway:
         self._cache = TranslationCache(cached_characters)
         self._trust_proxy, self._log_text = trust_proxy, log_text
         self.suggestions = suggestions
-        self.files = ItemStore(STORED_BYTES, FILE_SECONDS)
+        self.files = ItemStore(max(STORED_BYTES, 4 * limits.max_file_bytes), FILE_SECONDS)
         self.glossaries = ItemStore(STORED_BYTES)
         self.used_characters: Counter[str] = Counter()  # client -> characters of its texts
 

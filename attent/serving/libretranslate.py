@@ -92,10 +92,11 @@ async def detect(call: Call[DetectBody]) -> Any:
 
 async def list_languages(call: Call[KeyedBody]) -> Any:
     info = call.gateway.backend.info
-    targets: dict[str, dict[str, None]] = {tag: {} for tag in info.language_names}
-    for direction in info.directions:
-        targets[direction.source][direction.target] = None
-    return [{"code": tag, "name": name, "targets": list(targets[tag])} for tag, name in info.language_names.items()]
+    pairs = dict.fromkeys((each.source, each.target) for each in info.directions)
+    return [
+        {"code": tag, "name": name, "targets": [target for source, target in pairs if source == tag]}
+        for tag, name in info.language_names.items()
+    ]
 
 
 async def show_settings(call: Call[None]) -> Any:
@@ -133,7 +134,7 @@ async def translate_file(call: Call[TranslateFileBody]) -> Any:
 
 
 async def download_file(call: Call[None]) -> Response:
-    item = call.gateway.files.list_items("").get(call.request.path_params["name"])
+    item = call.gateway.files.get("", call.request.path_params["name"])
     if item is None:
         raise ApiError(404, "this file does not exist, or is no longer stored; translate it again")
     file_name, content = item

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, create_model
 from starlette.responses import Response
@@ -34,7 +34,7 @@ class CompletionBody(Body):
     temperature: float | None = Field(None, ge=0, le=2, description="by default 1")
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=16, description="texts per prompt")
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool | None = None
 

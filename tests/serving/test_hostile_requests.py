@@ -26,7 +26,7 @@ HUGE = 10**400
 VALID = {  # values that are valid somewhere, so that requests reach the models
     "text": "one", "q": "one", "source": "en", "target": "de", "target_lang": "de", "prompt": "one", "model": "numbers",
     "langpair": "en|de", "messages": [{"role": "user", "content": "one"}], "prefix": "", "name": "x", "s": "eins",
-    "source_lang": "en", "entries": "one\teins", "langpairs": "en|de",
+    "source_lang": "en", "entries": "one\teins", "count": 1, "max_tokens": 4,
 }  # fmt: skip
 HOSTILE_VALUES: tuple[Any, ...] = (
     None, True, -1, HUGE, -HUGE, 1e308, 2**63, "", "\0", "\ud800", "\U0010ffff", "\u202e" * 50, "x" * 5_000, "%00",

@@ -14,8 +14,8 @@ import polib
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
-from attent.serving import libretranslate
-from attent.serving.gateway import ItemStore
+from attent.serving import gateway, libretranslate
+from attent.serving.gateway import ITEM_BYTES, ItemStore
 from attent.serving.limits import Limits
 from attent.serving.translation_app import ServerOptions
 from tests.serving.toy import Client, Reply
@@ -209,18 +209,28 @@ def test_address_behind_a_proxy(folder: Path) -> None:
 
 
 def test_stored_items_are_bounded() -> None:
-    store = ItemStore(max_bytes=10)
-    first, second = store.add("a", 1, 4), store.add("b", 2, 4)
-    assert store.list_items("a") == {first: 1}
-    assert store.list_items("b") == {second: 2}
-    third = store.add("b", 3, 4)
-    assert store.list_items("a") == {}
-    assert store.list_items("b") == {second: 2, third: 3}
-    store.add("b", 4, 11)
-    assert store.list_items("b") == {}
-    expired = ItemStore(max_bytes=10, max_seconds=-1)
-    expired.add("", 1, 1)
-    assert expired.list_items("") == {}
+    store = ItemStore(max_bytes=2 * ITEM_BYTES + 10)
+    first, second = store.add("a", 1, 5), store.add("b", 2, 5)
+    assert (store.list_items("a"), store.list_items("b")) == ({first: 1}, {second: 2})
+    assert (store.get("a", first), store.get("b", first), store.get("", "x")) == (1, None, None)
+    third = store.add("b", 3, 5)
+    assert (store.list_items("a"), store.list_items("b")) == ({}, {second: 2, third: 3})
+    store.remove(second)
+    fourth = store.add("a", 4, 5)
+    assert (store.get("a", fourth), store.get("b", third)) == (4, 3)
+    assert store.get("a", store.add("a", 5, 10**6)) is None
+
+
+def test_stored_items_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = ItemStore(10**6, max_seconds=60), 1_000.0
+    monkeypatch.setattr(gateway.time, "monotonic", lambda: now)
+    name = store.add("", 1, 1)
+    now += 59
+    assert store.get("", name) == 1
+    now += 2
+    assert store.get("", name) is None
+    other = store.add("", 2, 1)
+    assert store.list_items("") == {other: 2}
 
 
 # --- settings and suggestions ----------------------------------------------------------------------------------------

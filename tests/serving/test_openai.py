@@ -59,6 +59,7 @@ def test_wrong_completions(client: Client) -> None:
     assert "`max_tokens`" in complete(client, max_tokens=10**6)["error"]["message"]
     assert "`n` must be 1" in complete(client, temperature=0, n=2)["error"]["message"]
     assert "`stop`" in complete(client, stop="")["error"]["message"]
+    assert "`stop`" in complete(client, stop=["x"] * 17)["error"]["message"]
 
 
 def test_chat(client: Client) -> None:
