@@ -15,13 +15,13 @@ from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Body, Call, Endpoint
+from attent.serving.endpoints import Body, Call, Endpoint, StrictBody
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
 
 
-class TranslateFields(Body):
+class TranslateFields(StrictBody):
     """A request to translate, without the search options."""
 
     text: str | list[str] = Field(description="one text or several; lines are translated one by one")
@@ -54,7 +54,7 @@ SEARCH_FIELDS, SAMPLING_FIELDS = derive_fields(SearchOptions), derive_fields(Sam
 TranslateBody: Any = create_model("TranslateBody", __base__=TranslateFields, **SEARCH_FIELDS, **SAMPLING_FIELDS)
 
 
-class SuggestBody(Body):
+class SuggestBody(StrictBody):
     text: str = Field(max_length=2_000)
     prefix: str = Field(description="words that the translations start with", max_length=2_000)
     source: str = Field(AUTO, max_length=40)

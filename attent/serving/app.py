@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from attent.decoding.options import StopCheck
 from attent.serving.backend import LocalBackend
-from attent.serving.endpoints import Call, Endpoint, build_routes, check_is_json, make_json_response
+from attent.serving.endpoints import Call, Endpoint, build_routes, make_json_response
 from attent.serving.gateway import Gateway
 from attent.serving.limits import (
     LOCAL_HOSTS,
@@ -39,7 +39,7 @@ from attent.serving.limits import (
     Send,
     make_internal_error,
 )
-from attent.serving.request import LookRequest, parse_request
+from attent.serving.request import LookRequest
 
 LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
 
@@ -173,12 +173,7 @@ class LookService:
     handler: LookHandler
 
     def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> bytes:
-        try:
-            document = self.handler(request, should_stop)
-        except ApiError:
-            raise
-        except ValueError as error:
-            raise ApiError(422, str(error) or "the model cannot process this request") from error
+        document = self.handler(request, should_stop)
         try:
             return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
         except ValueError as error:  # a bug, not a bad request
@@ -214,16 +209,15 @@ def create_app(
     async def show_model(call: Call[None]) -> Response:
         return Response(info, media_type="application/json")
 
-    async def look(call: Call[None]) -> Response:
-        check_is_json(call.request)
-        request = parse_request(await call.request.body(), limits)
-        body = await gateway.call("look", request, call.client, characters=1)
+    async def look(call: Call[LookRequest]) -> Response:
+        call.body.check_limits(limits)
+        body = await gateway.call("look", call.body, call.client, characters=1)
         return Response(body, media_type="application/json")
 
     endpoints = [
         Endpoint("GET", "/", show_page, "The page.", media_type="text/html"),
         Endpoint("GET", "/health", show_health, "Tell that the server runs."),
-        Endpoint("POST", "/api/look", look, "Inspect a text."),
+        Endpoint("POST", "/api/look", look, "Inspect a text.", LookRequest),
     ]
     if model_info is not None:
         endpoints.append(Endpoint("GET", "/api/model", show_model, "The name and the size of the model."))

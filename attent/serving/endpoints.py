@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
@@ -38,6 +39,12 @@ class Body(BaseModel):
     """The base of request bodies: unknown fields are ignored, as other servers do."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class StrictBody(Body):
+    """The base of attent's own request bodies: unknown fields are refused, so that no option is ignored."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -118,25 +125,14 @@ def find_key(request: Request, data: Mapping[str, Any]) -> str:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def check_is_json(request: Request) -> None:
-    """Refuse other content types, charsets and compressed bodies."""
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
-    if kind.strip().lower() != "application/json":
-        content_type = ascii(kind.strip()[:80]) if kind.strip() else "absent"
-        raise ApiError(415, f"`Content-Type` must be application/json, but is {content_type}; send JSON")
-    if "charset" in parameters.lower() and "utf-8" not in parameters.lower():
-        raise ApiError(415, "the charset must be UTF-8")
-    if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-        raise ApiError(415, "the request must not be compressed")
-
-
 async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, Any], bool]:
     """Return the fields of the query (GET), or of a JSON or form body, and whether they have types: those of JSON do.
 
     A repeated field of a form or a query is a list.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    content_type, _, parameters = request.headers.get("content-type", "").lower().partition(";")
+    content_type = content_type.strip()
+    if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
         raise ApiError(415, "the request must not be compressed")
     if endpoint.method == "GET":  # some clients send its fields as a form
         fields = collect_fields(request.query_params.multi_items())
@@ -145,7 +141,10 @@ async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, A
         return {}, False
     if content_type not in endpoint.content_types:
         allowed = ", ".join(endpoint.content_types)
-        raise ApiError(415, f"`Content-Type` must be {allowed}, but is {ascii(content_type[:80]) or 'absent'}")
+        given = ascii(content_type[:80]) if content_type else "absent"
+        raise ApiError(415, f"`Content-Type` must be {allowed}, but is {given}")
+    if "charset" in parameters and "utf-8" not in parameters:
+        raise ApiError(415, "the charset must be UTF-8")
     if content_type == JSON_TYPE:
         return parse_json_object(await request.body()), True
     return await read_form(request), False
@@ -213,9 +212,13 @@ def check_text(value: object) -> None:
 def validate_body(kind: type[BaseModel], data: Mapping[str, Any], *, strict: bool) -> BaseModel:
     """Return the body; `strict` accepts no strings as numbers."""
     try:
-        return kind.model_validate(data, strict=strict)
+        return kind.model_validate({name: data[name] for name in data if name not in KEY_FIELDS}, strict=strict)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        if first["type"] == "extra_forbidden":
+            nearest = get_close_matches(str(first["loc"][0])[:80], kind.model_fields, 1)
+            advice = f"did you mean `{nearest[0]}`?" if nearest else f"known are {', '.join(kind.model_fields)}"
+            raise ApiError(400, f"the request has an unknown field; {advice}") from None
         # The rest of the location may be the keys of a client; the first part is the name of a field.
         name = str(first["loc"][0]) if first["loc"] else "body"
         raise ApiError(400, f"`{name}`: {first['msg'][:200]}") from None

@@ -44,7 +44,7 @@ def build_look_document(
         text=request.text,
         to=request.to or to,
         search=SearchOptions(beam_size=beams),
-        prefix=request.prefix,
+        prefix=tuple(request.prefix),
         masked_parts=parts,
         max_tokens=max_tokens,
     )

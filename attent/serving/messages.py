@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions
-from attent.serving.request import LookRequest
 
 AUTO = "auto"  # as a source language: detect it
 
@@ -79,14 +78,6 @@ class Completion:
     finish_reason: str  # stop or length, as in OpenAI's API
     token_count: int
     prompt_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelLookRequest:
-    """A sentence whose attention is inspected, with the model's name."""
-
-    model: str
-    request: LookRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,13 +35,13 @@ from attent.serving.messages import (
     CompletionRequest,
     Direction,
     FileRequest,
-    ModelLookRequest,
     ScoredText,
     ServiceInfo,
     SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )
+from attent.serving.request import LookRequest
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name
 
@@ -303,11 +303,11 @@ class TranslationService:
             for prompt, generations in zip(request.prompts, results, strict=True)
         ]
 
-    def look(self, request: ModelLookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
+    def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
         """Return the document of `attent look` for a sentence."""
-        inspector = self._get_inspector(request.model)
+        inspector = self._get_inspector(request.model or "")
         with inspector.translator.hold_device():  # heads may be masked meanwhile
-            return build_look_document(inspector, request.request, should_stop, self.limits)
+            return build_look_document(inspector, request, should_stop, self.limits)
 
     def look_page(self, model: str, client: str, should_stop: StopCheck) -> tuple[str, str]:
         """Return the page that shows the attention of a model, and its Content-Security-Policy."""

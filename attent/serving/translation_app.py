@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -16,12 +15,11 @@ from starlette.routing import Route
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import DRAIN_TIMEOUT, HttpApp
 from attent.serving.backend import Backend
-from attent.serving.endpoints import Body, Call, Endpoint, make_json_response
+from attent.serving.endpoints import Call, Endpoint, make_json_response
 from attent.serving.gateway import CACHED_CHARACTERS, Gateway
 from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits
-from attent.serving.messages import ModelLookRequest
 from attent.serving.openapi import build_openapi, render_documentation
-from attent.serving.request import MAX_NAME_LENGTH, LookRequest, check_request
+from attent.serving.request import LookRequest
 
 PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -114,35 +112,19 @@ async def show_look_page(call: Call[None]) -> Response:
     return HTMLResponse(page, headers={"content-security-policy": csp})
 
 
-class LookBody(Body):
-    text: str
-    model: str | None = Field(None, description="by default the first translator")
-    to: str | None = Field(None, max_length=MAX_NAME_LENGTH)
-    beam_size: int | None = None
-    prefix: list[int] = Field([], description="forced first tokens of the translation")
-    masked_parts: list[str] = Field([])
-
-
-async def look(call: Call[LookBody]) -> dict[str, Any]:
-    body, info = call.body, call.gateway.backend.info
-    model = call.request.path_params.get("model") or body.model or next((each.model for each in info.directions), "")
-    request = LookRequest(
-        text=body.text,
-        to=body.to,
-        beam_size=body.beam_size,
-        prefix=tuple(body.prefix),
-        masked_parts=tuple(body.masked_parts),
-    )
-    check_request(request, call.gateway.limits)
-    document: dict[str, Any] = await call.gateway.call(
-        "look", ModelLookRequest(model=model, request=request), call.client, characters=10 * len(body.text) + 1
-    )
+async def look(call: Call[LookRequest]) -> dict[str, Any]:
+    info, limits = call.gateway.backend.info, call.gateway.limits
+    named = call.request.path_params.get("model") or call.body.model
+    request = call.body.model_copy(update={"model": named or next((each.model for each in info.directions), "")})
+    request.check_limits(limits)
+    characters = 10 * len(request.text) + 1  # all weights of all layers take longer than a translation
+    document: dict[str, Any] = await call.gateway.call("look", request, call.client, characters=characters)
     return document
 
 
 LOOK_SUMMARY = "Translate a sentence and return the attention of every head."
 LOOK_ENDPOINTS = (
     Endpoint("GET", "/look/{model}/", show_look_page, "The page that shows attention.", media_type="text/html"),
-    Endpoint("POST", "/look/{model}/api/look", look, LOOK_SUMMARY, body=LookBody, response=dict[str, Any]),
-    Endpoint("POST", "/v1/look", look, LOOK_SUMMARY, body=LookBody, response=dict[str, Any]),
+    Endpoint("POST", "/look/{model}/api/look", look, LOOK_SUMMARY, body=LookRequest, response=dict[str, Any]),
+    Endpoint("POST", "/v1/look", look, LOOK_SUMMARY, body=LookRequest, response=dict[str, Any]),
 )

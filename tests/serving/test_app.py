@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attent.serving.app import create_app
+from attent.serving.endpoints import parse_json_object, validate_body
 from attent.serving.limits import ApiError, Limits
-from attent.serving.request import LookRequest, parse_request
+from attent.serving.request import LookRequest
 from attent.serving.server import serve_in_thread
 from tests.serving.toy import CSP, PAGE, Client, Model, make_app, post_bytes, start_test_server, wait_until
 
@@ -62,7 +63,7 @@ def test_request_reaches_the_handler(client: Client, model: Model) -> None:
     assert (reply.status, reply.json["title"]) == (200, arguments["text"])
     (question,) = model.requests
     assert question == LookRequest(
-        text="Ein “Hund” 𝄞\n", to="de", beam_size=3, prefix=(17, 250), masked_parts=("decoder.blocks.3.cross_attn:2",)
+        text="Ein “Hund” 𝄞\n", to="de", beam_size=3, prefix=[17, 250], masked_parts=["decoder.blocks.3.cross_attn:2"]
     )
 
 
@@ -108,8 +109,8 @@ def test_other_content_type_is_415(client: Client, kind: str) -> None:
 
 def test_long_or_absent_content_types_are_clipped(client: Client) -> None:
     for kind, text in (("x" * 80, "x" * 80), ("x" * 81, "x" * 80)):
-        assert client.post({"text": "a"}, {"Content-Type": kind}).error.endswith(f"but is '{text}'; send JSON")
-    assert "but is absent; send JSON" in client.post({"text": "a"}, {"Content-Type": ""}).error
+        assert client.post({"text": "a"}, {"Content-Type": kind}).error.endswith(f"but is '{text}'")
+    assert "but is absent" in client.post({"text": "a"}, {"Content-Type": ""}).error
     path = "/" + "x" * 80
     assert client.get(path).error == f"'{path[:80]}' does not exist; the page is at /"
     method = "PROPFIND" * 3
@@ -123,18 +124,9 @@ def test_other_charset_or_compression_is_415(client: Client) -> None:
     assert (reply.status, reply.error) == (415, "the request must not be compressed")
 
 
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [(10**20 - 1, str(10**20 - 1)), (10**20, "a number with more than 20 digits"), (-(10**20), "a number with more")],
-)
-def test_long_numbers_are_not_echoed(client: Client, number: int, shown: str) -> None:
-    reply = client.post({"text": "a", "beam_size": number})
-    assert (reply.status, f"but is {shown}" in reply.error) == (422, True)
-
-
-def test_value_error_of_the_handler_is_422(client: Client) -> None:
+def test_value_error_of_the_handler_is_400(client: Client) -> None:
     reply = client.post({"text": "wrong"})
-    assert reply.status == 422
+    assert reply.status == 400
     assert reply.error == "`masked_parts` must name a part of the model"
 
 
@@ -167,46 +159,46 @@ HOSTILE = {
     "raw control": (b'{"text": "a\x01"}', 400, "must be JSON"),
     "deep list": (b'{"text": ' + b"[" * 100_000, 400, "nested too deeply"),
     "deep object": (b'{"a": ' * 40_000, 400, "nested too deeply"),
-    "deep and closed": (b'{"text": ' + b"[" * 300 + b"]" * 300 + b"}", 422, "`text` must be a string"),
+    "deep and closed": (b'{"text": ' + b"[" * 300 + b"]" * 300 + b"}", 400, "`text`"),
     "many digits": (b'{"text": "a", "beam_size": ' + b"9" * 100_000 + b"}", 400, "must be JSON"),
-    "thousand digits": (b'{"text": "a", "beam_size": ' + b"9" * 1_000 + b"}", 422, "more than 20 digits"),
+    "thousand digits": (b'{"text": "a", "beam_size": ' + b"9" * 1_000 + b"}", 400, "more than 64 bits"),
     "twice": (b'{"text": "a", "text": "b"}', 400, "duplicate key `text`"),
-    "many keys": (b"{" + b",".join(b'"%d":0' % i for i in range(20_000)) + b"}", 422, "unknown key"),
+    "many keys": (b"{" + b",".join(b'"%d":0' % i for i in range(20_000)) + b"}", 400, "`text`"),
     "many keys, one twice": (
         b"{" + b",".join(b'"%d":0' % i for i in range(20_000)) + b',"z":0' * 2 + b"}",
         400,
         "duplicate key `z`",
     ),
-    "nothing": (b"{}", 422, "missing key `text`"),
-    "text null": (b'{"text": null}', 422, "`text` must be a string"),
-    "text number": (b'{"text": 1}', 422, "`text` must be a string"),
-    "text list": (b'{"text": ["a"]}', 422, "`text` must be a string"),
-    "text nul": (rb'{"text": "a\u0000b"}', 422, "`text` must be text, but contains a NUL character"),
-    "lone surrogate": (rb'{"text": "\ud800"}', 422, "valid Unicode text"),
-    "lone surrogate key": (rb'{"text": "a", "\ud800": 1}', 422, "unknown key"),
-    "lone surrogate language": (rb'{"text": "a", "to": "\udfff"}', 422, "`to` must be a string"),
-    "too long": (b'{"text": "' + b"x" * 10_001 + b'"}', 422, "at most 10000 characters, but has 10001"),
-    "unknown key": (b'{"text": "a", "beam": 4}', 422, "did you mean `beam_size`?"),
-    "a key of the inside": (b'{"text": "a", "__class__": 4}', 422, "unknown key `__class__`"),
-    "beam text": (b'{"text": "a", "beam_size": "4"}', 422, "`beam_size` must be an integer"),
-    "beam true": (b'{"text": "a", "beam_size": true}', 422, "`beam_size` must be an integer"),
-    "beam float": (b'{"text": "a", "beam_size": 4.0}', 422, "`beam_size` must be an integer"),
-    "beam none": (b'{"text": "a", "beam_size": 0}', 422, "must be 1 to 64, but is 0"),
-    "beam many": (b'{"text": "a", "beam_size": 65}', 422, "must be 1 to 64, but is 65"),
-    "prefix null": (b'{"text": "a", "prefix": null}', 422, "`prefix` must be a list"),
-    "prefix text": (b'{"text": "a", "prefix": "12"}', 422, "`prefix` must be a list"),
-    "prefix object": (b'{"text": "a", "prefix": {"0": 1}}', 422, "`prefix` must be a list"),
-    "prefix of text": (b'{"text": "a", "prefix": [1, "2"]}', 422, "`prefix[1]` must be an integer"),
-    "prefix below": (b'{"text": "a", "prefix": [-1]}', 422, "`prefix[0]` must be 0 to 2147483647, but is -1"),
-    "prefix above": (b'{"text": "a", "prefix": [2147483648]}', 422, "`prefix[0]` must be 0 to"),
-    "prefix long": (b'{"text": "a", "prefix": [' + b"1," * 1024 + b"1]}", 422, "at most 1024 tokens, but has 1025"),
-    "masked parts text": (b'{"text": "a", "masked_parts": "encoder"}', 422, "`masked_parts` must be a list"),
-    "masked parts of lists": (b'{"text": "a", "masked_parts": [[]]}', 422, "`masked_parts[0]` must be a string"),
-    "masked parts nul": (rb'{"text": "a", "masked_parts": ["\u0000"]}', 422, "NUL character"),
-    "masked parts long": (b'{"text": "a", "masked_parts": ["' + b"x" * 201 + b'"]}', 422, "at most 200 characters"),
-    "masked parts many": (b'{"text": "a", "masked_parts": [' + b'"",' * 2048 + b'""]}', 422, "at most 2048 parts"),
-    "language number": (b'{"text": "a", "to": 7}', 422, "`to` must be a string"),
-    "language long": (b'{"text": "a", "to": "' + b"x" * 201 + b'"}', 422, "at most 200 characters"),
+    "nothing": (b"{}", 400, "`text`: Field required"),
+    "text null": (b'{"text": null}', 400, "`text`"),
+    "text number": (b'{"text": 1}', 400, "`text`"),
+    "text list": (b'{"text": ["a"]}', 400, "`text`"),
+    "text nul": (rb'{"text": "a\u0000b"}', 400, "NUL character"),
+    "lone surrogate": (rb'{"text": "\ud800"}', 400, "surrogate"),
+    "lone surrogate key": (rb'{"text": "a", "\ud800": 1}', 400, "surrogate"),
+    "lone surrogate language": (rb'{"text": "a", "to": "\udfff"}', 400, "surrogate"),
+    "too long": (b'{"text": "' + b"x" * 10_001 + b'"}', 413, "at most 10000 characters, but this is 10001"),
+    "unknown key": (b'{"text": "a", "beam": 4}', 400, "did you mean `beam_size`?"),
+    "a key of the inside": (b'{"text": "a", "__class__": 4}', 400, "unknown field; known are text, model"),
+    "beam text": (b'{"text": "a", "beam_size": "4"}', 400, "`beam_size`: Input should be a valid integer"),
+    "beam true": (b'{"text": "a", "beam_size": true}', 400, "`beam_size`: Input should be a valid integer"),
+    "beam float": (b'{"text": "a", "beam_size": 4.0}', 400, "`beam_size`: Input should be a valid integer"),
+    "beam none": (b'{"text": "a", "beam_size": 0}', 400, "`beam_size`: Input should be greater than or equal to 1"),
+    "beam many": (b'{"text": "a", "beam_size": 65}', 400, "`beam_size` must be at most 64, but this is 65"),
+    "prefix null": (b'{"text": "a", "prefix": null}', 400, "`prefix`"),
+    "prefix text": (b'{"text": "a", "prefix": "12"}', 400, "`prefix`"),
+    "prefix object": (b'{"text": "a", "prefix": {"0": 1}}', 400, "`prefix`"),
+    "prefix of text": (b'{"text": "a", "prefix": [1, "2"]}', 400, "`prefix`"),
+    "prefix below": (b'{"text": "a", "prefix": [-1]}', 400, "`prefix`"),
+    "prefix above": (b'{"text": "a", "prefix": [2147483648]}', 400, "`prefix`"),
+    "prefix long": (b'{"text": "a", "prefix": [' + b"1," * 1024 + b"1]}", 400, "at most 1024 tokens, but this is 1025"),
+    "masked parts text": (b'{"text": "a", "masked_parts": "encoder"}', 400, "`masked_parts`"),
+    "masked parts of lists": (b'{"text": "a", "masked_parts": [[]]}', 400, "`masked_parts`"),
+    "masked parts nul": (rb'{"text": "a", "masked_parts": ["\u0000"]}', 400, "NUL character"),
+    "masked parts long": (b'{"text": "a", "masked_parts": ["' + b"x" * 201 + b'"]}', 400, "at most 200 characters"),
+    "masked parts many": (b'{"text": "a", "masked_parts": [' + b'"",' * 2048 + b'""]}', 400, "at most 2048 parts"),
+    "language number": (b'{"text": "a", "to": 7}', 400, "`to`"),
+    "language long": (b'{"text": "a", "to": "' + b"x" * 201 + b'"}', 400, "at most 200 characters"),
 }
 
 
@@ -239,8 +231,7 @@ BODIES = st.one_of(
 def test_any_body_is_parsed_or_rejected(body: bytes) -> None:
     question = try_to_parse(body)
     if isinstance(question, ApiError):
-        assert question.status in (400, 422)
-        assert json.loads(question.to_json())["error"].startswith("the request: ")
+        assert question.status in (400, 413)
     else:
         question.text.encode("utf-8")
         assert "\0" not in question.text
@@ -249,7 +240,10 @@ def test_any_body_is_parsed_or_rejected(body: bytes) -> None:
 
 def try_to_parse(body: bytes) -> LookRequest | ApiError:
     try:
-        return parse_request(body, Limits())
+        request = validate_body(LookRequest, parse_json_object(body), strict=True)
+        assert isinstance(request, LookRequest)
+        request.check_limits(Limits())
+        return request
     except ApiError as refusal:
         return refusal
 
@@ -258,7 +252,7 @@ def try_to_parse(body: bytes) -> LookRequest | ApiError:
 @given(body=BODIES)
 def test_no_body_crashes_the_server(client: Client, body: bytes) -> None:
     reply = client.post(body)
-    assert reply.status in (200, 400, 422)
+    assert reply.status in (200, 400)
     assert reply.json if reply.status == 200 else reply.error
 
 
@@ -289,7 +283,7 @@ def test_no_raw_request_crashes_the_server(
     client: Client, lines: list[bytes], parts: list[bytes], leaves: bool
 ) -> None:
     """Odd headers, malformed chunks, and clients that leave at any moment; what the app answers has safe headers."""
-    statuses = (b"", *(b"HTTP/1.1 %d" % status for status in (100, 200, 400, 413, 415, 421, 422, 431)))
+    statuses = (b"", *(b"HTTP/1.1 %d" % status for status in (100, 200, 400, 413, 415, 421, 431)))
     reply = b""
     with suppress(OSError):  # the server may close the connection while the rest is sent
         content = HEAD + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + b"".join(parts)

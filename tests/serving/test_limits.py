@@ -12,7 +12,7 @@ import pytest
 
 from attent.serving.app import create_app
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
-from attent.serving.request import parse_request
+from attent.serving.request import LookRequest
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -133,14 +133,13 @@ def test_each_size_exactly_at_its_limit_is_accepted() -> None:
     }
     for name, values in allowed.items():
         for value in values:
-            request = parse_request(json.dumps({"text": "", name: value}).encode(), limits)
-            expected = tuple(value) if isinstance(value, list) else value
-            assert getattr(request, name) == expected
+            request = LookRequest.model_validate({"text": "", name: value})
+            request.check_limits(limits)
+            assert getattr(request, name) == value
     for name, values in refused.items():
         for value in values:
-            with pytest.raises(ApiError, match=f"`{name}.*` must ") as caught:
-                parse_request(json.dumps({"text": "", name: value}).encode(), limits)
-            assert caught.value.status == 422
+            with pytest.raises(ValueError, match=name):
+                LookRequest.model_validate({"text": "", name: value}).check_limits(limits)
 
 
 def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:

@@ -16,13 +16,13 @@ from attent.serving.limits import Limits
 from attent.serving.messages import (
     AUTO,
     Direction,
-    ModelLookRequest,
     ScoredText,
     ServiceInfo,
     SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )
+from attent.serving.request import LookRequest
 from attent.serving.server import serve_in_thread
 from tests.inspection.conftest import browser, watch_problems  # noqa: F401 - a fixture
 
@@ -100,11 +100,11 @@ class DictionaryService:
 
         return TranslationInspector(translator(), name="en-de")
 
-    def look(self, request: ModelLookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
+    def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
         from attent.serving.live_page import build_look_document
 
         self.requests.append(request)
-        return build_look_document(self.inspector, request.request, should_stop, Limits(), to="de")
+        return build_look_document(self.inspector, request, should_stop, Limits(), to="de")
 
     def look_page(self, model: str, client: str, should_stop: StopCheck) -> tuple[str, str]:
         from attent.inspection.html_page import build_live_csp
@@ -438,8 +438,8 @@ def test_key_is_asked_for_and_passed_to_the_attention_view(
             page.click("#attention")
         opened.value.wait_for_selector("[role=tab]:has-text('Decoding')")
         assert opened.value.input_value("#sentence") == "runs"
-    request = next(request for request in service.requests if isinstance(request, ModelLookRequest))
-    assert (request.model, request.request.text) == ("en-de", "runs")
+    request = next(request for request in service.requests if isinstance(request, LookRequest))
+    assert (request.model, request.text) == ("en-de", "runs")
 
 
 def test_server_without_a_translator(page: Any, url: str) -> None:

@@ -157,7 +157,7 @@ def test_attention_of_a_sentence(client: Client) -> None:
         document = post(client, path, text="one two", masked_parts=["decoder.blocks.0.cross_attn:0"]).json
         assert document["format"] == "attent-trace"
     assert client.get("/look/nothing/").status == 404
-    assert post(client, "/v1/look", text="one", beam_size=1000).status == 422
+    assert post(client, "/v1/look", text="one", beam_size=1000).status == 400
 
 
 # --- the state of the server -----------------------------------------------------------------------------------------
