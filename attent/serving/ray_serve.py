@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
-from attent.serving.app import RequestRecord
+from attent.serving import limits
 from attent.serving.backend import MAX_ATTEMPTS, NUM_THREADS, LocalBackend, ServiceConfig
 from attent.serving.limits import AsgiApp, Message, Receive, Scope, Send, ServeError
 from attent.serving.server import reserve_port
@@ -111,6 +111,7 @@ def retry_requests(app: AsgiApp) -> AsgiApp:
             await app({**scope}, partial(receive_next, earlier), record_and_send)
             if sent or scope["type"] != "http" or {"type": "http.disconnect"} in received:
                 return
-        await RequestRecord(scope, send).refuse("the model stopped unexpectedly; try again")
+        error = limits.make_unavailable_error("the model stopped unexpectedly; try again")
+        await limits.ResponseSender(send).send_error(error)
 
     return handle

@@ -55,7 +55,9 @@ def serve(
         from attent.serving.ray_serve import serve_on_ray
 
         device = replace(device, threads=device.threads or 1)
-        (config,) = build_configs([folder.absolute() for folder in folders], (src, tgt), 1, (), device, options)
+        folders = [folder.expanduser().absolute() for folder in folders]  # a replica has another working directory
+        options = replace(options, suggestions=options.suggestions and options.suggestions.expanduser().absolute())
+        (config,) = build_configs(folders, (src, tgt), 1, (), device, options)
         serve_on_ray(config, options, replicas, host, port, on_ready)
         return
     pool = WorkerPool(
