@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="DataclassInstance")
 
 MAX_BYTES = 16 * 2**20  # of a settings file; real ones have a few kilobytes
-MAX_DEPTH = 64  # of nested tables and lists; real ones have about five
+MAX_DEPTH = 64  # of nested tables and lists in a file; real ones have about five
 NONE_WORD = "none"
 
 
@@ -120,22 +120,16 @@ class _KeyPath:
     where: str
     root: type
     path: str = ""
-    depth: int = 0
     advice: str = "change that value"
 
     def key(self, name: str, default: object = MISSING) -> _KeyPath:
         path = f"{self.path}.{name}" if self.path else name
         if default is MISSING or _is_dataclass(default):
-            return self._inner(path, "change that value")
-        return self._inner(path, f"leave it out for the default, {_format_value(default)}")
+            return replace(self, path=path, advice="change that value")
+        return replace(self, path=path, advice=f"leave it out for the default, {_format_value(default)}")
 
     def item(self, index: int) -> _KeyPath:
-        return self._inner(f"{self.path}[{index}]", "change that value")
-
-    def _inner(self, path: str, advice: str) -> _KeyPath:
-        if self.depth >= MAX_DEPTH:
-            raise _nesting_error(self.where)
-        return replace(self, path=path, depth=self.depth + 1, advice=advice)
+        return replace(self, path=f"{self.path}[{index}]", advice="change that value")
 
     def error(self, message: str) -> SettingsError:
         return SettingsError(f"{self.where}: {message}")

@@ -95,7 +95,7 @@ def draw_scene(scene: Scene, pictures: Array, labels: Array, rng: np.random.Gene
 
 def read_pictures(split: images.ImageSplit) -> tuple[Array, Array]:
     assert isinstance(split, images.IdxSplit)
-    return np.concatenate(list(images.read_idx_rows(split.images, 3))), images.read_idx_labels(split)
+    return images.read_idx(split.images, 3), images.read_idx(split.labels, 1)
 
 
 def write_grids(source: Path, out: Path, count: int, seed: int = 1) -> None:

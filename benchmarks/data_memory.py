@@ -21,7 +21,7 @@ from benchmarks import synthetic_corpus
 from benchmarks.timing import get_cpu_name
 
 PAIRS = 10_000_000
-LAYOUTS = ("packed", "flat", "bucketed")
+LAYOUTS = ("packed", "bucketed")
 BATCHES_MEASURED = 2000  # from the middle of the epoch
 
 

@@ -138,7 +138,7 @@ def build_hf_tokenizing(path: Path, root: Path) -> Callable[[], None] | None:
 
 def compare_batching(store: TokenStore, home: Path) -> None:
     print("\nbatches of one epoch on one core: million tokens a second, tokens of all slots")
-    for layout in ("packed", "flat", "bucketed"):
+    for layout in ("packed", "bucketed"):
         config = BatchConfig(batch_tokens=BATCH_TOKENS, layout=layout)  # type: ignore[arg-type]
         report_speed(f"attent, {layout}", lambda config=config: iterate_attent_epoch(store, config))
     if (home / "theirs" / "ids").exists():

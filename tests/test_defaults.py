@@ -22,7 +22,7 @@ from attent.nn.config import StackConfig
 from attent.nn.positions import LearnedConfig, Llama3Scaling, RelativeConfig, RotaryConfig
 from attent.nn.recurrent import LSTMDecoderConfig, LSTMEncoderConfig
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.text.vocabulary import SentencePieceOptions, SubwordSampling
+from attent.text.vocabulary import SentencePieceOptions
 from attent.training.run_options import DataConfig, DecodeConfig, TrainConfig
 from attent.training.state import TrainState
 
@@ -66,7 +66,6 @@ DEFAULTS: dict[type, dict[str, object]] = {
     LSTMEncoderConfig: {"layers": 4, "width": 512, "dropout": 0.1},
     TokenizerConfig: {"kind": "bpe", "joint": True},
     SentencePieceOptions: {"add_bos": True},
-    SubwordSampling: {"rate": 0.1},
     DataConfig: {"max_tokens": 256, "too_long": "drop"},
     DecodeConfig: {"beam_size": 4, "length_penalty": 0.6},
     TrainConfig: {
@@ -93,11 +92,11 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.data.formats.streams": {"MAX_LINE_BYTES": 1_048_576, "EXCERPT_CHARS": 80},
     "attent.data.formats.xml": {"MAX_DEPTH": 256, "MAX_TAG_BYTES": 4_194_304, "MAX_UNIT_CHARS": 4_194_304},
-    "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728, "MAX_LISTED_FILES": 3},
+    "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728},
     "attent.data.opus": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
-    "attent.data.report": {"EXCERPT_CHARS": 200, "RARE_BELOW": 3},
+    "attent.data.report": {"EXCERPT_CHARS": 200},
     "attent.data.report_text": {
-        "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_BAR_WIDTH": 26, "MAX_NAME_WIDTH": 50, "NUM_BINS": 10,
+        "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_NAME_WIDTH": 50,
     },
     "attent.data.span_corruption": {"NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2},
     "attent.data.split": {
@@ -115,11 +114,11 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.decoding.options": {"MAX_EXTRA_TOKENS": 50},
     "attent.decoding.pipeline": {"MAX_LISTED_SKIPS": 20, "MAX_ALIGNED_WORDS": 2_000},
     "attent.decoding.translator": {"MAX_SEGMENTS": 1_048_576, "MAX_UNSPLIT_TOKENS": 200, "DEFAULT_MAX_TOKENS": 256},
-    "attent.inspection.ablation_report": {"MAX_CARD_ROWS": 10, "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
+    "attent.inspection.ablation_report": {"MAX_CARD_ROWS": 20, "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
     "attent.inspection.head_stats": {
         "DEFAULT_MAX_PAIRS": 500, "MAX_TOKENS": 512, "MIN_WORDS": 2, "DOMINANT_SHARE": 0.5, "COMBINED_SHARE": 0.6,
-        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5, "PREFERRED_SHARE": 0.33,
-        "PREFERRED_RATIO": 1.5, "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
+        "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5,
+        "UNIFORM_ENTROPY": 0.9, "DIFFUSE_ENTROPY": 0.8, "SHARP_ENTROPY": 0.15,
     },
     "attent.inspection.inspectors.base": {
         "TOP_K": 10, "LONG_TEXT_TOP_K": 3, "LONG_TEXT_STEPS": 300, "MAX_DENSE_WEIGHTS": 1_500_000,
@@ -128,10 +127,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16, "MAX_MASKED_TOKENS": 128},
     "attent.inspection.prune": {"DEFAULT_MAX_BLEU_DROP": 0.2, "MAX_LOSS_PER_BLEU": 0.1},
-    "attent.inspection.terminal": {
-        "LINE_WIDTH": 80, "MAX_WORD_HEIGHT": 12, "MAX_WORD_WIDTH": 16, "MAX_ROWS": 40, "MAX_LIST_LINES": 60,
-        "TOP_KEYS": 3, "MIN_LISTED_WEIGHT": 0.05,
-    },
     "attent.models.folder": {"MAX_FILE_BYTES": 134_217_728, "READ_ATTEMPTS": 5},
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},
@@ -144,7 +139,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "CLDR_MARGIN": 0.1, "MIN_COMMON_CHARS": 400, "MIN_COMMON_SHARE": 0.8, "MIN_SURPRISE": 0.5,
     },
     "attent.text.scripts": {"MIN_MAIN_SHARE": 0.9, "MIN_LETTERS": 20},
-    "attent.text.subword_sampling": {"ALPHA_PER_RATE": 0.02},
     "attent.text.tokenizer_training": {
         "MAX_SAMPLE_CHARS": {"bpe": 20_000_000, "unigram": 5_000_000, "char": 20_000_000}, "MAX_LINE_CHARS": 1_000,
         "MIN_VOCAB": 512, "MAX_VOCAB": 32_768, "VOCAB_MULTIPLE": 64, "RARE_ONE_IN": 1_000_000,
@@ -156,7 +150,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "COMPILE_MIN_STEPS": 10_000, "BUDGET_MARGIN": 0.97, "MAX_SCORING_SHARE": 0.4, "TIME_MARGIN": (0.7, 1.6),
     },
     "attent.training.loop": {"MAX_NONFINITE_STEPS": 10, "MAX_ROLLBACKS": 3, "ROLLBACK_LR_FACTOR": 0.5},
-    "attent.training.optimizer": {"MUON_MOMENTUM": 0.95, "NEWTON_SCHULZ": (3.4445, -4.775, 2.0315)},
     "attent.training.stop_signals": {"EXIT_INTERRUPTED": 130, "EXIT_TERMINATED": 143},
     "attent.training.tasks.base": {
         "MODERN_RECIPE": {
@@ -183,7 +176,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "GPU_SIZE_BY_TOKENS": ((0, "tiny"), (500_000, "small"), (100_000_000, "base")),
         "SIZE_BY_WIDTH": ((0, "tiny"), (200, "small"), (600, "base"), (900, "big")),
     },
-    "attent.training.tasks.translation": {"NUM_SAMPLES": 3, "NUM_CARD_SAMPLES": 5},
+    "attent.training.tasks.generation_task": {"NUM_SAMPLES": 3, "NUM_CARD_SAMPLES": 5},
     "attent.training.tasks.translation_data": {"LANGUAGE_SAMPLE_SIZE": 2_000, "MAX_DROPPED_SHARE": 0.01},
 }  # fmt: skip
 

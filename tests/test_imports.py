@@ -7,6 +7,7 @@ counts. Imports for annotations alone (TYPE_CHECKING) make no cycle.
 import ast
 import inspect
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -240,6 +241,12 @@ def test_public_functions_work_twice(tmp_path: Path) -> None:
         with attent.record(model):
             model(ids, ids)
 
+    def serve() -> None:
+        def stop(url: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        attent.serve(folder, src="en", tgt="de", port=0, on_ready=stop)
+
     sizes = {"model.width": 8, "model.heads": 2, "model.ffn_width": 8, "model.layers": 1}
     calls: dict[str, Callable[[], object]] = {
         "build": lambda: attent.build(model.config),
@@ -247,6 +254,7 @@ def test_public_functions_work_twice(tmp_path: Path) -> None:
         "look": lambda: attent.look(folder, "two"),
         "record": record,
         "score": lambda: attent.score(folder, str(corpus), src="en", tgt="de"),
+        "serve": serve,
         "train": lambda: attent.train(corpus, src="en", tgt="de", out=run, steps=1, settings=sizes),
     }
     assert set(calls) == {name for name in attent.__all__ if inspect.isroutine(getattr(attent, name))}

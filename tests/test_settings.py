@@ -65,11 +65,6 @@ class Run:
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    inner: Node | None = None
-
-
 RUN = Run(encoder=Stack(layers=2))
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -371,21 +366,6 @@ def test_int_is_a_float_and_bool_is_not() -> None:
     assert "`lr` must be a number, but is True" in message(Train, {"lr": True})
     assert type(settings.from_dict(Train, {"limit": 3}).limit) is int
     assert "`note` must be valid Unicode text" in message(Train, {"note": "\ud800"})
-
-
-def test_depth_is_bounded() -> None:
-    data: dict[str, Any] = {}
-    for _ in range(5_000):
-        data = {"inner": data}
-    assert "nested deeper than 64 levels" in message(Node, data)
-    for levels in (63, 64):  # `inner` of the last level has a path too
-        data = {}
-        for _ in range(levels):
-            data = {"inner": data}
-        if levels == 63:
-            assert settings.to_dict(settings.from_dict(Node, data))
-        else:
-            assert "nested deeper than 64 levels" in message(Node, data)
 
 
 # Overrides.

@@ -119,6 +119,7 @@ def classify_images(predictor: Predictor, data: Path) -> tuple[list[str], list[C
     import torch
 
     from attent.data import images
+    from attent.data.media_store import describe_skipped
     from attent.models import VisionTransformer
 
     assert isinstance(predictor.model, VisionTransformer)
@@ -128,7 +129,7 @@ def classify_images(predictor: Predictor, data: Path) -> tuple[list[str], list[C
     predictions: list[Classification] = []
     with tempfile.TemporaryDirectory() as folder:
         prepared = images.prepare_images(split, shape, folder)
-        if skipped := images.describe_skipped(prepared):
+        if skipped := describe_skipped(prepared.name, prepared.skipped):
             print_message(skipped)
         print_message(f"{len(prepared):,} images of {prepared.name}")
         for start in range(0, len(prepared), BLOCK_TEXTS):

@@ -4,7 +4,6 @@ translations of test dates and a cross-attention map.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,8 +72,6 @@ def demo(
     print(f"\n{test['metrics']['exact']:.1f}% of {test['num_examples']:,} unseen dates are translated exactly. Some:\n")
     print_translations(model, tokenizer)
     print_attention(model, tokenizer, *TEST_DATES[PLOTTED_INDEX])
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        run_prompt(model, tokenizer)
     print(f"\nThe model is in {out}. Next:\n")
     width = max(len(command.format(out=out)) for command, purpose in NEXT_COMMANDS if purpose)
     for command, purpose in NEXT_COMMANDS:
@@ -125,20 +122,6 @@ def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
     for (text, date), output in zip(TEST_DATES, outputs, strict=True):
         verdict = "" if output == date else f"   WRONG: it is {date}"
         print(f"  {text}{' ' * (width - cell_len(text))}   {output[:MAX_OUTPUT_CHARS]}{verdict}")
-
-
-def run_prompt(model: Seq2Seq, tokenizer: Tokenizer) -> None:
-    from attent.decoding.translator import translate_texts
-
-    print("\nType a date in any of the 50 languages, such as 'Saturday, 14 July 1962'; an empty line ends.")
-    while True:
-        try:
-            text = input("> ").strip()
-        except EOFError:
-            return
-        if not text:
-            return
-        print(f"  {translate_texts(model, tokenizer, [text], beam_size=1)[0]}")
 
 
 def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:

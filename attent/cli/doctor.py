@@ -1,11 +1,9 @@
-"""`attent doctor`: check the installation, as text or JSON. The facts come from `system_info`."""
+"""`attent doctor`: check the installation. The facts come from `system_info`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -25,7 +23,7 @@ from attent.formatting import format_count
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
 MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
-PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it", "for")
+PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it")
 
 
 @dataclass(frozen=True)
@@ -47,22 +45,13 @@ class DoctorReport:
         return f"ready: {devices[0].name if devices else f'CPU, {threads}'}, {dtype}"
 
 
-def doctor(*, json: bool = False) -> int:
-    """Check whether this machine is ready, and what is installed.
-
-    Parameters
-    ----------
-    json
-        Print the findings as JSON.
-    """
+def doctor() -> int:
+    """Check whether this machine is ready, and what is installed."""
     machine, torch, packages = get_system_info(), get_torch_info(), list_packages()
     problems, advice = find_problems(torch, packages), find_advice(machine, torch, packages)
     report = DoctorReport(machine, torch, packages, tuple(problems), tuple(advice))
-    if json:
-        print(format_json(report))
-    else:
-        console = Console(highlight=False)
-        console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
+    console = Console(highlight=False)
+    console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
     return 1 if report.problems else 0
 
 
@@ -112,7 +101,7 @@ def _list_torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
 
 
 def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, str], ...]]:
-    """(extra, package, version or how to add it, purpose), each with its style; an extra is named on its first row."""
+    """(extra, package, version or how to add it), each with its style; an extra is named on its first row."""
     rows: list[tuple[tuple[str, str], ...]] = []
     above = None
     for package in packages:
@@ -123,7 +112,7 @@ def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, st
             version, style = package.version, "green"
         else:
             version, style = f"{package.version}, not {package.required}", "red"
-        rows.append(((title, "cyan"), (package.name, ""), (version, style), (package.purpose, "dim")))
+        rows.append(((title, "cyan"), (package.name, ""), (version, style)))
         above = package.extra
     return rows
 
@@ -162,21 +151,3 @@ def _align_columns(rows: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Text]:
 
 def _format_size(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.1f} GiB"
-
-
-def format_json(report: DoctorReport) -> str:
-    packages = [
-        asdict(p) | {"fits": p.is_compatible, "purpose": p.purpose, "added_by": pip_command(p.extra)}
-        for p in report.packages
-    ]
-    facts = {
-        "attent": __version__,
-        "ready": not report.problems,
-        "verdict": report.verdict,
-        "problems": report.problems,
-        "advice": report.advice,
-        "machine": asdict(report.machine) | {"folder": str(Path.cwd())},
-        "torch": asdict(report.torch),
-        "packages": packages,
-    }
-    return json.dumps(facts, indent=2, ensure_ascii=False)

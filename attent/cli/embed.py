@@ -1,4 +1,4 @@
-"""`attent embed`: texts or images as vectors, in a file or as JSON lines."""
+"""`attent embed`: texts or images as vectors, in a NumPy file or as JSON lines."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ from attent.formatting import format_count
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILE_SUFFIXES = (".npy", ".safetensors")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedFlags(TextInputFlags):
     output: Annotated[
         Path | None,
-        Parameter(
-            name=["--output", "-o"], group=OUTPUT_GROUP, help="file for the vectors (N, width): .npy or .safetensors"
-        ),
+        Parameter(name=["--output", "-o"], group=OUTPUT_GROUP, help="NumPy file for the vectors (N, width), .npy"),
     ] = None
     pooling: Annotated[Literal["mean", "class"], Parameter(help="the mean of all tokens, or the first one, [CLS]")] = (
         "mean"
@@ -80,8 +76,8 @@ def check_usage(flags: EmbedFlags) -> None:
     problem = None
     if flags.output is None and not flags.json:
         problem = "there is no output: name a file with --output vectors.npy, or add --json"
-    elif flags.output is not None and flags.output.suffix not in FILE_SUFFIXES:
-        problem = f"--output must end in {' or '.join(FILE_SUFFIXES)}, but is {flags.output}"
+    elif flags.output is not None and flags.output.suffix != ".npy":
+        problem = f"--output must end in .npy, but is {flags.output}"
     elif flags.output is not None and not flags.output.expanduser().absolute().parent.is_dir():
         problem = f"{flags.output}: must be in an existing folder, but is not; create the folder first"
     if problem:
@@ -89,15 +85,11 @@ def check_usage(flags: EmbedFlags) -> None:
 
 
 def save_vectors(vectors: Tensor, path: Path) -> None:
-    """Write the vectors as .npy or .safetensors, atomically."""
+    """Write the vectors atomically."""
     import numpy as np
-    from safetensors.torch import save_file
 
     from attent.storage.atomic import output_path
 
-    with output_path(path) as temporary:
-        if path.suffix == ".npy":
-            with open(temporary, "wb") as file:  # to a path without .npy, the end of a link, numpy would append it
-                np.save(file, vectors.numpy(), allow_pickle=False)
-        else:
-            save_file({"vectors": vectors.contiguous()}, temporary)
+    # To a path without .npy, the end of a link, numpy would append it.
+    with output_path(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, vectors.numpy(), allow_pickle=False)

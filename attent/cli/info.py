@@ -147,15 +147,9 @@ def format_metrics(scores: Mapping[str, Any]) -> str:
 
 def format_row(name: str, text: str) -> Iterator[str]:
     """A label and a text, wrapped at spaces to 80 columns."""
-    from rich.cells import cell_len, chop_cells
+    from rich.console import Console
+    from rich.text import Text
 
-    lines = [""]
-    for word in escape_invisible(text).split(" "):
-        for i, part in enumerate(chop_cells(word, PAGE_WIDTH - LABEL_WIDTH) or [""]):
-            joined = f"{lines[-1]} {part}" if lines[-1] and i == 0 else lines[-1] + part
-            if cell_len(joined) <= PAGE_WIDTH - LABEL_WIDTH:
-                lines[-1] = joined
-            else:
-                lines.append(part)
-    yield f"{name:<{LABEL_WIDTH}}{lines[0]}".rstrip()
-    yield from (" " * LABEL_WIDTH + line for line in lines[1:])
+    for line in Text(escape_invisible(text)).wrap(Console(), PAGE_WIDTH - LABEL_WIDTH) or [Text()]:
+        yield f"{name:<{LABEL_WIDTH}}{line.plain}".rstrip()
+        name = ""

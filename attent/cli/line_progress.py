@@ -21,6 +21,12 @@ def print_message(message: str) -> None:
     print(f"attent: {message}", file=sys.stderr, flush=True)
 
 
+def print_status(text: str) -> None:
+    """Print a line about progress, for somebody who waits at a terminal."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
 def use_utf8(stream: TextIO) -> None:
     """Write UTF-8 whatever the locale is, as the input is read."""
     if hasattr(stream, "reconfigure"):

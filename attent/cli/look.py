@@ -1,12 +1,10 @@
-"""`attent look`: show the attention of every head as a page, a figure or text; measure which heads matter."""
+"""`attent look`: show the attention of every head as a page, a figure or JSON; measure which heads matter."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import webbrowser
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
+from attent.cli.line_progress import print_message, print_status
 from attent.cli.search_flags import DEFAULT_BEAM_SIZE
 from attent.decoding.options import DeviceOptions, DtypeName
 
@@ -31,7 +30,6 @@ input_flag, output_flag, server_flag, ablation_flag, device_flag = (
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 PAGE_FILE, POSITIONS_FILE = Path("look.html"), Path("positions.html")
-DEFAULT_WIDTH = 100  # columns without a terminal
 PARTS_HELP = (
     "switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
     "(decoder.blocks.3); may be repeated"
@@ -60,7 +58,6 @@ class LookFlags:
 
     out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
     open: Annotated[bool, output_flag(help="open the page in a browser")] = True
-    terminal: Annotated[bool, SWITCH, output_flag(help="print the head with the best alignment as text")] = False
     png: Annotated[Path | None, output_flag(help="write a figure (needs attent[viz])")] = None
     svg: Annotated[Path | None, output_flag(help="write a vector figure, .svg or .pdf")] = None
     json: Annotated[
@@ -120,11 +117,10 @@ def look(
         return run_ablation_command(model, flags)
     inspector, to = open_model(model, sentence, flags)
     if flags.positions:
-        from attent.inspection.plots import plot_positions
         from attent.inspection.session import Inspection
 
         inspection = Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
-        return write_outputs(inspection, lambda: plot_positions(inspector.model), POSITIONS_FILE, flags)
+        return write_outputs(inspection, POSITIONS_FILE, flags)
     if sentence is None:
         return serve_live_page(model, inspector, to, flags)
     return show_sentence(inspector, sentence, to, flags)
@@ -136,8 +132,8 @@ def look(
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     """Return why the flags cannot be combined, or None."""
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
-    inputs = {"--terminal": flags.terminal, "--target": flags.target, "--mask": flags.mask}
-    given_flags = find_given({**outputs, **inputs, "--text-pair": flags.text_pair})
+    inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
+    given_flags = find_given({**outputs, **inputs})
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
         extra = None if given_flags in ("--png", "--svg") else given_flags
@@ -148,6 +144,8 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
         parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
         return parts_hint if selection else None
+    if flags.positions and given_flags in ("--png", "--svg"):
+        return f"--positions writes a page or JSON: leave {given_flags} out"
     if flags.positions and sentence is not None:
         return "--positions does not depend on a sentence: leave it out"
     if sentence is not None:
@@ -231,9 +229,7 @@ def show_sentence(inspector: Inspector[Any], sentence: str, to: str | None, flag
         kind=flags.kind,
         layers=flags.layers or None,
     )
-    all_kinds = bool(flags.kind or flags.layers or flags.heads)
-    plot = partial(inspection.plot, kind=flags.kind, heads=flags.heads, all_kinds=all_kinds)
-    return write_outputs(inspection, plot, PAGE_FILE, flags)
+    return write_outputs(inspection, PAGE_FILE, flags)
 
 
 def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:
@@ -279,6 +275,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
         max_bleu_drop=flags.max_bleu_drop,
         beam_size=flags.beam_size,
         device=DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads),
+        notify=print_message,
     )
     console = Console(highlight=False)
     for line in render_ablation(result):
@@ -291,7 +288,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path, flags: LookFlags) -> int:
+def write_outputs(inspection: Inspection, page: Path, flags: LookFlags) -> int:
     """Write what the flags ask for; without any of them, the page."""
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
@@ -301,11 +298,9 @@ def write_outputs(inspection: Inspection, plot: Callable[[], Figure], page: Path
         write_output(Path(flags.json), f"{inspection.to_json()}\n".encode())
         print(flags.json)
     if flags.png or flags.svg:
-        save_figures(plot(), flags)
-    if flags.terminal:
-        width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
-        print(inspection.render_terminal(heads=flags.heads, width=width))
-    if flags.out or not (flags.json or flags.png or flags.svg or flags.terminal):
+        all_kinds = bool(flags.kind or flags.layers or flags.heads)
+        save_figures(inspection.plot(kind=flags.kind, heads=flags.heads, all_kinds=all_kinds), flags)
+    if flags.out or not (flags.json or flags.png or flags.svg):
         path = (flags.out or page).expanduser()
         inspection.save_html(path)
         print_path(path, flags)
@@ -331,11 +326,6 @@ def open_in_browser(url: str) -> bool:
     """Open a URL if there is a terminal and a display; return whether it was opened."""
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(has_display) and sys.stderr.isatty() and webbrowser.open(url)
-
-
-def print_status(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
 
 
 def print_warning(text: str) -> None:

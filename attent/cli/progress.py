@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,9 +27,7 @@ MAX_DRAW_FRACTION = 0.01  # of the time, so that slow machines draw less often
 MAX_VALIDATIONS = 8
 MAX_SAMPLES = 3
 MAX_WIDTH = 100  # columns
-MAX_LOSSES = 512  # points of the sparkline
-BLOCK_BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-MIN_SAMPLE_HEIGHT = 16  # lines of a terminal, below which no samples are shown
+MIN_SAMPLE_HEIGHT = 15  # lines of a terminal, below which no samples are shown
 
 
 class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
@@ -91,9 +88,7 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         if self._live is None or (not force and began < self._next_draw):
             return
         width, height = self.console.size
-        screen = render_display(
-            self._history, self.title, min(width, MAX_WIDTH), height, plain=self.console.options.ascii_only
-        )
+        screen = render_display(self._history, self.title, min(width, MAX_WIDTH), height)
         self._live.update(screen, refresh=True)
         self._next_draw = self._clock() + max(MIN_REDRAW_INTERVAL, (self._clock() - began) / MAX_DRAW_FRACTION)
 
@@ -129,9 +124,6 @@ class EventHistory:
         self.validations: deque[Validated] = deque(maxlen=MAX_VALIDATIONS)
         self.best: Validated | None = None
         self.saved: Saved | None = None
-        self.losses: list[float] = []
-        self._bin_size = 1  # losses averaged into one of `losses`
-        self._bin: list[float] = []
 
     @property
     def steps(self) -> int:
@@ -142,7 +134,6 @@ class EventHistory:
             self.started = event
         elif isinstance(event, Progress):
             self.progress = event
-            self._add_loss(event.loss)
         elif isinstance(event, Validated):
             if self.validations and self.validations[-1].step == event.step:
                 self.validations.pop()  # repeated by a resumed run
@@ -151,33 +142,20 @@ class EventHistory:
         elif isinstance(event, Saved):
             self.saved = event
 
-    def _add_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            return
-        self._bin.append(loss)
-        if len(self._bin) >= self._bin_size:
-            self.losses.append(math.fsum(self._bin) / len(self._bin))
-            self._bin = []
-        if len(self.losses) >= MAX_LOSSES:
-            self.losses = [(a + b) / 2 for a, b in zip(self.losses[::2], self.losses[1::2], strict=False)]
-            self._bin_size *= 2
 
-
-def render_display(
-    history: EventHistory, title: str, width: int, height: int, *, plain: bool = False
-) -> RenderableType:
+def render_display(history: EventHistory, title: str, width: int, height: int) -> RenderableType:
     """Render what fits; at a low terminal, samples and then older validations are left out."""
     parts: list[RenderableType] = []
     if history.started:
         parts += [truncate_line(format_header(title, history.started), width, "bold"), _render_bar(history, width)]
     if history.progress:
-        parts += ["", _render_metrics(history.progress, width), _render_sparkline(history, width, plain)]
+        parts += ["", _render_metrics(history.progress, width)]
     rows = list(history.validations)
-    room = height - 8
+    room = height - 7
     samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 6) // 4)] if rows and height > MIN_SAMPLE_HEIGHT else ()
     if rows and room > 3:
         shown = min(len(rows), max(1, room - 3 - 4 * len(samples)))
-        parts += ["", _render_validations(rows[-shown:], history.best, width, plain)]
+        parts += ["", _render_validations(rows[-shown:], history.best, width)]
     for sample in samples:
         parts += ["", _render_sample(sample, width)]
     return Group(*parts)
@@ -233,27 +211,7 @@ def _render_metrics(progress: Progress, width: int) -> RenderableType:
     return table
 
 
-def _render_sparkline(history: EventHistory, width: int, plain: bool) -> RenderableType:
-    if len(history.losses) < 2:
-        return Text("")
-    ends = f"{history.losses[0]:.3f}", f"{history.losses[-1]:.3f}"
-    room = min(width - sum(map(len, ends)) - 10, 64)
-    line = draw_sparkline(history.losses, max(room, 1), ASCII_BARS if plain else BLOCK_BARS)
-    return Text.assemble(("loss  ", "dim"), (f"{ends[0]} ", "dim"), (line, "cyan"), (f" {ends[1]}", "dim"))
-
-
-def draw_sparkline(values: Sequence[float], width: int, bars: str = BLOCK_BARS) -> str:
-    """Draw values as a row of bars; more values than columns are averaged."""
-    if len(values) > width:
-        ends = [round(i * len(values) / width) for i in range(width + 1)]
-        values = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
-    # The scale leaves out the first 5%, whose steep fall would flatten the rest.
-    low, high = min(values), max(values[len(values) // 20 :])
-    size = (high - low) or 1.0
-    return "".join(bars[min(int((value - low) / size * len(bars)), len(bars) - 1)] for value in values)
-
-
-def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int, plain: bool) -> RenderableType:
+def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int) -> RenderableType:
     metrics = [metric for name, metric in METRICS.items() if any(name in row.metrics for row in rows)]
     table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
     for name in ("validated at", "epoch", "loss", *(f"{metric.title} {metric.unit}".strip() for metric in metrics)):
@@ -263,8 +221,7 @@ def _render_validations(rows: Sequence[Validated], best: Validated | None, width
         is_best = best is not None and row.step == best.step
         cells = [f"{row.step:,}", f"{row.epoch:.1f}", f"{row.loss:.3f}"]
         cells += ["" if (score := row.metrics.get(metric.name)) is None else f"{score:.1f}" for metric in metrics]
-        mark = ("* best" if plain else "★ best") if is_best else ""
-        table.add_row(*cells, mark, style="bold green" if is_best else "")
+        table.add_row(*cells, "best" if is_best else "", style="bold green" if is_best else "")
     return table
 
 

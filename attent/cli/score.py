@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
+from attent.cli.line_progress import print_status
 from attent.cli.search_flags import (
-    DEFAULT_BEAM_SIZE,
     SEARCH_GROUP,
     DeviceFlags,
     SearchFlags,
@@ -59,21 +59,12 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     metrics: Annotated[tuple[MetricName, ...], LIST, output_flag(name=["--metrics", "-m"], help=METRICS_HELP)] = (
         DEFAULT_SCORE_METRICS
     )
-    score_only: Annotated[bool, SWITCH, output_flag(name=["--score-only", "-b"], help="print only the numbers")] = False
     json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
     sentences: Annotated[
         str | None, output_flag(allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them")
     ] = None
     worst: Annotated[int, output_flag(help="number of worst translations to show")] = 5
     save: Annotated[Path | None, output_flag(help="file for the translations")] = None
-    beam_size: Annotated[
-        int | None,
-        Parameter(
-            name=["--beam-size", "--beam", "--num-beams"],
-            group=SEARCH_GROUP,
-            help=f"beam size, by default {DEFAULT_BEAM_SIZE}; 1: greedy",
-        ),
-    ] = None
     n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of each source is scored
     ensemble: Annotated[
         tuple[Path, ...],
@@ -108,7 +99,7 @@ def score(
         src=flags.src,
         tgt=flags.tgt,
         options=options,
-        notify=print_progress,
+        notify=print_status,
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
     )
     print_report(scores, flags)
@@ -122,23 +113,13 @@ def build_score_options(flags: ScoreFlags) -> ScoreOptions:
         search = build_search_options(flags)
     except ValueError as error:
         raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("score",)) from error
+    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
     return ScoreOptions(
-        metrics=flags.metrics,
+        **{name: getattr(flags, name) for name in names},
         search=search,
-        ensemble=flags.ensemble,
-        hypotheses=flags.hypotheses,
-        baseline=flags.baseline,
-        force_decode=flags.force_decode,
-        alignment=flags.alignment,
-        save=flags.save,
         sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
         device=build_device_options(flags),
     )
-
-
-def print_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
 
 
 def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
@@ -157,8 +138,6 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
     if flags.json:
         data = report.report_to_dict(scores, flags.worst)
         print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
-    elif flags.score_only:
-        print("\n".join(report.list_numbers(scores)))
     elif flags.sentences == STDOUT:
         print("\n".join(report.list_sentence_rows(scores)))
     else:
@@ -185,8 +164,6 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = "--alignment needs references: leave --hypotheses out"
     elif flags.sentences and flags.alignment and not flags.force_decode:
         problem = "--alignment has no sentence scores: leave --sentences out"
-    elif flags.json and flags.score_only:
-        problem = "--json includes the numbers: leave --score-only out"
     elif missing := [file for file in files if not Path(file).expanduser().absolute().parent.is_dir()]:
         problem = f"{missing[0]}: must be in an existing folder, but is not; make the folder first"
     elif flags.worst < 0:

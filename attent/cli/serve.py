@@ -29,6 +29,9 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     tgt: Annotated[str | None, server_flag(help="target language of such a model")] = None
     workers: Annotated[int | None, server_flag(help="processes with the models; by default one per device")] = None
     devices: Annotated[tuple[str, ...], server_flag(help="devices of the workers, such as cuda:0 cuda:1", **LIST)] = ()
+    ray: Annotated[bool, server_flag(help="serve on the Ray cluster at $RAY_ADDRESS, or on a new one here")] = False
+    replicas: Annotated[int | None, server_flag(help="with --ray: processes with the models; by default 1")] = None
+    autoscale: Annotated[tuple[int, int] | None, server_flag(help="with --ray: fewest and most replicas")] = None
     api_key: Annotated[
         tuple[str, ...], server_flag(help=f"key that clients must send, also in ${KEY_VARIABLE}; may be repeated")
     ] = ()
@@ -40,13 +43,16 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     trust_proxy: Annotated[bool, server_flag(help="take the client's address from X-Forwarded-For")] = False
     suggestions: Annotated[Path | None, server_flag(help="file that gets the translations that users suggest")] = None
     verbose: Annotated[bool, server_flag(name=["--verbose", "-v"], help="log each request, without its text")] = False
-    max_characters: Annotated[int, limit_flag(help="of a request")] = 10_000
-    max_texts: Annotated[int, limit_flag(help="of a request")] = 128
-    max_file_bytes: Annotated[int, limit_flag(help="of a file to translate")] = 2**20
-    max_queued: Annotated[int, limit_flag(help="requests that wait; further ones get 503")] = 256
-    requests_per_minute: Annotated[int, limit_flag(help="of a client; 0: any number")] = 3_000
-    timeout: Annotated[float, limit_flag(help="seconds for a response")] = 30.0
-    cache: Annotated[int, limit_flag(help="characters of the last translations that are kept; 0: none")] = 4_000_000
+    log_text: Annotated[bool, server_flag(help="also log the texts to translate")] = False
+    max_characters: Annotated[int, limit_flag(help="of a request, by default 10,000")] = 10_000
+    max_texts: Annotated[int, limit_flag(help="of a request, by default 128")] = 128
+    max_file_bytes: Annotated[int, limit_flag(help="of a file to translate, by default 1 MiB")] = 2**20
+    max_queued: Annotated[int, limit_flag(help="requests that wait, by default 256; further ones get 503")] = 256
+    requests_per_minute: Annotated[int, limit_flag(help="of a client, by default 3,000; 0: any number")] = 3_000
+    timeout: Annotated[float, limit_flag(help="seconds for a response, by default 30")] = 30.0
+    cache: Annotated[int, limit_flag(help="characters of cached translations, by default 4 million; 0: none")] = (
+        4_000_000
+    )
 
 
 def serve(
@@ -60,7 +66,14 @@ def serve(
     attent serve runs/en-de runs/de-en
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
-    check_positive("serve", workers=flags.workers, threads=flags.threads)
+    check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
+    num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
+    if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
+        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
+        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
     from attent.serving.limits import LOCAL_HOSTS, Limits
     from attent.serving.run import check_host, configure_logging
     from attent.serving.run import serve as serve_models
@@ -76,12 +89,14 @@ def serve(
             max_queued=flags.max_queued,
             requests_per_minute=flags.requests_per_minute,
             response_timeout=flags.timeout,
+            body_timeout=8.0,
         ),
         keys=frozenset([*flags.api_key, *([environment_key] if environment_key else [])]),
         hosts=LOCAL_HOSTS,
         origins=flags.allow_origin,
         cached_characters=flags.cache,
         trust_proxy=flags.trust_proxy,
+        log_text=flags.log_text,
         suggestions=flags.suggestions,
     )
     if flags.allow_host:
@@ -90,7 +105,7 @@ def serve(
         check_host(flags.host, options, flags.allow_public)
     except ValueError as error:
         raise CycloptsError(msg=str(error), command_chain=("serve",)) from error
-    configure_logging(flags.verbose)
+    configure_logging(flags.verbose or flags.log_text)
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     serve_models(
         models,
@@ -100,6 +115,7 @@ def serve(
         tgt=flags.tgt,
         workers=flags.workers,
         devices=flags.devices,
+        replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
         options=options,
         allow_public=flags.allow_public,

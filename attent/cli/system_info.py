@@ -18,39 +18,7 @@ from pathlib import Path
 
 from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
-# The purpose of each package, in the order of doctor's table.
-PURPOSES: dict[str, str] = {
-    "torch": "tensors, training",
-    "numpy": "arrays on disk",
-    "sentencepiece": "subwords",
-    "ctranslate2": "fast CPU engine",
-    "sacrebleu": "BLEU, chrF, TER",
-    "babel": "languages, dates",
-    "backports-zstd": ".zst files",
-    "safetensors": "weights on disk",
-    "cyclopts": "this command line",
-    "rich": "tables, progress",
-    "psutil": "memory, cores",
-    "packaging": "versions",
-    "granian": "HTTP server",
-    "starlette": "HTTP routes",
-    "pydantic": "HTTP requests",
-    "python-multipart": "uploaded files",
-    "prometheus-client": "server metrics",
-    "py3langid": "language detection",
-    "huggingface-hub": "published models",
-    "tokenizers": "their tokenizers",
-    "onnx": "ONNX files",
-    "onnxruntime": "run ONNX files",
-    "onnxscript": "write ONNX files",
-    "matplotlib": "plots",
-    "pillow": "PNG, JPEG images",
-    "soundfile": "audio files",
-    "soxr": "audio at 16 kHz",
-    "sacremoses": "tokenized BLEU",
-    "rouge-score": "ROUGE",
-}
-EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge")
+EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "ray")
 
 
 @dataclass(frozen=True)
@@ -61,10 +29,6 @@ class Package:
     extra: str
     required: str
     version: str | None
-
-    @property
-    def purpose(self) -> str:
-        return PURPOSES.get(self.name, "")
 
     @property
     def is_compatible(self) -> bool:
@@ -188,8 +152,7 @@ def list_packages() -> tuple[Package, ...]:
     except metadata.PackageNotFoundError:  # a source tree that is not installed
         return ()
     packages = [package for package in map(parse_requirement, declared) if package is not None]
-    order = [*PURPOSES, *(package.name for package in packages)]
-    return tuple(sorted(packages, key=lambda p: (("", *EXTRAS).index(p.extra), order.index(p.name))))
+    return tuple(sorted(packages, key=lambda package: ("", *EXTRAS).index(package.extra)))
 
 
 def parse_requirement(text: str) -> Package | None:

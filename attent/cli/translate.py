@@ -1,14 +1,14 @@
-"""`attent translate`: text line by line, documents (PO, XLIFF, TMX, Markdown), or an interactive session."""
+"""`attent translate`: text line by line, or documents (PO, XLIFF, TMX, Markdown)."""
 
 from __future__ import annotations
 
 import gc
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Group, Parameter
 
@@ -30,6 +30,7 @@ from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputT
 
 if TYPE_CHECKING:
     from attent.cli.line_progress import ProgressDisplay
+    from attent.decoding.input_lines import LineSource
     from attent.decoding.pipeline import TranslationPipeline
 
 STDIN = Path("-")
@@ -44,7 +45,7 @@ def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Param
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
     to: Annotated[str | None, flag(COMMON_GROUP, "target language, for a multilingual model")] = None
-    interactive: Annotated[bool, flag(COMMON_GROUP, "interactive session", "--interactive", "-i")] = False
+    ray: Annotated[bool, flag(COMMON_GROUP, "use the Ray cluster at $RAY_ADDRESS, or a new one here")] = False
     prefix: Annotated[str, flag(CONSTRAINT_GROUP, "start every translation with this text")] = ""
     require: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must occur; may be repeated")] = ()
     ban: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must not occur; may be repeated")] = ()
@@ -120,8 +121,8 @@ def translate(
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
     """Check flags against each other, before anything is read."""
     problem = None
-    if flags.interactive and file is not None:
-        problem = "--interactive reads what you type: leave FILE out"
+    if flags.ray and (file is None or flags.output is None or flags.input_type == "json" or is_document(file, flags)):
+        problem = "--ray translates a text file line by line into another file: name FILE and --output"
     elif flags.in_place and (file is None or flags.output is not None):
         problem = f"--in-place overwrites FILE: {'leave --output out' if file else 'name one'}"
     elif flags.alignment == "soft" and flags.output_type != "json":
@@ -153,14 +154,13 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
             raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
+        if file is not None and flags.ray:
+            run_on_ray(model, file, source, options, flags, progress)
+            return
         pipeline = build_pipeline(model, options, flags, progress)
         warn_of_requested_languages(pipeline, flags.tgt, progress)
         if file is not None and is_document(file, flags):
             write_document(pipeline, content, file, flags, progress)
-        elif flags.interactive or (file is None and stream.isatty() and sys.stdout.isatty() and flags.output is None):
-            from attent.cli.interactive import run_session
-
-            run_session(pipeline)
         else:
             if file is None and stream.isatty():
                 progress.print_message("type one sentence per line; end with Ctrl-D")
@@ -172,7 +172,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
 
 
 def build_pipeline(
-    model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
+    model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay | None
 ) -> TranslationPipeline:
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import resolve_target_lang
@@ -182,7 +182,8 @@ def build_pipeline(
     constraints = PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban)
     check_constraints(constraints, options)
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
-    translator = load_translator((model, *flags.ensemble), build_device_options(flags), progress.print_message)
+    notify = None if progress is None else progress.print_message
+    translator = load_translator((model, *flags.ensemble), build_device_options(flags), notify)
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
     translator.translate([], options)  # loads the engine, so that its errors are not reported for a line
@@ -205,6 +206,27 @@ def build_pipeline(
             score_formula=options.score_formula,
         ),
     )
+
+
+def run_on_ray(
+    model: Path, file: Path, lines: LineSource, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay
+) -> None:
+    from attent.decoding.ray_translate import compute_fingerprint, translate_with_ray
+    from attent.storage.atomic import is_stream
+
+    output = (flags.output or STDIN).expanduser()
+    if lines.total_bytes is None or is_stream(output):
+        raise InputError(f"--ray needs files, but {file} or {output} is compressed, a pipe or a device")
+    # Workers have another working directory.
+    model, *ensemble = (path.expanduser().absolute() for path in (model, *flags.ensemble))
+    glossary = flags.glossary and flags.glossary.expanduser().absolute()
+    changes: Any = {"output": None, "ensemble": tuple(ensemble), "glossary": glossary, "threads": flags.threads or 1}
+    flags = replace(flags, **changes)
+    inputs = [path for path in (file.expanduser(), model, *ensemble, glossary) if path]
+    fingerprint = compute_fingerprint(inputs, repr((options, flags)))
+    progress.start(lines.total_bytes, quiet=False)
+    build = partial(build_pipeline, model, options, flags, None)
+    translate_with_ray(build, lines, output, fingerprint, build_device_options(flags), progress)
 
 
 def is_document(file: Path | None, flags: TranslateFlags) -> bool:

@@ -15,16 +15,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -32,23 +31,21 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 
 from attent.data.arrays import Array
+from attent.data.file_hashes import stamp_file
 from attent.data.formats.tsv import unquote_cell
+from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import MAX_EXAMPLES, CorpusError
 from attent.data.split_names import detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
-from attent.storage.cache import build_folder
 from attent.text.language_tags import is_same_language
 
-STORE_VERSION = 1  # part of a store's key: raised when the same files give other samples
-SAMPLES_FILE, ENTRIES_FILE = "samples", "recordings.jsonl"
+STORE_VERSION = 2  # part of a store's key: raised when the same files give other samples
 SAMPLE_RATE = 16_000  # equals `nn.frontends.SAMPLE_RATE`, which needs torch
 MIN_RATE, MAX_RATE = 4_000, 1_000_000  # of files: a rate of 1 Hz would make 16,000 samples from one
 BLOCK_VALUES = 2**18  # decoded at a time, all channels together: 1 MiB
 MAX_PEAK = 8.0  # lossy formats exceed 1 slightly; integers stored as floats, by far
 SILENCE_PEAK = 1e-3  # -60 dB, 33 steps of 16 bits
 MAX_BYTES_IN_MEMORY = 2**26  # of standard input; more goes to a temporary file
-DECODE_BATCH = 64  # recordings in memory while a store is built
-MAX_DECODERS = 8
 BASE_SAMPLE = 20  # rows of a table whose files are looked for
 AUDIO_SUFFIXES = frozenset(".wav .flac .ogg .oga .opus .mp3 .aif .aiff .au .caf .w64 .m4a".split())
 TABLE_SUFFIXES = (".tsv", ".csv")
@@ -253,10 +250,9 @@ class Recording:
         if isinstance(self.file, DatasetRow):
             return f"{self.file.dataset._fingerprint} {self.file.column} {self.file.row}"
         try:
-            status = self.file.stat()
+            return stamp_file(self.file)
         except (OSError, ValueError):
             return f"{self.file} missing"
-        return f"{self.file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def has_translations(source: str | None, target: str | None) -> bool:
@@ -442,22 +438,18 @@ def prepare_recordings(
     config: AudioDataConfig,
     data_dir: str | Path,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> RecordingDataset:
     """Return the usable recordings from a store in `data_dir`, which is built if missing; an interrupted build resumes.
 
     `progress` is called with the number of recordings done.
     """
     with_text = [recording for recording in recordings if recording.text.strip()]
-
-    def build(staging: Path) -> None:
-        _write_store(with_text, config, staging, progress)
-
-    def is_complete(folder: Path) -> bool:
-        return folder.is_dir() and len(_read_entries(folder)) == len(with_text)
-
-    folder = build_folder(Path(data_dir) / f"recordings-{compute_store_key(with_text, config)}", build, is_complete)
-    entries = iter(_read_entries(folder))
+    versions = (recording.compute_version() for recording in with_text)
+    key = compute_media_key([STORE_VERSION, config.min_seconds, config.max_seconds], versions)
+    folder, decode = Path(data_dir) / f"recordings-{key}", partial(_load_samples, config=config)
+    samples, listed = prepare_media_store(with_text, decode, "<i2", folder, progress)
+    entries = iter(listed)
     skipped, texts, num_samples = [], [], []
     for recording in recordings:
         if not recording.text.strip():
@@ -474,7 +466,7 @@ def prepare_recordings(
     text_hash = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     return RecordingDataset(
         name=name,
-        samples=np.memmap(folder / SAMPLES_FILE, "<i2", "r"),
+        samples=samples,
         offsets=lengths.cumsum() - lengths,
         num_samples=lengths,
         texts=tuple(texts),
@@ -483,59 +475,13 @@ def prepare_recordings(
     )
 
 
-def compute_store_key(recordings: Sequence[Recording], config: AudioDataConfig) -> str:
-    digest = hashlib.sha256(json.dumps([STORE_VERSION, config.min_seconds, config.max_seconds]).encode())
-    for recording in recordings:
-        digest.update(f"{recording.compute_version()}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()[:24]
-
-
-def _write_store(
-    recordings: Sequence[Recording], config: AudioDataConfig, folder: Path, progress: Callable[[int], None] | None
-) -> None:
-    """Write samples and entries; those that an interrupted build has written stay."""
-    entries = _read_entries(folder)
-    (folder / ENTRIES_FILE).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
-    with (
-        open(folder / SAMPLES_FILE, "ab") as samples_file,
-        open(folder / ENTRIES_FILE, "a", encoding="utf-8") as entries_file,
-        ThreadPoolExecutor(min(MAX_DECODERS, os.cpu_count() or 1)) as pool,
-    ):
-        samples_file.truncate(2 * sum(entry for entry in entries if isinstance(entry, int)))
-        for start in range(len(entries), len(recordings), DECODE_BATCH):
-            batch = recordings[start : start + DECODE_BATCH]
-            entries = []
-            for samples in pool.map(lambda recording: _load_samples(recording, config), batch):
-                if not isinstance(samples, str):
-                    samples_file.write(samples.tobytes())
-                entries.append(samples if isinstance(samples, str) else len(samples))
-            samples_file.flush()  # entries must not claim more samples than are there
-            entries_file.writelines(f"{json.dumps(entry)}\n" for entry in entries)
-            if progress is not None:
-                progress(start + len(batch))
-
-
-def _read_entries(folder: Path) -> list[int | str]:
-    """Return the number of samples of each recording, or why it is skipped; nothing if samples are missing."""
-    entries: list[int | str] = []
-    with suppress(OSError, ValueError):
-        lines = (folder / ENTRIES_FILE).read_text(encoding="utf-8").split("\n")[:-1]
-        entries = [json.loads(line) for line in lines]
-    size = 2 * sum(entry for entry in entries if isinstance(entry, int))
-    path = folder / SAMPLES_FILE
-    return entries if path.is_file() and path.stat().st_size >= size else []
-
-
-def _load_samples(recording: Recording, config: AudioDataConfig) -> Array | str:
-    """Return samples as int16, or why the recording is skipped."""
+def _load_samples(recording: Recording, config: AudioDataConfig) -> Array:
+    """Return samples as int16; those of a recording that cannot be used raise an error."""
     file = recording.file.open() if isinstance(recording.file, DatasetRow) else recording.file
-    try:
-        samples = read_audio(file, config.max_seconds)
-    except AudioError as error:
-        return str(error)
+    samples = read_audio(file, config.max_seconds)
     if len(samples) < config.min_seconds * SAMPLE_RATE:
         seconds = len(samples) / SAMPLE_RATE
-        return f"{_get_name(file)}: must be at least {config.min_seconds:g} s long, but has {seconds:.2f} s"
+        raise AudioError(f"{_get_name(file)}: must be at least {config.min_seconds:g} s long, but has {seconds:.2f} s")
     if np.abs(samples).max() < SILENCE_PEAK:
-        return f"{_get_name(file)}: must be louder than -60 dB, but is silent"
+        raise AudioError(f"{_get_name(file)}: must be louder than -60 dB, but is silent")
     return np.rint(samples * 32_768).clip(-32_768, 32_767).astype("<i2")

@@ -5,30 +5,21 @@ A plan is built once per epoch and then looked up by batch index. Resuming needs
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from attent.data import packing
 from attent.data.arrays import Array, concatenate_ranges, draw_permutation, stable_argsort
-from attent.data.packing import RowCapacity, best_fit, next_fit
-from attent.storage.atomic import atomic_path
+from attent.data.packing import RowCapacity, best_fit
 
-FORMAT_VERSION = 1  # of plans on disk and of the algorithm: raise it to invalidate cached plans
-MAX_CACHED_PLANS = 4  # on disk
 PAIR_STREAM, ROW_STREAM, PART_STREAM = 1, 2, 3  # random streams, part of the seed
 WIDTH_MULTIPLE = 8  # of row widths, for tensor cores
 SORT_POOL_PAIRS = 2**19  # sorted by length together for bucketed batches
 MIN_FILL = 0.8  # a bucketed batch takes at least this share of what fits; the exact size minimizes padding
 MAX_SENTENCES_FACTOR = 4  # times the mean number of sentences per row; fixes the shape and is seldom reached
 
-Layout = Literal["packed", "flat", "bucketed", "fixed"]
+Layout = Literal["packed", "bucketed", "fixed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
@@ -41,7 +32,6 @@ class BatchConfig:
     max_tokens    tokens of a row in packed batches, and of the longest sentence in all layouts. The side with fewer
                   tokens gets less, but enough for 99.9% of its sentences; see `PairLoader.describe_too_long`
     layout        packed: rows of several sentences; every batch has the same shape
-                  flat: the same in a single long row
                   bucketed: one sentence per row, with others of similar length; shapes differ
                   fixed: one sentence per row, in few shapes, which CUDA graphs can replay: widths are multiples of 8,
                   equal on both sides, and each width has its own number of rows
@@ -103,7 +93,7 @@ def compute_batch_shape(source_lengths: Array, target_lengths: Array, config: Ba
     sides = [lengths for lengths in (source_lengths, target_lengths) if len(lengths)]
     mean_length = max(1.0, min((float(lengths.mean()) for lengths in sides), default=1.0))
     max_sentences = _round_up(MAX_SENTENCES_FACTOR * max(widths) / mean_length)
-    rows = {"packed": config.batch_tokens // config.max_tokens, "flat": 1}.get(config.layout, 0)
+    rows = config.batch_tokens // config.max_tokens if config.layout == "packed" else 0
     return BatchShape(rows, RowCapacity(*widths, max_sentences), *limits)
 
 
@@ -163,7 +153,7 @@ def build_batch_plan(
         batches = _build_fixed_batches(np.maximum(source, target), shape.row_capacity)
         pair_ids, batch_offsets = _shuffle_groups(order, batches, seed)
         return BatchPlan(pair_ids, np.arange(len(pair_ids) + 1, dtype=np.uint32), batch_offsets, too_long)
-    rows = (best_fit if config.layout == "packed" else next_fit)(source, target, shape.row_capacity)
+    rows = best_fit(source, target, shape.row_capacity)
     pair_ids, row_offsets = _shuffle_groups(order, rows, seed)
     num_rows = len(row_offsets) - 1
     batch_offsets = np.minimum(np.arange(-(-num_rows // shape.rows) + 1) * shape.rows, num_rows)
@@ -245,24 +235,3 @@ def _choose_batch_size(source_lengths: Array, target_lengths: Array, capacity: R
     density = (source.cumsum() + target.cumsum()) / (count * (source_width + target_width))
     min_size = max(1, int(MIN_FILL * max_size))
     return min_size + int(density[min_size - 1 : max_size].argmax())
-
-
-_CONSTANTS = (
-    *(WIDTH_MULTIPLE, SORT_POOL_PAIRS, MIN_FILL, MAX_SENTENCES_FACTOR),
-    *(packing.MIN_POOL_PAIRS, packing.MIN_POOL_ROWS, packing.MAX_CELLS),
-)
-
-
-def load_or_build_plan(folder: Path, key: object, build: Callable[[], BatchPlan]) -> BatchPlan:
-    path = folder / f"{hashlib.sha256(repr((FORMAT_VERSION, _CONSTANTS, key)).encode()).hexdigest()[:24]}.npz"
-    with suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as arrays:
-        return BatchPlan(*(arrays[field.name] for field in fields(BatchPlan)))
-    plan = build()
-    with suppress(OSError):  # read-only folder or full disk: it is built again next time
-        folder.mkdir(exist_ok=True)
-        with atomic_path(path) as temporary:
-            np.savez(temporary, **{field.name: getattr(plan, field.name) for field in fields(plan)})
-        newest_first = sorted(folder.glob("*.npz"), key=lambda cached: cached.stat().st_mtime, reverse=True)
-        for old in newest_first[MAX_CACHED_PLANS:]:
-            old.unlink(missing_ok=True)
-    return plan

@@ -4,14 +4,7 @@
 
 Each becomes a cached folder of train, valid and test files with SOURCE.json: their origin, and a checksum of each file,
 which is verified at every use. A folder that a person puts there by hand is used as it is.
-
-Origin of the URLs and checksums:
-- multi30k: the project's own repository at a fixed commit. SHA-256 and MD5 of all twelve files were compared with those
-  that other projects (torchtext among them) publish for the same URLs.
-- OPUS: the object store of the collection; the URLs, versions and the names inside the archives are those of OPUS's own
-  lists and of many public scripts. OPUS itself publishes no checksums: those in `OPUS_SHA256` are from the metadata of
-  Hugging Face's `datasets` for the same URLs. The checksum of any other archive is compared from its second use on;
-  https and the archive's own checksums protect its first download.
+`builtin.toml` lists the files to download.
 """
 
 from __future__ import annotations
@@ -19,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,59 +47,13 @@ class OpusCorpus:
     terms: str
 
 
-MULTI30K_LANGUAGES = ("cs", "de", "en", "fr")
-MULTI30K_URL = (
-    "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
-)
-MULTI30K_FILES = tuple(
-    Multi30kFile(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", size, sha256)
-    for theirs, ours, language, size, sha256 in (
-        ("train", "train", "cs", 593_827, "a65adb8b32e3bc664f21ecba7a6e7f6950fd1f405e135f7c312faabdb6255077"),
-        ("train", "train", "de", 637_044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
-        ("train", "train", "en", 568_929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
-        ("train", "train", "fr", 604_242, "622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c"),
-        ("val", "valid", "cs", 22_096, "b63226e05c4bd5dd6a42897d74b86a1b9d2c31498252c572b1ea7f7996927fcc"),
-        ("val", "valid", "de", 24_681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
-        ("val", "valid", "en", 21_650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
-        ("val", "valid", "fr", 23_001, "ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9"),
-        ("test_2016_flickr", "test", "cs", 22_572, "200a4a74cc9560f051924abb9803be008d1908d77f747e9141aeb86dfd2797f1"),
-        ("test_2016_flickr", "test", "de", 22_890, "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8"),
-        ("test_2016_flickr", "test", "en", 21_077, "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9"),
-        ("test_2016_flickr", "test", "fr", 22_310, "6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90"),
-    )
-)
-
-UNKNOWN_TERMS = "see the corpus's page at https://opus.nlpl.eu"
-OPUS_URL = "https://object.pouta.csc.fi"
-OPUS_CORPORA: Mapping[str, OpusCorpus] = {
-    "tatoeba": OpusCorpus("Tatoeba", "v2023-04-12", 200 * 10**6, "short everyday sentences", "CC BY 2.0 FR"),
-    "europarl": OpusCorpus(
-        "Europarl", "v8", 600 * 10**6, "speeches in the European Parliament, 21 languages", UNKNOWN_TERMS
-    ),
-    "news-commentary": OpusCorpus(
-        "News-Commentary", "v16", 400 * 10**6, "essays on world affairs, 15 languages", UNKNOWN_TERMS
-    ),
-    "books": OpusCorpus("Books", "v1", 100 * 10**6, "novels, 16 languages", UNKNOWN_TERMS),
-    "kde4": OpusCorpus("KDE4", "v2", 100 * 10**6, "messages of the KDE desktop, 92 languages", UNKNOWN_TERMS),
-    "bible": OpusCorpus("bible-uedin", "v1", 100 * 10**6, "the Bible in 100 languages", UNKNOWN_TERMS),
-}
-
-OPUS_SHA256: Mapping[str, str] = {  # by the key of the corpus
-    f"{corpus}-{pair}": sha256
-    for corpus, pair, sha256 in (
-        ("kde4-v2", "en-fr", "7ffc0c96d8b27740f58ebaf84a0d3434bb130e714e1a1b9522cb6d3fbb313034"),
-        ("kde4-v2", "en-it", "a25227326866a070251a75119f2e5d0554a9bf0d8c8aa5d41487f4288b834600"),
-        ("kde4-v2", "fi-nl", "67b79c0b978826f41b53d3e8c560c5dd70f1135b1c3bad1bce4ae46bc3b6a111"),
-        ("kde4-v2", "it-ro", "6810b79d144de10f262a69e63f54b6c1e18430553984c0bbcc180561f6e7444d"),
-        ("kde4-v2", "nl-sv", "7b38481cf9e838a587123c6328e2a3dea93d4a2c1060c5b300fb485ba830cc21"),
-        ("bible-v1", "de-en", "c3189e56441b6761276be449b3548dd48991401eab201303e6123cc7148b7446"),
-        ("bible-v1", "en-es", "324dcd307f373f050aa3b0c0fd7bf8566b13f676d92f607644236674cd67ff9a"),
-        ("bible-v1", "en-fi", "a925a0a5332f6463048b1ab3393b8ed22ad9a6b4db05fe008ad6d758fb0a5bf3"),
-        ("bible-v1", "en-fr", "b4cdc1705896307ff0647ebe9c1c3a5b857248a7eabe9f6d23887542df090cce"),
-        ("bible-v1", "en-hi", "b49c420cfb2b688bbc20587470ac4feaaf7aaa7493461c9408b6f5983fefcab1"),
-        ("bible-v1", "en-no", "147541ae473aaf8a7d1b00ee4e301be6084025e5b4efcd94c65ce3624e04dafc"),
-    )
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("builtin.toml").read_text(encoding="utf-8"))
+MULTI30K_URL: str = _TABLES["multi30k"]["url"]
+MULTI30K_LANGUAGES: tuple[str, ...] = tuple(_TABLES["multi30k"]["languages"])
+MULTI30K_FILES = tuple(Multi30kFile(**table) for table in _TABLES["multi30k"]["files"])
+OPUS_URL: str = _TABLES["opus"]["url"]
+OPUS_CORPORA = {name: OpusCorpus(**table) for name, table in _TABLES["opus"]["corpora"].items()}
+OPUS_SHA256: Mapping[str, str] = _TABLES["opus"]["sha256"]  # by the key of the corpus
 
 BUILTIN_CORPORA: Mapping[str, str] = {
     "phrases": "short sentences in en and de; 2,400 pairs generated from a grammar, free to use",

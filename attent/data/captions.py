@@ -18,7 +18,7 @@ import numpy as np
 
 from attent.data.arrays import Array
 from attent.data.formats.tsv import unquote_cell
-from attent.data.images import MAX_LISTED_FILES, FolderSplit, ImageDataset, ImageShape, prepare_images
+from attent.data.images import FolderSplit, ImageDataset, ImageShape, prepare_images
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import read_text_file
 from attent.text.language_tags import LANGUAGE_TAG
@@ -97,11 +97,6 @@ class CaptionDataset(CaptionRows):
 
     def select_images(self, indices: Array) -> Self:
         return replace(super().select_images(indices), images=self.images.select(indices))
-
-    def describe_skipped(self) -> str | None:
-        """Return a sentence about rows and images that are left out, or None."""
-        examples = "; ".join(self.skipped[:MAX_LISTED_FILES])
-        return f"{self.name}: {len(self.skipped):,} rows or images are skipped: {examples}" if self.skipped else None
 
 
 def read_captions(files: Sequence[Path], *, check_images: bool = True) -> CaptionRows:

@@ -110,10 +110,6 @@ def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
         if test_set.bad_lines:
             lines = format_count(test_set.bad_lines, "line")
             yield Diagnostic(1, f"{lines} of {test_set.name} could not be read as a pair.")
-        if test_set.unseen_sentences:
-            characters = format_count(len(set("".join(test_set.unseen_characters))), "character")
-            sentences = format_count(test_set.unseen_sentences, "sentence")
-            yield Diagnostic(1, f"{characters} of {test_set.name}, in {sentences}, not found in the corpus.")
 
 
 def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
@@ -164,8 +160,7 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
     elif script:
         yield _diagnose_lines(report, script, "in a script of another language")
     if control:
-        examples = f" ({report.mojibake_pairs:,} such as \u201cfÃ¼r\u201d)" if report.mojibake_pairs else ""
-        yield _diagnose_lines(report, control, f"with a wrong encoding{examples} or control characters")
+        yield _diagnose_lines(report, control, "with a wrong encoding or control characters")
     ratio, identical = report.count_dropped("length_ratio"), report.count_dropped("identical")
     if report.pair_fraction(ratio) > 0.02:
         yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
@@ -193,9 +188,6 @@ def _diagnose_size(report: CorpusReport) -> Iterator[Diagnostic]:
         yield Diagnostic(2, f"Only {pairs}: a model would overfit. Add more data, or fine-tune a trained model.")
     if report.pairs and not (report.source.languages and report.target.languages):
         yield Diagnostic(1, "The languages are unknown; --src and --tgt enable more checks.")
-    if report.pair_fraction(report.retranslated_pairs) > 0.05:
-        share = _format_share(report, report.retranslated_pairs)
-        yield Diagnostic(1, f"{share} of the pairs repeat a source with another translation: normal, they are kept.")
 
 
 def _format_share(report: CorpusReport, count: int) -> str:

@@ -21,7 +21,7 @@ from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
 from attent.text.language_id import LanguageIdentifier
-from attent.text.tokenizer import SubwordSampling, Tokenizer
+from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 
@@ -41,7 +41,7 @@ class EncodingConfig:
     tokenizer: Tokenizer
     filters: FilterConfig = field(default_factory=FilterConfig)
     language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
-    subword_sampling: SubwordSampling | None = None  # None: the best segmentation
+    subword_sampling: float = 0.0  # the rate; 0: the best segmentation
     sampling_seed: tuple[int, int] = (0, 0)  # (seed, epoch)
 
     @property
@@ -96,14 +96,14 @@ class BlockEncoder:
     def _encode_sides(
         self, sources: list[str], targets: list[str], block_index: int
     ) -> tuple[EncodedSentences, EncodedSentences]:
-        tokenizer, sampling, dtype = self.config.tokenizer, self.config.subword_sampling, self.config.dtype
-        if sampling is None:
+        tokenizer, rate, dtype = self.config.tokenizer, self.config.subword_sampling, self.config.dtype
+        if not rate:
             source, target = self._bulk_encoders
             tag = None if self.target_language is None else tokenizer.source.get_tag_id(self.target_language)
             return source.encode(sources, tag), target.encode(targets)
         seed = _stable_hash((*self.config.sampling_seed, block_index), 3)
-        source_ids = tokenizer.sample_source(sources, sampling, seed, target_language=self.target_language)
-        target_ids = tokenizer.sample_target(targets, sampling, seed)
+        source_ids = tokenizer.sample_source(sources, rate, seed, target_language=self.target_language)
+        target_ids = tokenizer.sample_target(targets, rate, seed)
         return EncodedSentences.from_lists(source_ids, dtype), EncodedSentences.from_lists(target_ids, dtype)
 
     @cached_property

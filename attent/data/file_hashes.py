@@ -18,8 +18,7 @@ MAX_ENTRIES = 1000
 
 def hash_file(path: Path, cache_file: Path) -> str:
     """Return a checksum of the content of `path`, from `cache_file` if the file is unchanged."""
-    status = path.stat()
-    stamp = f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    stamp = stamp_file(path)
     hashes: dict[str, str] = {}
     with suppress(OSError, ValueError):
         cached = json.loads(cache_file.read_text(encoding="utf-8"))
@@ -31,6 +30,12 @@ def hash_file(path: Path, cache_file: Path) -> str:
         with suppress(OSError):  # without the cache, the file is hashed again next time
             write_atomic(cache_file, json.dumps(dict(list(hashes.items())[-MAX_ENTRIES:])).encode())
     return hashes[stamp]
+
+
+def stamp_file(path: Path) -> str:
+    """Return a string that changes with the content of a file, without reading it."""
+    status = path.stat()
+    return f"{path.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def hash_bytes(content: bytes) -> int:

@@ -3,54 +3,44 @@
     a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test split)
     cat/*.jpg dog/*.jpg ...      or with splits: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
 
-They are decoded once into memory-mapped arrays, which are cached by the content of the files. Only image files need
-Pillow. Batches and augmentation are in `attent.training.tasks.image_classification`.
+Image files are decoded once into a memory-mapped array, which is cached by their path, size and times; they need
+Pillow. Idx files are read into memory. Batches and augmentation are in `attent.training.tasks.image_classification`.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import math
-import os
 import re
-import shutil
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from attent import settings
 from attent.data.arrays import Array
-from attent.data.file_hashes import hash_file
+from attent.data.file_hashes import stamp_file
+from attent.data.formats.streams import InputFile
+from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import CorpusError
 from attent.data.split_names import SPLIT_WORDS
-from attent.storage.cache import build_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attent.nn import ImageConfig
 
-STORE_VERSION = 2  # part of a store's key: raised when the same files give other bytes
-META_FILE, PIXELS_FILE, LABELS_FILE = "images.json", "pixels", "labels"
+STORE_VERSION = 3  # part of a store's key: raised when the same files give other bytes
 IMAGE_SUFFIXES = frozenset(".png .jpg .jpeg .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .jp2".split())
 SPLIT_NAMES = SPLIT_WORDS | {"test": (*SPLIT_WORDS["test"], "t10k", "eval")}  # of folders, and words of idx file names
-CLASS_NAMES_FILE = "labels.txt"  # optional, for idx files, whose labels are numbers: a name per line
 PHOTO_SIZE = 224  # pixels; small images keep their size
 MAX_PIXELS = 2**27  # of an image file, against decompression bombs
 SIZE_SAMPLE = 64  # images whose size is read
-IDX_BLOCK_BYTES = 2**20
-DECODE_BATCH = 256  # images in memory while a store is built
-MAX_LISTED_FILES = 3
 MAX_STATS_IMAGES = 20_000  # for mean and standard deviation
 TOO_LARGE = f"must have at most {MAX_PIXELS:,} pixels"
 
@@ -68,7 +58,6 @@ class ImageDataConfig:
     flip: Annotated[float, "probability of a horizontal flip; 0 where left and right matter, as in writing"] = 0.5
     shift: Annotated[float, "maximum shift in each direction, as a fraction of the side"] = 0.1
     erase: Annotated[float, "probability of random erasing"] = 0.25
-    mixup: Annotated[float, "alpha of mixup's Beta(alpha, alpha); 0: none"] = 0.0
 
     def __post_init__(self) -> None:
         if self.image_size is not None and not 4 <= self.image_size <= 4096:
@@ -76,8 +65,6 @@ class ImageDataConfig:
         for name in ("flip", "shift", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
-        if not 0 <= self.mixup < float("inf"):
-            raise ValueError(f"`mixup` must be 0 or more, but is {self.mixup}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ ImageSplit = IdxSplit | FolderSplit
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Memory-mapped images and their labels."""
+    """Images and their labels."""
 
     name: str
     pixels: Array = field(repr=False)  # (N, C, S, S), uint8
@@ -240,8 +227,7 @@ def open_folder_split(folder: Path) -> FolderSplit:
 def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     """Return the requested size, or one for the images: small ones keep theirs, rounded to a multiple of 4."""
     if isinstance(split, IdxSplit):
-        with open_idx(split.images) as file:
-            _, rows, columns = read_idx_sizes(file, split.images, 3)
+        _, rows, columns = read_idx(split.images, 3).shape
         return ImageShape(config.image_size or math.ceil(max(rows, columns) / 4) * 4, config.channels or 1)
     sides, is_grey, problems = sample_sizes(split)
     if not sides:
@@ -348,24 +334,11 @@ def convert_channels(image: Any, channels: int) -> Any:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        image = Image.fromarray(scale_to_bytes(np.asarray(image)))
+        raise ImageError("its pixels must have 8 or 16 bits, but have 32; save it as a PNG first")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if channels == 1 else "RGB")
-
-
-def scale_to_bytes(values: Array) -> Array:
-    """Scale numbers to bytes; their maximum tells whether white is 1, 255 or 65,535."""
-    low, high = float(values.min()), float(values.max())
-    if not (np.isfinite(values).all() and low >= 0 and high <= 65_535):
-        actual = f"from {low:g} to {high:g}" if np.isfinite([low, high]).all() else "not all numbers"
-        raise ImageError(
-            f"its pixels must be from 0 to 1, to 255 or to 65,535, but are {actual}; save it as a PNG first"
-        )
-    if high <= 1:
-        return np.rint(values * 255).astype(np.uint8)
-    return (np.rint(values) if high <= 255 else values // 256).astype(np.uint8)
 
 
 def resize_image(image: Any, shape: ImageShape) -> Any:
@@ -390,86 +363,24 @@ def _format_reason(error: BaseException) -> str:
 # ---- idx files -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def open_idx(path: Path) -> Iterator[IO[bytes]]:
-    """Open an idx file, compressed or not."""
-    try:
-        with open(path, "rb") as raw:
-            is_compressed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            if not is_compressed:
-                yield raw
-                return
-            with gzip.open(raw) as file:
-                yield file  # type: ignore[misc]
-    except (EOFError, gzip.BadGzipFile, zlib.error, struct.error) as error:
-        problem = f"must be a whole gzip file, but is damaged ({_format_reason(error)}); get it again"
-        raise ImageError(f"{path}: {problem}") from error
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read ({error.strerror or _format_reason(error)})") from error
-
-
-def read_idx_sizes(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    """Read the header of an idx file of bytes and return the size of each dimension."""
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:3] != b"\0\0\x08" or magic[3] != dimensions:
-        kind = "images, with the header 00 00 08 03" if dimensions == 3 else "labels, with the header 00 00 08 01"
-        raise ImageError(f"{path}: must be an idx file of {kind}, but begins with {magic.hex(' ') or 'nothing'}")
-    header = file.read(4 * dimensions)
-    if len(header) < 4 * dimensions:
-        raise ImageError(f"{path}: must have {dimensions} sizes in its header, but ends before; get the file again")
-    sizes = struct.unpack(f">{dimensions}I", header)
+def read_idx(path: Path, dimensions: Literal[1, 3]) -> Array:
+    """Read an idx file of bytes, compressed or not: labels (N,), or images (N, rows, columns)."""
+    content = b"".join(InputFile(path).read_blocks())
+    magic, header_bytes = bytes((0, 0, 8, dimensions)), 4 + 4 * dimensions
+    if not content.startswith(magic) or len(content) < header_bytes:
+        kind = "images" if dimensions == 3 else "labels"
+        begin = content[:4].hex(" ") or "nothing"
+        raise ImageError(
+            f"{path}: must be an idx file of {kind}, with the header {magic.hex(' ')}, but begins with {begin}"
+        )
+    sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     if not all(sizes) or (dimensions == 3 and max(sizes[1:]) > 4096):
         listed = " x ".join(map(str, sizes))
         raise ImageError(f"{path}: must have images of 1 to 4096 pixels a side, but its header says {listed}")
-    return sizes
-
-
-def read_idx_rows(path: Path, dimensions: int) -> Iterator[Array]:
-    """Yield blocks of rows of an idx file, which must have as many as its header says."""
-    with open_idx(path) as file:
-        count, *shape = read_idx_sizes(file, path, dimensions)
-        row_bytes = int(np.prod(shape, dtype=np.int64))
-        block_rows = max(1, IDX_BLOCK_BYTES // row_bytes)
-        for start in range(0, count, block_rows):
-            size = min(block_rows, count - start) * row_bytes
-            block = file.read(size)
-            if len(block) < size:
-                actual = start + len(block) // row_bytes
-                raise ImageError(f"{path}: must have {count:,} entries, as its header says, but ends after {actual:,}")
-            yield np.frombuffer(block, np.uint8).reshape(-1, *shape)
-        if file.read(1):
-            raise ImageError(f"{path}: must have {count:,} entries, as its header says, but has more")
-
-
-def read_idx_labels(split: IdxSplit) -> Array:
-    labels = np.concatenate(list(read_idx_rows(split.labels, 1)))
-    with open_idx(split.images) as file:
-        count = read_idx_sizes(file, split.images, 3)[0]
-    if len(labels) != count:
-        raise ImageError(
-            f"{split.labels}: must have a label for each of the {count:,} images of {split.images.name}, but has "
-            f"{len(labels):,}; are they of one dataset?"
-        )
-    return labels.astype("<i4")
-
-
-def read_class_names(split: IdxSplit, labels: Array) -> tuple[str, ...]:
-    """Return the names in labels.txt, or the numbers themselves."""
-    count = int(labels.max()) + 1
-    path = split.images.parent / CLASS_NAMES_FILE
-    if not path.is_file():
-        return tuple(map(str, range(count)))
-    text = path.read_text(encoding="utf-8", errors="replace").rstrip()
-    names = tuple(line.strip() for line in text.splitlines())
-    problem = f"names {len(names)}" if len(names) < count else ""
-    if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        problem = f"has `{repeated}` twice"
-    if "" in names:
-        problem = f"line {names.index('') + 1} is empty"
-    if problem:
-        raise ImageError(f"{path}: must name each of the {count} labels on a line of its own, but {problem}")
-    return names
+    expected, actual = math.prod(sizes), len(content) - header_bytes
+    if actual != expected:
+        raise ImageError(f"{path}: must have {expected:,} bytes after its header, but has {actual:,}; get it again")
+    return np.frombuffer(content, np.uint8, offset=header_bytes).reshape(sizes)
 
 
 def pad_or_resize(images: Array, shape: ImageShape) -> Array:
@@ -485,116 +396,47 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
     return np.repeat(square, shape.channels, 1)
 
 
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ImageStoreMeta:
-    """The content of images.json, which is written last and marks a complete folder."""
-
-    format: int
-    count: int
-    size: int
-    channels: int
-    class_names: list[str]
-    skipped: list[str]
+# ---- datasets --------------------------------------------------------------------------------------------------------
 
 
 def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
-    """Return a split as bytes of one size, from a store in `root` that is built if missing."""
-    root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
-
-    def build(staging: Path) -> None:
-        try:
-            _write_store(split, shape, staging)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
-
-    folder = build_folder(root / f"images-{compute_store_key(split, shape, root)}", build, is_complete)
-    return read_image_store(folder, split.name)
+    """Return a split as bytes of one size; image files come from a store in `root` that is built if missing."""
+    return read_idx_split(split, shape) if isinstance(split, IdxSplit) else prepare_files(split, shape, Path(root))
 
 
-def _write_store(split: ImageSplit, shape: ImageShape, staging: Path) -> None:
-    skipped: list[str] = []
-    with open(staging / PIXELS_FILE, "wb") as file:
-        if isinstance(split, IdxSplit):
-            labels = read_idx_labels(split)
-            names = read_class_names(split, labels)
-            file.writelines(pad_or_resize(images, shape).tobytes() for images in read_idx_rows(split.images, 3))
-        else:
-            names = split.classes
-            labels = write_folder_pixels(split, shape, file, skipped)
+def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
+    images, labels = read_idx(split.images, 3), read_idx(split.labels, 1).astype("<i4")
+    if len(labels) != len(images):
+        raise ImageError(
+            f"{split.labels}: must have a label for each of the {len(images):,} images of {split.images.name}, but has "
+            f"{len(labels):,}; are they of one dataset?"
+        )
+    pixels, names = pad_or_resize(images, shape), tuple(map(str, range(int(labels.max()) + 1)))
+    digest = hashlib.sha256(repr((shape, names)).encode() + labels.tobytes())
+    digest.update(pixels.data)
+    return ImageDataset(split.name, pixels, labels, names, store_key=f"images-{digest.hexdigest()[:24]}")
+
+
+def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDataset:
+    """Decode image files. Bad ones are skipped, but each class must have one that can be read."""
+    import_pillow()
+    versions = (f"{stamp_file(path)} {label}" for path, label in split.files)
+    key = compute_media_key([STORE_VERSION, asdict(shape), split.classes], versions)
+    paths = [path for path, _ in split.files]
+    with suppress_warnings():
+        decode, folder = partial(read_pixels, shape=shape), root / f"images-{key}"
+        values, entries = prepare_media_store(paths, decode, "<u1", folder)
+    skipped = tuple(entry for entry in entries if isinstance(entry, str))
+    files = zip(split.files, entries, strict=True)
+    labels = np.array([label for (_, label), entry in files if not isinstance(entry, str)], "<i4")
     if not len(labels):
         example = f"of its {len(skipped):,} files none can be read, such as {skipped[0]}"
         raise ImageError(f"{split.name}: must have images, but {example}")
-    (staging / LABELS_FILE).write_bytes(labels.astype("<i4").tobytes())
-    meta = ImageStoreMeta(STORE_VERSION, len(labels), shape.size, shape.channels, list(names), skipped)
-    (staging / META_FILE).write_text(json.dumps(asdict(meta), ensure_ascii=False), encoding="utf-8")
-
-
-def compute_store_key(split: ImageSplit, shape: ImageShape, root: Path) -> str:
-    """Hash the content of idx files, which are few; of image files, maybe a million, hash name, size and times."""
-    facts: list[object] = [STORE_VERSION, asdict(shape)]
-    if isinstance(split, IdxSplit):
-        names = split.images.parent / CLASS_NAMES_FILE
-        files = [split.images, split.labels, *([names] if names.is_file() else [])]
-        facts += [hash_file(path, root / "digests.json") for path in files]
-    else:
-        digest = hashlib.sha256()
-        for path, label in split.files:
-            status = path.stat()
-            digest.update(f"{path} {label} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
-        facts += [split.classes, digest.hexdigest()]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-def write_folder_pixels(split: FolderSplit, shape: ImageShape, file: IO[bytes], skipped: list[str]) -> Array:
-    """Write the pixels of all images and return their labels. Bad ones are `skipped`, but each class must have one."""
-    labels = []
-    import_pillow()
-    with suppress_warnings(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for start in range(0, len(split.files), DECODE_BATCH):
-            batch = split.files[start : start + DECODE_BATCH]
-            decoding = [pool.submit(read_pixels, path, shape) for path, _ in batch]
-            for (_, label), pixels in zip(batch, decoding, strict=True):
-                try:
-                    file.write(pixels.result().tobytes())
-                    labels.append(label)
-                except ImageError as error:
-                    skipped.append(str(error))
-    missing = sorted(set(range(len(split.classes))) - set(labels))
-    if labels and missing:
+    missing = sorted(set(range(len(split.classes))) - set(labels.tolist()))
+    if missing:
         raise ImageError(f"{split.folder / split.classes[missing[0]]}: must have images, but none can be read")
-    return np.array(labels, "<i4")
-
-
-def read_image_store(folder: Path, name: str) -> ImageDataset:
-    meta = ImageStoreMeta(**settings.read_json(folder / META_FILE))
-    shape = (meta.count, meta.channels, meta.size, meta.size)
-    for path, size in ((folder / PIXELS_FILE, int(np.prod(shape))), (folder / LABELS_FILE, 4 * meta.count)):
-        if path.stat().st_size != size:
-            raise ImageError(f"{path} must have {size} bytes: delete its folder, and it is built again")
-    pixels = np.memmap(folder / PIXELS_FILE, np.uint8, "r", shape=shape)
-    labels = np.fromfile(folder / LABELS_FILE, "<i4")
-    return ImageDataset(name, pixels, labels, tuple(meta.class_names), tuple(meta.skipped), store_key=folder.name)
-
-
-def is_complete(folder: Path) -> bool:
-    try:
-        return len(read_image_store(folder, "")) > 0
-    except (OSError, ValueError, TypeError):  # missing or damaged
-        return False
-
-
-def describe_skipped(dataset: ImageDataset) -> str | None:
-    """Return a sentence about the files that are not images, or None."""
-    if not dataset.skipped:
-        return None
-    examples = "; ".join(dataset.skipped[:MAX_LISTED_FILES])
-    total = len(dataset) + len(dataset.skipped)
-    return f"{len(dataset.skipped):,} of {total:,} files of {dataset.name} are skipped: {examples}"
+    pixels = values.reshape(len(labels), shape.channels, shape.size, shape.size)
+    return ImageDataset(split.name, pixels, labels, split.classes, skipped, store_key=folder.name)
 
 
 # ---- labels, validation split, statistics ----------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent import settings
 from attent.data import batch_plan
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
 from attent.data.batch_plan import BatchConfig, BatchPlan
@@ -28,7 +27,6 @@ from attent.nn import Packing
 MAX_CACHED_EPOCHS = 3  # the current one, the next, and one that `get_batch` may be called with
 MAX_WEIGHT = 1000  # repetitions of a pair in an epoch; more is a mistake
 MAX_EXAMPLES = 3  # locations of pairs that are too long
-PLAN_CACHE_MIN_PAIRS = 10**6  # planning takes a second from here on, so the plan is cached on disk
 
 T = TypeVar("T")
 
@@ -298,17 +296,11 @@ class PairLoader(PrefetchLoader[PairBatch]):
 
     def _build_epoch(self, epoch: int) -> EpochData:
         store = self.store if self.store_for_epoch is None else self.store_for_epoch(epoch)
-
-        def build() -> BatchPlan:
-            sizes = [part.pairs for part in store.meta.parts]
-            order = batch_plan.draw_epoch_order(sizes, self.weights, self.seed, epoch)
-            lengths = store.source.lengths, store.target.lengths
-            return batch_plan.build_batch_plan(*lengths, order, self.config, (self.seed, epoch), self.shape)
-
-        if len(store) < PLAN_CACHE_MIN_PAIRS:
-            return EpochData(store, build())
-        key = (settings.to_dict(self.config), self.shape, self.weights, self.seed, epoch)
-        return EpochData(store, batch_plan.load_or_build_plan(store.folder / "plans", key, build))
+        sizes = [part.pairs for part in store.meta.parts]
+        order = batch_plan.draw_epoch_order(sizes, self.weights, self.seed, epoch)
+        lengths = store.source.lengths, store.target.lengths
+        plan = batch_plan.build_batch_plan(*lengths, order, self.config, (self.seed, epoch), self.shape)
+        return EpochData(store, plan)
 
     def num_batches(self, epoch: int) -> int:
         return len(self.get_epoch(epoch).plan)

@@ -6,7 +6,7 @@ into advice, `report_text` into text for a terminal.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ CHUNK_PAIRS = 8_192  # processed together
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
 EXCERPT_CHARS = 200
-RARE_BELOW = 3  # a character with fewer occurrences is rare
 MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 
@@ -82,7 +81,6 @@ class SideStats:
     words: int
     characters: int
     distinct_characters: int
-    rare_characters: str  # that occur once or twice
     lengths: LengthStats
 
 
@@ -94,9 +92,6 @@ class ContaminationReport:
     files: tuple[str, ...]
     bad_lines: int
     contamination: Contamination
-    # Of the sentences whose near duplicates were searched:
-    unseen_characters: tuple[str, str]  # not in the corpus, by side, the most frequent first
-    unseen_sentences: int  # with such a character
 
 
 @dataclass(frozen=True)
@@ -109,9 +104,6 @@ class CorpusReport:
     dropped: tuple[Finding, ...]  # by filter, in order; a pair counts for the first filter that drops it
     kept_pairs: int
     filters_applied: bool  # False with --keep-all: `dropped` is then what the filters would drop
-    mojibake_pairs: int  # of those that the filter "control" drops
-    identical_pairs: int  # kept pairs with equal sides: names, codes, labels
-    retranslated_pairs: int  # kept pairs whose source occurred before with another translation
     test_sets: tuple[ContaminationReport, ...]
     estimate: CorpusEstimate | None
     error: str | None  # why reading stopped early
@@ -127,16 +119,17 @@ class CorpusReport:
 
 class _SideCounter:
     def __init__(self) -> None:
-        self.characters = np.zeros(0x110000, np.int64)  # occurrences by code point
+        self.characters = 0
+        self.distinct_characters: set[str] = set()
         self.word_lengths = np.zeros(MAX_COUNTED_LENGTH, np.int64)
         self.character_lengths = np.zeros(MAX_COUNTED_LENGTH, np.int64)
         self.words = 0
         self.scripts: set[Scripts | None] = set()
 
     def add(self, texts: Sequence[str]) -> None:
-        codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-        counts = np.bincount(codes) if len(codes) else np.zeros(0, np.int64)
-        self.characters[: len(counts)] += counts
+        joined = "".join(texts)
+        self.characters += len(joined)
+        self.distinct_characters.update(joined)
         words = np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
         self.words += int(words.sum())
         self.word_lengths += _histogram(words)
@@ -145,15 +138,12 @@ class _SideCounter:
     def to_stats(self, languages: Iterable[str | None]) -> SideStats:
         by_words = all(script_table.has_word_spaces(expected) for expected in self.scripts)
         lengths = ("words", self.word_lengths) if by_words else ("characters", self.character_lengths)
-        codes = np.flatnonzero(self.characters)
-        rare = [chr(code) for code in codes if self.characters[code] < RARE_BELOW and chr(code) != " "]
         return SideStats(
             languages=tuple(dict.fromkeys(tag for tag in languages if tag)),
             scripts=tuple(sorted(frozenset().union(*(expected or frozenset() for expected in self.scripts)))),
             words=self.words,
-            characters=int(self.characters.sum()),
-            distinct_characters=len(codes),
-            rare_characters="".join(rare),
+            characters=self.characters,
+            distinct_characters=len(self.distinct_characters),
             lengths=summarize_lengths(*lengths),
         )
 
@@ -195,15 +185,6 @@ class _PairSample:
         return [(source, target) for _, source, target in sorted(self._entries)[: self.size]]
 
 
-@dataclass(frozen=True)
-class HeldOutSet:
-    """A test set whose sentences should not be in the corpus."""
-
-    name: str
-    files: tuple[str, ...]
-    checker: ContaminationChecker
-
-
 class CorpusSurvey:
     """Statistics of corpora, updated chunk by chunk.
 
@@ -211,7 +192,7 @@ class CorpusSurvey:
     """
 
     def __init__(
-        self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[HeldOutSet] = ()
+        self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[ContaminationChecker] = ()
     ) -> None:
         self.keep_all = keep_all
         self.per_target = per_target
@@ -223,8 +204,6 @@ class CorpusSurvey:
         self._bad_lines, self._dropped = ReasonTally[LineExample](), ReasonTally[LineExample]()
         self._source, self._target = _SideCounter(), _SideCounter()
         self._pairs_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language; None: all
-        self._sources_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language
-        self._mojibake_pairs = self._identical_pairs = self._retranslated_pairs = 0
 
     def read_corpus(self, corpus: Corpus, progress: Callable[[int], None] = lambda _: None) -> None:
         """Read a corpus to its end. On an error, the pairs before it are counted and the error is raised."""
@@ -266,20 +245,17 @@ class CorpusSurvey:
         self._target.add(targets)
         folded = fold_pairs(chunk) if self.test_sets else None
         for test_set in self.test_sets:
-            test_set.checker.update(chunk, folded)
+            test_set.update(chunk, folded)
         reasons = list(map(pair_filter.drop_reason, sources, targets))
         for i, reason in enumerate(reasons):
             if reason is not None:
                 self._count_dropped(reason, chunk[i])
         is_good = np.array([reason is None for reason in reasons], dtype=bool)
-        source_keys, target_keys = filters.hash_texts(sources), filters.hash_texts(targets)
-        keys = filters.combine_keys(source_keys, target_keys)
+        keys = filters.hash_pairs(sources, targets)
         is_new = np.zeros(len(chunk), dtype=bool)
         is_new[is_good] = self._pairs_seen[target_language if self.per_target else None].add(keys[is_good])
         for i in np.flatnonzero(is_good & ~is_new).tolist():
             self._count_dropped("duplicates", chunk[i])
-        self._identical_pairs += int((source_keys[is_new] == target_keys[is_new]).sum())
-        self._retranslated_pairs += int((~self._sources_seen[target_language].add(source_keys[is_new])).sum())
         if self.keep_all:  # duplicates are sampled one by one, by their index
             indices = np.arange(self.pairs_read - len(keys), self.pairs_read, dtype=np.uint64)
             self.sample.add(filters.combine_keys(keys, indices), sources, targets)
@@ -290,8 +266,6 @@ class CorpusSurvey:
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
         self._dropped.add(reason, LineExample(pair.file, pair.line, source, target, pair.target_file))
-        if reason == "control":
-            self._mojibake_pairs += filters.is_mojibake(pair.source) or filters.is_mojibake(pair.target)
 
     def build_report(
         self, estimate: CorpusEstimate | None = None, error: str | None = None, unread_corpora: Sequence[str] = ()
@@ -306,10 +280,15 @@ class CorpusSurvey:
             dropped=tuple(by_name.get(name, Finding(name, 0)) for name in FILTER_ORDER),
             kept_pairs=self.kept_pairs,
             filters_applied=not self.keep_all,
-            mojibake_pairs=self._mojibake_pairs,
-            identical_pairs=self._identical_pairs,
-            retranslated_pairs=self._retranslated_pairs,
-            test_sets=tuple(map(self._report_test_set, self.test_sets)),
+            test_sets=tuple(
+                ContaminationReport(
+                    name=test_set.name,
+                    files=test_set.files,
+                    bad_lines=test_set.bad_lines,
+                    contamination=test_set.compute(),
+                )
+                for test_set in self.test_sets
+            ),
             estimate=estimate,
             error=error,
             language_problems=tuple(self._language_problems),
@@ -324,25 +303,8 @@ class CorpusSurvey:
     @property
     def characters(self) -> int:
         """Characters of both sides of the pairs that training would see."""
-        total = int(self._source.characters.sum() + self._target.characters.sum())
+        total = self._source.characters + self._target.characters
         return round(total * self.kept_pairs / self.pairs_read) if self.pairs_read else 0
-
-    def _report_test_set(self, test_set: HeldOutSet) -> ContaminationReport:
-        checker = test_set.checker
-        source = _count_unseen([pair.source for pair in checker.pairs], self._source.characters)
-        target = _count_unseen([pair.target for pair in checker.pairs], self._target.characters)
-        unseen_sentences = sum(
-            any(map(source.__contains__, pair.source)) or any(map(target.__contains__, pair.target))
-            for pair in checker.pairs
-        )
-        return ContaminationReport(
-            name=test_set.name,
-            files=test_set.files,
-            bad_lines=checker.bad_lines,
-            contamination=checker.compute(),
-            unseen_characters=("".join(source), "".join(target)),
-            unseen_sentences=unseen_sentences,
-        )
 
 
 def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
@@ -374,14 +336,9 @@ def _make_excerpt(text: str) -> str:
     return ("…" if start else "") + text[start:stop] + ("…" if len(text) > stop else "")
 
 
-def _count_unseen(texts: Iterable[str], char_counts: CountArray) -> dict[str, int]:
-    counts = Counter("".join(texts))
-    return {char: n for char, n in counts.most_common() if not char_counts[ord(char)] and not char.isspace()}
-
-
 def survey_corpora(
     corpora: Sequence[Corpus],
-    test_sets: Sequence[HeldOutSet] = (),
+    test_sets: Sequence[ContaminationChecker] = (),
     *,
     keep_all: bool = False,
     progress: Callable[[int], None] = lambda _: None,
@@ -397,14 +354,14 @@ def survey_corpora(
     return survey, [], None
 
 
-def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[HeldOutSet]:
+def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[ContaminationChecker]:
     """Return the test sets to check: those that were named, and those in the folders of the corpora."""
     test_sets = []
 
     def add(test: Corpus, split: str, with_languages: bool) -> None:
         tags = f" ({test.languages.source}-{test.languages.target})" if with_languages else ""
         name = f"{Path(test.name).name or test.name}{split}{tags}"
-        test_sets.append(HeldOutSet(name, test.file_names, ContaminationChecker(test)))
+        test_sets.append(ContaminationChecker(test, name, test.file_names))
 
     several = len({corpus.languages for corpus in test_corpora}) > 1
     for corpus in test_corpora:  # the test set of a folder that has one, else the whole corpus

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -20,9 +19,7 @@ from attent.data.report import ContaminationReport, CorpusReport, LineExample, S
 from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
-MAX_BAR_WIDTH = 26
 MAX_NAME_WIDTH = 50  # a longer path is split into folder and file
-NUM_BINS = 10  # of the histogram, and one for longer lines
 
 SEVERITY_LABELS = {2: ("check", "bold red"), 1: ("note", "yellow"), 0: ("ok", "green")}
 FILTER_LABELS = {
@@ -48,12 +45,12 @@ def render_report(report: CorpusReport) -> str:
     console = Console(highlight=False)
     console.width = min(console.width, MAX_WIDTH) if console.is_terminal else PIPE_WIDTH
     with console.capture() as capture:
-        for section in _iter_sections(report, console.width):
+        for section in _iter_sections(report):
             console.print(section)
     return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
-def _iter_sections(report: CorpusReport, width: int) -> Iterator[RenderableType]:
+def _iter_sections(report: CorpusReport) -> Iterator[RenderableType]:
     """Yield the diagnostics first, then the figures."""
     diagnostics = Table.grid(padding=(0, 2))
     for diagnostic in diagnose(report):
@@ -64,7 +61,6 @@ def _iter_sections(report: CorpusReport, width: int) -> Iterator[RenderableType]
     if not report.pairs:
         return
     yield _render_sides(report)
-    yield _render_histogram(report, width)
     yield _render_filters(report)
     yield from map(_render_test_set, report.test_sets)
     if report.estimate:
@@ -112,14 +108,7 @@ def _render_sides(report: CorpusReport) -> RenderableType:
     for label, values in _iter_side_rows(report.source, report.target):
         if any(values):
             table.add_row(label, *values)
-    rows: list[RenderableType] = [_render_heading(format_count(report.pairs, "pair")), table]
-    for name, side in sides:
-        if side.rare_characters:
-            characters = _format_characters(side.rare_characters)
-            rows.append(
-                Text(f"Characters that occur once or twice in the {name}: {characters}", "dim", overflow="fold")
-            )
-    return Group(*rows)
+    return Group(_render_heading(format_count(report.pairs, "pair")), table)
 
 
 def _iter_side_rows(*sides: SideStats) -> Iterator[tuple[str, list[str]]]:
@@ -134,58 +123,6 @@ def _iter_side_rows(*sides: SideStats) -> Iterator[tuple[str, list[str]]]:
         yield label, [format_count(getattr(stats, name), stats.unit.removesuffix("s")) for stats in lengths]
 
 
-def _format_characters(text: str, max_characters: int = 30) -> str:
-    """List characters, invisible ones by their code point."""
-    more = f" and {len(text) - max_characters:,} more" if len(text) > max_characters else ""
-    shown = (
-        char if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}" for char in text[:max_characters]
-    )
-    return " ".join(shown) + more
-
-
-def _render_histogram(report: CorpusReport, width: int) -> RenderableType:
-    """Draw the length distributions of both sides next to each other."""
-    sides = report.source, report.target
-    max_length = 1.2 * max(side.lengths.percentile_95 for side in sides)
-    sizes = (size * 10**power for power in range(6) for size in (1, 2, 3, 5))
-    bin_width = next(size for size in sizes if size * NUM_BINS >= max_length)  # a round width
-    table = Table.grid(padding=(0, 1))
-    for justify in ("right", "left", "right", "left", "right"):
-        table.add_column(justify=justify, no_wrap=True)
-    bar_width = min(MAX_BAR_WIDTH, (width - 26) // 2)
-    units = [side.lengths.unit + (f" of {side.languages[0]}" if side.languages else "") for side in sides]
-    table.add_row("", *(cell for unit in units for cell in (Text(unit, "dim"), "")))
-    rows = [bin_lengths(side.lengths.counts, bin_width) for side in sides]
-    peak = max(max(max(row) for row in rows), 1e-9)
-    for i in range(1 + max(i for i in range(NUM_BINS + 1) if any(row[i] for row in rows))):
-        if any(row[i] for row in rows) or i < NUM_BINS:
-            cells = (cell for row in rows for cell in (draw_bar(row[i] / peak, bar_width), _format_share(row[i])))
-            label = f"{bin_width * i + 1:,}-{bin_width * (i + 1):,}" if bin_width > 1 else f"{i + 1}"
-            table.add_row(f"over {bin_width * NUM_BINS:,}" if i == NUM_BINS else label, *cells)
-    return Group(_render_heading("Line lengths"), table)
-
-
-def bin_lengths(counts: Sequence[int], bin_width: int) -> list[float]:
-    """Return the shares of the lengths 0..w, w+1..2w, ...; the last bin has all longer ones."""
-    total = max(sum(counts), 1)
-    edges = [0, *(1 + bin_width * i for i in range(1, NUM_BINS + 1))]
-    shares = [sum(counts[a:b]) / total for a, b in pairwise(edges)]
-    return [*shares, sum(counts[edges[-1] :]) / total]
-
-
-def draw_bar(share: float, width: int) -> str:
-    """Draw a bar in eighths of a character, so that small differences show."""
-    eighths = round(share * width * 8)
-    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return (bar or ("▏" if share > 0 else "")).ljust(width)
-
-
-def _format_share(share: float) -> str:
-    if not share:
-        return ""
-    return f"{100 * share:.0f}%" if share >= 0.005 else "<1%"
-
-
 def _render_filters(report: CorpusReport) -> RenderableType:
     note = "" if report.filters_applied else "not applied: --keep-all"
     rows: list[RenderableType] = [_render_heading("Dropped by the filters", note)]
@@ -196,11 +133,6 @@ def _render_filters(report: CorpusReport) -> RenderableType:
             rows.append(_render_line(source, example.source))
             rows.append(_render_line(" " * cell_len(source) if target == source else target, example.target))
     rows.append(_render_count("pairs to train on", report.kept_pairs, report, "bold"))
-    if report.identical_pairs:
-        rows.append(_render_count("of them with equal sides (names, codes ...)", report.identical_pairs, report))
-    if report.retranslated_pairs:
-        label = "of them with a source that occurred before, translated differently"
-        rows.append(_render_count(label, report.retranslated_pairs, report))
     return Group(*rows)
 
 
@@ -219,8 +151,6 @@ def _render_line(location: str, text: str) -> Text:
 
 def _render_test_set(test_set: ContaminationReport) -> RenderableType:
     overlap = test_set.contamination
-    sides = zip(("source", "target"), test_set.unseen_characters, strict=True)
-    unseen = "; ".join(f"{side} {_format_characters(characters, 20)}" for side, characters in sides if characters)
     rows: list[RenderableType] = [
         _render_heading(f"Overlap with {test_set.name}", format_count(overlap.sentences, "sentence")),
         Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
@@ -231,7 +161,6 @@ def _render_test_set(test_set: ContaminationReport) -> RenderableType:
         (overlap.same_target, "with the translation of another line of the corpus"),
         (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
         (overlap.short_matches, "of three words or less that recur, as such sentences do"),
-        (test_set.unseen_sentences, f"with characters not in the corpus: {unseen}"),
         (test_set.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]

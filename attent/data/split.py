@@ -108,7 +108,7 @@ class _PairKeys(NamedTuple):
 
 def hash_folded_texts(texts: Sequence[str]) -> KeyArray:
     """Return a key per text; texts that differ only in case, spaces and punctuation share it."""
-    folded = fold_texts(texts).replace(" ", "").split("\n")[: len(texts)]
+    folded = [text.replace(" ", "") for text in fold_texts(texts)]
     if "" in folded:  # only punctuation, which then counts
         folded = [short or text.strip() for short, text in zip(folded, texts, strict=True)]
     keys = hash_texts(folded).copy()

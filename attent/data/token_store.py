@@ -252,14 +252,14 @@ def _is_complete(folder: Path) -> bool:
 
 def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> str:
     """Return the same key for stores with the same bytes. Corpus weights are no part of it: the loader applies them."""
-    sampling = config.subword_sampling
+    rate = config.subword_sampling
     content = {
         "format_version": FORMAT_VERSION,
         "corpora": [_corpus_identity(corpus, root) for corpus in corpora],
         "tokenizer": config.tokenizer.fingerprint,
         "filters": settings.to_dict(config.filters),
         "language_tags": config.language_tags,
-        "sampling": sampling and [settings.to_dict(sampling), config.sampling_seed, BLOCK_PAIRS],
+        "sampling": [rate, config.sampling_seed, BLOCK_PAIRS] if rate else None,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 

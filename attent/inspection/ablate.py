@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pa
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
-from attent.inspection.head_masking import ModelPart, find_part, mask_parts
+from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_parts
 from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
@@ -34,10 +34,7 @@ from attent.scoring.pipeline import TestSet, find_language_tag
 ABLATION_FILE = "ablation.json"
 GPU_BATCH_TOKENS = 65_536  # source or target tokens per batch; on a CPU smaller batches are as fast
 
-PartKind = Literal["head", "sublayer", "layer"]
-PART_KINDS: tuple[PartKind, ...] = ("head", "sublayer", "layer")
 STACK_NAMES, SUBLAYER_NAMES = ("encoder", "decoder"), ("self_attn", "cross_attn", "feedforward")
-PartSelection = Literal["heads", "sublayers", "layers", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +43,7 @@ class AblationData:
     sources: tuple[str, ...]
     references: tuple[str, ...]
     to: str | None = None  # target language, for models trained with language tags
+    language: str | None = None  # of the references, for BLEU's tokenization
 
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.references):
@@ -68,6 +66,7 @@ class AblationData:
             sources=tuple(test_set.sources[:limit]),
             references=tuple(test_set.references[:limit]),
             to=resolve_target_lang(to, tags, folder) if to else find_language_tag(language, tags, folder),
+            language=to or test_set.language,
         )
 
     @property
@@ -77,36 +76,11 @@ class AblationData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BleuScorer:
-    """BLEU, and optionally the p-value of a difference."""
-
-    compute_bleu: Callable[[Sequence[str], Sequence[str]], float]  # outputs, references
-    signature: str
-    # (outputs, baseline outputs, references) -> p-value
-    compute_p_value: Callable[[Sequence[str], Sequence[str], Sequence[str]], float] | None = None
-
-    @classmethod
-    def from_sacrebleu(cls, language: str | None, references: Sequence[str]) -> BleuScorer:
-        """sacreBLEU, with a paired bootstrap for p-values; the references tell an unknown language's script."""
-
-        def score(outputs: Sequence[str], references: Sequence[str]) -> MetricScore:
-            return compute_metrics(outputs, references, ("bleu",), language, resamples=0)[0]
-
-        return cls(
-            compute_bleu=lambda outputs, references: score(outputs, references).value,
-            signature=score(references, references).signature,
-            compute_p_value=lambda outputs, baseline, references: (
-                compare_outputs(outputs, baseline, references, ("bleu",), language)[0].p_value
-            ),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class AblationConditions:
     """Everything that must be equal for results to be comparable."""
 
     dataset: str  # its name
-    digest: str  # of their texts
+    pairs_digest: str  # of their texts
     sentences: int
     to: str | None
     search: SearchOptions
@@ -126,7 +100,7 @@ class AblationEffect:
     bleu: float
     loss: float  # negative log-likelihood per reference token
     num_changed: int  # number of changed translations
-    p_value: float | None = None  # of the BLEU difference
+    p_value: float  # of the BLEU difference, by a paired bootstrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +155,6 @@ class AblationMeter:
     translator: Translator
     data: AblationData
     search: SearchOptions
-    scorer: BleuScorer
     bleu_cache: dict[tuple[str, ...], float] = field(default_factory=dict)  # many masks change no output
 
     def __post_init__(self) -> None:
@@ -189,44 +162,25 @@ class AblationMeter:
             raise ValueError("one model can be ablated at a time, but this is an ensemble; give one folder")
         self.model, self.engine = self.translator.model, select_engine(self.translator)
 
-    def ablate(
-        self,
-        parts: Iterable[ModelPart],
-        *,
-        previous: Ablation | None = None,
-        save: Callable[[Ablation], None] | None = None,
-        progress: Callable[[int, int, AblationEffect], None] | None = None,
-    ) -> Ablation:
-        """Mask each part in turn and measure BLEU and loss.
+    def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
+        """Mask each part in turn, and yield all results so far: at the beginning, and after each part.
 
         previous  earlier results, reused if their conditions are equal
-        save      called with all results after each part
-        progress  called with the number of parts done, that of all parts and the effect, after each part
         """
-        requested = list(dict.fromkeys(parts))
-        if not requested:
+        if not parts:
             raise ValueError("there must be at least one part to mask; name heads, sub-layers or layers")
-        for part in requested:
+        for part in parts:
             find_part(self.model, part)
-        if previous is not None and not previous.conditions.find_differences(self.conditions):
-            ablation = previous
-        else:
-            ablation = Ablation(
-                conditions=self.conditions,
-                bleu=self.baseline.bleu,
-                loss=self.baseline.loss,
-                num_tokens=sum(len(pair.target) for pair in self.encoded_pairs),
-            )
-        measured = {effect.part for effect in ablation.effects}
-        remaining = [part for part in requested if str(part) not in measured]
-        for number, part in enumerate(remaining, len(requested) - len(remaining) + 1):
-            effect = self.measure_effect(part)
-            ablation = replace(ablation, effects=(*ablation.effects, effect))
-            if save is not None:
-                save(ablation)
-            if progress is not None:
-                progress(number, len(requested), effect)
-        return ablation
+        if previous is None or previous.conditions.find_differences(self.conditions):
+            num_tokens = sum(len(pair.target) for pair in self.encoded_pairs)
+            bleu, loss = self.baseline.bleu, self.baseline.loss
+            previous = Ablation(conditions=self.conditions, bleu=bleu, loss=loss, num_tokens=num_tokens)
+        yield (ablation := previous)
+        measured = {effect.part for effect in previous.effects}
+        for part in parts:
+            if str(part) not in measured:
+                ablation = replace(ablation, effects=(*ablation.effects, self.measure_effect(part)))
+                yield ablation
 
     @cached_property
     def conditions(self) -> AblationConditions:
@@ -234,12 +188,12 @@ class AblationMeter:
         torch_engine = f"torch, {precision} on {self.translator.device.type}"
         return AblationConditions(
             dataset=self.data.name,
-            digest=self.data.digest,
+            pairs_digest=self.data.digest,
             sentences=len(self.data.sources),
             to=self.data.to,
             search=self.search,
             engine="CTranslate2, int8" if self.engine == "ctranslate2" else torch_engine,
-            signature=self.scorer.signature,
+            signature=self.compute_bleu(self.data.references).signature,
             weights_digest=compute_fingerprint(self.model),
         )
 
@@ -249,7 +203,9 @@ class AblationMeter:
 
     def measure_effect(self, part: ModelPart) -> AblationEffect:
         baseline, masked = self.baseline, self.measure_without([part])
-        compute_p_value = self.scorer.compute_p_value
+        comparison = compare_outputs(
+            masked.outputs, baseline.outputs, self.data.references, ("bleu",), self.data.language
+        )
         pairs = zip(baseline.outputs, masked.outputs, strict=True)
         return AblationEffect(
             part=str(part),
@@ -257,7 +213,7 @@ class AblationMeter:
             bleu=masked.bleu,
             loss=masked.loss,
             num_changed=sum(before != after for before, after in pairs),
-            p_value=compute_p_value and compute_p_value(masked.outputs, baseline.outputs, self.data.references),
+            p_value=comparison[0].p_value,
         )
 
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
@@ -271,8 +227,11 @@ class AblationMeter:
             loss = self.compute_loss()
         outputs = tuple(" ".join(translation.text.splitlines()) for translation in translations)
         if outputs not in self.bleu_cache:
-            self.bleu_cache[outputs] = self.scorer.compute_bleu(outputs, self.data.references)
+            self.bleu_cache[outputs] = self.compute_bleu(outputs).value
         return AblationMeasurement(outputs=outputs, bleu=self.bleu_cache[outputs], loss=loss)
+
+    def compute_bleu(self, outputs: Sequence[str]) -> MetricScore:
+        return compute_metrics(outputs, self.data.references, ("bleu",), self.data.language, resamples=0)[0]
 
     @cached_property
     def encoded_pairs(self) -> list[EncodedPair]:
@@ -315,44 +274,6 @@ def select_engine(translator: Translator) -> EngineName:
         translator.notify_once(f"{error}; using the torch engine, which is slower")
         return "torch"
     return "ctranslate2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AblationGrid:
-    """Effects by layer (rows) and head or sub-layer (columns); None where nothing was measured."""
-
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    effects: tuple[tuple[AblationEffect | None, ...], ...]
-
-    @classmethod
-    def from_cells(cls, title: str, cells: Mapping[tuple[int, str], AblationEffect]) -> AblationGrid:
-        layers = sorted({layer for layer, _ in cells})
-        columns = list(dict.fromkeys(column for _, column in cells))
-        names = sorted(columns, key=int) if all(map(str.isdigit, columns)) else columns
-        rows = tuple(tuple(cells.get((layer, name)) for name in names) for layer in layers)
-        return cls(title=title, rows=tuple(map(str, layers)), columns=tuple(names), effects=rows)
-
-
-def build_grids(ablation: Ablation, kinds: Collection[PartKind] = PART_KINDS) -> list[AblationGrid]:
-    """Build a grid for each group of heads, one for the sub-layers of each stack, and one for layers."""
-    cells: dict[str, dict[tuple[int, str], AblationEffect]] = {}
-    for effect in sort_effects(ablation.get_effects(*kinds)):
-        title, layer, column = locate_part(ModelPart.parse(effect.part))
-        cells.setdefault(title, {})[layer, column] = effect
-    return [AblationGrid.from_cells(title, effects) for title, effects in cells.items()]
-
-
-def locate_part(part: ModelPart) -> tuple[str, int, str]:
-    stack, _, layer, *sublayer = part.path.split(".")
-    match part.kind:
-        case "head":
-            return f"{stack} {sublayer[0].replace('_attn', '-attention')}", int(layer), str(part.head)
-        case "sublayer":
-            return f"{stack} sub-layers", int(layer), sublayer[0]
-        case "layer":
-            return "layers", int(layer), stack
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:

@@ -1,10 +1,11 @@
-"""Reports of ablation and pruning: tables and heat maps for the terminal, sections for the model card.
+"""Reports of ablation and pruning: tables for the terminal, sections for the model card.
 
 Lines are never wrapped, so that tables can be piped and signatures copied.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +13,15 @@ from pathlib import Path
 from rich.text import Text
 
 from attent.decoding.options import SearchOptions
-from attent.formatting import code_block, escape_markdown, format_code, format_count, markdown_table
-from attent.inspection.ablate import (
-    ABLATION_FILE,
-    PART_KINDS,
-    Ablation,
-    AblationEffect,
-    AblationGrid,
-    PartKind,
-    build_grids,
-    get_sort_key,
-)
+from attent.formatting import escape_markdown, format_code, format_count, markdown_table, replace_section
+from attent.inspection.ablate import ABLATION_FILE, Ablation, AblationEffect, get_sort_key
+from attent.inspection.head_masking import PART_KINDS, PartKind
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
 from attent.scoring.report import render_heading, render_table
 
 CARD_FILE = "card.md"
-SECTION_TITLE, ORIGINAL_CARD_TITLE = "Ablation", "Original model card"
-MAX_CARD_ROWS = 10  # of the most and of the least important parts
+SECTION_TITLE, PRUNING_TITLE = "Ablation", "Pruning"
+MAX_CARD_ROWS = 20  # the most important parts
 MIN_USEFUL_BLEU = 1.0
 SIGNIFICANCE_LEVEL = 0.05
 KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
@@ -40,8 +33,6 @@ class PruneResult:
     max_bleu_drop: float
     selection: PruneSelection
     num_heads_before: int
-    bleu: float
-    loss: float
     parameters: int
     parameters_before: int
 
@@ -66,11 +57,6 @@ def render_ablation(result: AblationResult) -> Iterator[Text]:
             yield render_heading(f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap")
             rows = [format_effect(effect, ablation) for effect in effects]
             yield from render_table(rows, EFFECT_COLUMNS, bold_column=2)
-    worst = max((ablation.bleu - effect.bleu for effect in ablation.get_effects(*kinds)), default=0.0)
-    for grid in build_grids(ablation, kinds):
-        columns = "heads" if grid.columns[0].isdigit() else "sub-layers" if grid.title != "layers" else "stacks"
-        yield render_heading(f"BLEU difference: {grid.title}", f"rows: layers, columns: {columns}")
-        yield from render_heatmap(grid, ablation.bleu, worst)
     yield Text("")
     for kind in kinds:
         yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
@@ -101,9 +87,6 @@ EFFECT_COLUMNS = ("", "BLEU", "difference", "loss", "difference", "changed", "p"
 
 
 def format_effect(effect: AblationEffect, ablation: Ablation) -> list[str]:
-    p_value = "" if effect.p_value is None else f"{effect.p_value:.3f}"
-    if effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL:
-        p_value = "not significant"
     return [
         effect.part,
         f"{effect.bleu:.2f}",
@@ -111,32 +94,8 @@ def format_effect(effect: AblationEffect, ablation: Ablation) -> list[str]:
         f"{effect.loss:.4f}",
         f"{effect.loss - ablation.loss:+.4f}",
         f"{100 * effect.num_changed / ablation.conditions.sentences:.1f}%",
-        p_value,
+        f"{effect.p_value:.3f}" if effect.p_value < SIGNIFICANCE_LEVEL else "not significant",
     ]
-
-
-def render_heatmap(grid: AblationGrid, baseline: float, worst: float) -> Iterator[Text]:
-    """Render BLEU differences on a red background, the stronger the larger the loss."""
-    losses = [
-        [None if effect is None else round(baseline - effect.bleu, 1) + 0.0 for effect in row]  # + 0.0: never -0.0
-        for row in grid.effects
-    ]
-    width = max(7, *(len(name) + 2 for name in grid.columns))
-    yield Text("   " + "".join(f"{name} ".rjust(width) for name in grid.columns), "dim")
-    for name, row in zip(grid.rows, losses, strict=True):
-        text = Text(f"{name:>3}", "dim")
-        for value in row:
-            text.append(f"{'' if value is None else f'{0.0 - value:.1f} ':>{width}}", get_cell_style(value, worst))
-        yield text
-
-
-def get_cell_style(value: float | None, worst: float) -> str:
-    """From the background to red; the square root makes small losses visible."""
-    if value is None or value <= 0 or worst <= 0:
-        return ""
-    strength = (value / worst) ** 0.5
-    pale = round(235 - 190 * strength)
-    return f"{'white' if strength > 0.55 else 'black'} on rgb({round(255 - 60 * strength)},{pale},{pale})"
 
 
 def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
@@ -154,7 +113,7 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
     if worst_loss is not worst:
         yield f"By loss, which is less noisy, it is {worst_loss.part}: {worst_loss.loss:.3f}."
     dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
-    not_significant = sum(effect.p_value is not None and effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
+    not_significant = sum(effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
     yield (
         f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when "
         f"masked alone; for {not_significant:,} the difference is not significant (paired bootstrap, "
@@ -163,10 +122,10 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
 
 
 def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
-    less = 100 * (1 - pruned.parameters / pruned.parameters_before)
+    selection, less = pruned.selection, 100 * (1 - pruned.parameters / pruned.parameters_before)
     yield (
-        f"Without {len(pruned.selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
-        f"{pruned.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {pruned.loss:.3f} ({ablation.loss:.3f}), "
+        f"Without {len(selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
+        f"{selection.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {selection.loss:.3f} ({ablation.loss:.3f}), "
         f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
     )
     yield f"The pruned model is in {pruned.folder}."
@@ -185,45 +144,33 @@ def build_card_section(ablation: Ablation) -> Iterator[str]:
         effects = ablation.get_effects(kind)
         if effects:
             yield escape_markdown(" ".join(summarize_ablation(ablation, kind)))
-            yield from build_card_tables(ablation, effects, KIND_NAMES[kind])
-    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All results: {format_code(ABLATION_FILE)}."
+            yield build_card_table(ablation, effects, KIND_NAMES[kind])
+    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All parts are in {format_code(ABLATION_FILE)}."
 
 
-def build_card_tables(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> Iterator[str]:
+def build_card_table(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> str:
     columns = (f"Masked {name}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
-    rows = [format_effect(effect, ablation) for effect in effects]
-    num_omitted = len(rows) - 2 * MAX_CARD_ROWS
-    first = rows if num_omitted <= 0 else rows[:MAX_CARD_ROWS]
-    yield markdown_table(columns, first, right_aligned=range(1, 6), code_columns=(0,))
-    if num_omitted > 0:
-        yield f"... {num_omitted:,} more; the {MAX_CARD_ROWS} least important:"
-        yield markdown_table(columns, rows[-MAX_CARD_ROWS:], right_aligned=range(1, 6), code_columns=(0,))
+    rows = [format_effect(effect, ablation) for effect in effects[:MAX_CARD_ROWS]]
+    return markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
-    """Build the card of the pruned model; the original card, which may no longer apply, follows."""
-    first_line = original_card.partition("\n")[0]
-    title = first_line.removeprefix("# ") if first_line.startswith("# ") else escape_markdown(folder.name)
+    """Add a section about the pruning before the sections of the original card, which may no longer apply."""
+    title, _, rest = original_card.partition("\n")
+    if not title.startswith("# "):
+        title, rest = f"# {escape_markdown(folder.name)}", original_card
     heads = f"{len(pruned.selection.heads):,} of its {format_count(pruned.num_heads_before, 'head')}"
-    paragraphs = [
-        f"# {title}, pruned",
-        f"{format_code(str(folder))} without {heads}, by attent.",
-        "## Scores",
-        *build_score_table(ablation, pruned),
-        "## Pruning",
-        *describe_pruning(pruned),
-        "## Usage",
-        code_block("sh", f"attent translate {pruned.folder} < input.txt > output.txt"),
-        *([f"## {ORIGINAL_CARD_TITLE}", demote_headings(original_card)] if original_card else []),
-    ]
-    return "\n\n".join(paragraphs) + "\n"
+    origin = f"{format_code(str(folder))} without {heads}, by attent. Other sections are those of the original model."
+    section = [*build_score_table(ablation, pruned), *describe_pruning(pruned)]
+    sections = re.findall(r"^## (.*)$", rest, re.MULTILINE)
+    return replace_section(f"{title}, pruned\n\n{origin}\n\n{rest}", PRUNING_TITLE, section, sections)
 
 
 def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
     conditions, num_heads = ablation.conditions, pruned.num_heads_before - len(pruned.selection.heads)
     models = (
         ("before", ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before),
-        ("pruned", pruned.bleu, pruned.loss, num_heads, pruned.parameters),
+        ("pruned", pruned.selection.bleu, pruned.selection.loss, num_heads, pruned.parameters),
     )
     rows = [(name, f"{bleu:.2f}", f"{loss:.4f}", f"{n:,}", f"{size:,}") for name, bleu, loss, n, size in models]
     yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))
@@ -248,12 +195,3 @@ def describe_pruning(pruned: PruneResult) -> Iterator[str]:
         layers.setdefault(part.path, []).append(str(part.head))
     rows = [(path, ", ".join(heads)) for path, heads in layers.items()]
     yield markdown_table(("Layer", "Removed heads (original numbers)"), rows, code_columns=(0,))
-
-
-def demote_headings(card: str) -> str:
-    """Move headings two levels down, except in code blocks."""
-    lines, in_code = [], False
-    for line in card.strip("\n").split("\n"):
-        in_code ^= line.startswith("```")
-        lines.append(f"##{line}" if line.startswith("#") and not in_code else line)
-    return "\n".join(lines)

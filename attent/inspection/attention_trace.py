@@ -7,7 +7,7 @@ of its query and key sides. The format is described in docs/inspection.md. Inspe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
-from attent.nn.dot_product import repeat_kv_heads
 
 FORMAT, VERSION = "attent-trace", 1
 REQUIRED_LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")
@@ -93,7 +92,6 @@ class LayerInfo:
 
     causal: bool
     scale: float
-    head_indices: tuple[int, ...] | None = None  # recorded heads; None: all
     additive: bool = False  # scores are v^T tanh(q + k), which the page does not show step by step
 
 
@@ -124,15 +122,12 @@ class Trace(Mapping[str, list[Tensor]]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def make_observer(self, path: str, heads: Sequence[int] | None, qkv: bool) -> Callable[[AttentionRecord], None]:
+    def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
         def observer(record: AttentionRecord) -> None:
-            weights = record.weights if heads is None else record.compute_weights(heads)
-            self._weights.setdefault(path, []).append(weights)
-            indices, additive = None if heads is None else tuple(heads), record.score_weight is not None
-            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, indices, additive)
+            self._weights.setdefault(path, []).append(record.weights)
+            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, record.score_weight is not None)
             if qkv:
-                selected = slice(None) if heads is None else list(heads)
-                recorded = RecordedQKV(record.q[:, selected], *select_keys_values(record, selected), record.scale)
+                recorded = RecordedQKV(record.q, record.k, record.v, record.bias, record.scale)
                 self.qkv.setdefault(path, []).append(recorded)
 
         return observer
@@ -153,8 +148,6 @@ class Trace(Mapping[str, list[Tensor]]):
             weights = crop_weights(calls[-1], row, shape, path)
             info = self.layer_info[path]
             layers.append(build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale))
-            if info.head_indices is not None:
-                layers[-1]["head_indices"] = list(info.head_indices)
             if info.additive:
                 layers[-1]["additive"] = True
             if path in self.qkv:
@@ -182,9 +175,7 @@ class Trace(Mapping[str, list[Tensor]]):
             path = layer["path"]
             keys = len(trace.sides[layer["keys"]].tokens)
             trace._weights[path] = [unpack_weights(layer, keys)[None]]
-            heads = layer.get("head_indices")
-            indices, additive = None if heads is None else tuple(heads), layer.get("additive", False)
-            trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], indices, additive)
+            trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], layer.get("additive", False))
             if "q" in layer:
                 bias = unpack_array(layer["bias"])[None] if "bias" in layer else None
                 q, k, v = (unpack_array(layer[name])[None] for name in "qkv")
@@ -205,14 +196,6 @@ def check_format(document: Any) -> None:
         missing = [key for key in REQUIRED_LAYER_KEYS if key not in layer]
         if missing:
             raise ValueError(f"a layer of the trace has no {missing[0]!r}; create the file again")
-
-
-def select_keys_values(record: AttentionRecord, heads: slice | list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return keys, values and bias of the selected query heads."""
-    if isinstance(heads, slice):
-        return record.k, record.v, record.bias
-    k, v = (repeat_kv_heads(x, record.q.shape[1])[:, heads] for x in (record.k, record.v))
-    return k, v, None if record.bias is None else record.bias.expand(-1, record.q.shape[1], -1, -1)[:, heads]
 
 
 def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:

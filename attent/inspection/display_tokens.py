@@ -1,9 +1,13 @@
-"""Display text and special kind of tokens."""
+"""Display text and special kind of tokens, and their labels in figures."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
 
 from attent.inspection.attention_trace import DisplayToken, SpecialKind
 from attent.text.vocabulary import Vocabulary
@@ -13,6 +17,14 @@ BYTE_PATTERN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CONTINUATION_PREFIX = "##"  # WordPiece prefix inside a word
 NEWLINE_SYMBOL = "⏎"
 REPLACEMENT_CHARACTER = "\ufffd"  # of incomplete UTF-8
+SPACE_SYMBOL, DOTTED_CIRCLE = "␣", "◌"
+CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
+    "\x7f": "␡",
+    "\n": NEWLINE_SYMBOL,
+    "\t": "⇥",
+}
+# Characters that change the text direction or break lines, though they are not control characters.
+BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"}
 
 
 def build_display_tokens(
@@ -57,3 +69,22 @@ def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> Speci
         (vocabulary.start, "start"),
     )
     return next((special for special_id, special in special_ids if token_id == special_id), None)
+
+
+def format_token(token: Mapping[str, Any]) -> str:
+    """Format a token on one line: ‹end› for special tokens, ␣ for a space."""
+    text = escape_control_characters(str(token["text"]))
+    if token["special"] is not None:
+        return f"‹{text}›"
+    if text and unicodedata.category(text[0])[0] == "M":
+        text = DOTTED_CIRCLE + text  # a lone accent would combine with the character before it
+    return text if cell_len(text) else SPACE_SYMBOL
+
+
+def escape_control_characters(text: str) -> str:
+    """Replace characters that an XML writer or a renderer interprets by visible symbols."""
+
+    def is_hidden(character: str) -> bool:
+        return character in BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Cs", "Cn", "Co")
+
+    return "".join(CONTROL_PICTURES.get(c) or (REPLACEMENT_CHARACTER if is_hidden(c) else c) for c in text)

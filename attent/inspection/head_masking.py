@@ -22,7 +22,8 @@ from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
 from attent.nn.feedforward import FeedForward
 
-Granularity = Literal["heads", "sublayers", "layers"]
+PartKind = Literal["head", "sublayer", "layer"]
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
 PART_PATTERN = re.compile(r"(?P<path>[\w.]+)(?::(?P<head>\d{1,6}))?")
 
 
@@ -44,23 +45,21 @@ class ModelPart:
         return self.path if self.head is None else f"{self.path}:{self.head}"
 
     @property
-    def kind(self) -> Literal["head", "sublayer", "layer"]:
+    def kind(self) -> PartKind:
         if self.head is not None:
             return "head"
         return "layer" if self.path.rpartition(".")[2].isdigit() else "sublayer"
 
 
-def list_parts(model: nn.Module, granularity: Granularity) -> list[ModelPart]:
+def list_parts(model: nn.Module, kind: PartKind) -> list[ModelPart]:
     """List a model's heads, sub-layers or layers in module order."""
-    if granularity not in get_args(Granularity):
-        raise ValueError(f"parts must be one of {', '.join(get_args(Granularity))}, but are {granularity!r}")
-    if granularity == "heads":
+    if kind == "head":
         return [ModelPart(path, h) for path, layer in get_attention_layers(model).items() for h in range(layer.heads)]
-    kinds = Block if granularity == "layers" else (Attention, FeedForward)
+    classes = Block if kind == "layer" else (Attention, FeedForward)
     return [
         ModelPart(path.replace(COMPILED_PREFIX, ""))
         for path, module in model.named_modules()
-        if isinstance(module, kinds)
+        if isinstance(module, classes)
     ]
 
 

@@ -43,7 +43,7 @@ NO_SPELLING = -1  # special tokens equal no other token
 
 MIN_WORDS = 2  # per side: a single word has no competitor for its links
 
-StatUnit = Literal["share", "bits", "tokens", "correlation"]
+StatUnit = Literal["share", "bits", "tokens"]
 
 
 def stat(unit: StatUnit, text: str, label: str = "") -> Any:
@@ -97,9 +97,6 @@ class HeadValues:
     )
     aligned_on_input: float | None = stat(
         "share", "The same one step later, when the word is the decoder input.", "aligned (input)"
-    )
-    diagonal: float | None = stat(
-        "correlation", "Correlation between target position and attended source position: 1 on the diagonal."
     )
 
 
@@ -286,7 +283,6 @@ class KeyCategories:
     category_masks: Mapping[str, Tensor]  # (B, Tq, Tk), False for queries without a choice
     distances: Tensor | None  # (Tq, Tk), self-attention only
     is_end: Tensor  # (B, 1, 1, Tk)
-    position_moments: Tensor | None  # (6, B, Tq, Tk), cross-attention only: of relative positions
     word_pairs: Sequence[TokenWordMap] = ()
 
     def select_rows(self, rows: Tensor) -> KeyCategories:
@@ -299,7 +295,6 @@ class KeyCategories:
             num_visible=self.num_visible[:, rows],
             category_masks={key: mask[:, rows] for key, mask in self.category_masks.items()},
             distances=None if self.distances is None else self.distances[rows],
-            position_moments=None if self.position_moments is None else self.position_moments[:, :, rows],
             word_pairs=(),
         )
 
@@ -324,7 +319,6 @@ class KeyCategories:
             category_masks=masks,
             distances=(q - k.T).abs() if is_self else None,
             is_end=keys.is_end[:, None, None],
-            position_moments=None if is_self else compute_position_moments(queries.is_token, keys.is_token),
             word_pairs=word_pairs,
         )
 
@@ -348,24 +342,14 @@ def build_category_masks(queries: TokenFeatures, keys: TokenFeatures, is_self: b
     }
 
 
-def compute_position_moments(is_query: Tensor, is_key: Tensor) -> Tensor:
-    """1, x, y, xx, yy, xy of the positions from 0 (first token) to 1 (last), (6, B, Tq, Tk); 0 for padding."""
-    x, y = (torch.arange(t.shape[1]) / (t.sum(1, keepdim=True) - 1).clamp(min=1) for t in (is_query, is_key))
-    x, y = x[:, :, None], y[:, None]
-    is_pair = is_query[:, :, None] & is_key[:, None]
-    return torch.stack([is_pair * moment for moment in (torch.ones(()), x, y, x * x, y * y, x * y)])
-
-
 @dataclass
 class HeadAccumulator:
     """Running sums for the heads of one layer."""
 
     num_heads: int
-    head_indices: tuple[int, ...] | None = None  # None: 0, 1, ...
     is_self: bool = True
     is_causal: bool = True  # until a later key was visible
     totals: dict[str, Tensor] = field(default_factory=dict)  # (H, 2): sum and count
-    position_moments: Tensor | None = None  # (6, H)
 
     def add(self, key: str, sums: Tensor, count: Tensor | float) -> None:
         new = torch.stack([sums.double().cpu(), torch.as_tensor(count).double().cpu().expand(self.num_heads)], -1)
@@ -392,13 +376,10 @@ class HeadAccumulator:
         self.observe_alignment(weights, categories)
 
     def observe_alignment(self, weights: Tensor, categories: KeyCategories) -> None:
-        self.is_self = categories.position_moments is None
+        self.is_self = categories.distances is not None
         self.is_causal = "next" not in categories.category_masks or (
             self.is_causal and not bool(categories.category_masks["next"].any())
         )
-        if categories.position_moments is not None:
-            new = torch.einsum("bhqk,mbqk->mh", weights, categories.position_moments).double()
-            self.position_moments = new if self.position_moments is None else self.position_moments + new
         for row, word_pair in zip(weights, categories.word_pairs, strict=False):
             for offset, key in enumerate(("aligned_on_output", "aligned_on_input")):
                 links = count_word_links(row, word_pair, offset)
@@ -412,8 +393,6 @@ class HeadAccumulator:
         means["normalized_entropy"] = None if entropy is None or not max_entropy else entropy / max_entropy
         shares = (means.get(key) for key in ("aligned_on_output", "aligned_on_input"))
         means["alignment"] = max((share for share in shares if share is not None), default=None)
-        if self.position_moments is not None:
-            means["diagonal"] = compute_correlation(self.position_moments[:, head].tolist())
         return HeadValues(**means)
 
 
@@ -425,15 +404,6 @@ def count_word_links(weights: Tensor, word_pair: TokenWordMap, step_offset: int)
     # Without an end token, the last word is never decoder input.
     word_pair = replace(word_pair, target_word_ids=word_pair.target_word_ids[: tokens.shape[1]])
     return count_mutual_links(word_pair.pool_by_word(tokens))
-
-
-def compute_correlation(sums: Sequence[float]) -> float | None:
-    """Pearson correlation from the sums of 1, x, y, xx, yy, xy; 0 if one variable is constant."""
-    n, x, y, xx, yy, xy = sums
-    if not n:
-        return None
-    variances = max(0.0, xx / n - (x / n) ** 2) * max(0.0, yy / n - (y / n) ** 2)
-    return (xy / n - x * y / n**2) / math.sqrt(variances) if variances > 1e-12 else 0.0
 
 
 SELF_ATTENTION_NAMES = {
@@ -476,8 +446,8 @@ def describe_heads(
     """Yield the statistics of each head; `source_names` and `causal_names` are the names of key categories."""
     for path, accumulator in accumulators.items():
         names = causal_names if accumulator.is_causal else source_names
-        for index, head in enumerate(accumulator.head_indices or range(accumulator.num_heads)):
-            values = accumulator.compute_values(index)
+        for head in range(accumulator.num_heads):
+            values = accumulator.compute_values(head)
             is_self = accumulator.is_self
             description = (
                 describe_self_attention(values, names) if is_self else describe_cross_attention(values, source_names)
@@ -489,7 +459,6 @@ DOMINANT_SHARE = 0.5  # one category dominates
 COMBINED_SHARE = 0.6  # two categories dominate together
 ALIGNED_SHARE, LOOSELY_ALIGNED_SHARE = 0.7, 0.6  # mutual links: chance gives about half
 MIN_CONFIDENCE = 0.5  # below this, links are chance
-PREFERRED_SHARE, PREFERRED_RATIO = 0.33, 1.5  # a preference, if this many times the second largest share
 UNIFORM_ENTROPY, DIFFUSE_ENTROPY = 0.9, 0.8  # of the maximum entropy
 SHARP_ENTROPY = 0.15
 
@@ -507,7 +476,6 @@ def describe_self_attention(values: HeadValues, names: Mapping[str, str] = SELF_
         or (local_focus if sum(local.values()) >= COMBINED_SHARE else "")
         or describe_spread(values)
         or describe_sharp_focus(values, names)
-        or describe_preference(values, shares, names)
         or describe_mixed_pattern(values, shares, names)
     )
 
@@ -527,8 +495,7 @@ def describe_cross_attention(values: HeadValues, names: Mapping[str, str] = SELF
         or describe_spread(values)
         or loose_alignment
         or describe_sharp_focus(values, names)
-        or describe_preference(values, shares, names)
-        or describe_mixed_pattern(values, {}, names)
+        or describe_mixed_pattern(values, shares, names)
     )
 
 
@@ -573,13 +540,6 @@ def describe_spread(values: HeadValues) -> str:
         return ""
     spread = "uniform" if values.normalized_entropy >= UNIFORM_ENTROPY else "diffuse"
     return f"{spread} attention ({format_entropy(values)})"
-
-
-def describe_preference(values: HeadValues, shares: Mapping[str, float], names: Mapping[str, str]) -> str:
-    best, second = [*sorted(shares, key=lambda key: -shares[key]), None, None][:2]
-    if best is None or shares[best] < max(PREFERRED_SHARE, PREFERRED_RATIO * shares.get(second or "", 0.0)):
-        return ""
-    return f"prefers {names[best]} ({format_percent(shares[best])}), {format_entropy(values)}"
 
 
 def describe_mixed_pattern(values: HeadValues, shares: Mapping[str, float], names: Mapping[str, str]) -> str:
@@ -633,8 +593,7 @@ def measure_trace_heads(layers: Iterable[Mapping[str, Any]], sides: Mapping[str,
         max_rows = MAX_QUERY_ROWS if math.prod(shape) > MAX_TOKENS**2 else max(shape)
         rows = torch.tensor(sample_evenly(shape[0], max(1, max_rows)), dtype=torch.long)
         weights = unpack_weights(layer, shape[1], rows)
-        heads = layer.get("head_indices", range(weights.shape[0]))
-        accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0], head_indices=tuple(heads))
+        accumulators[layer["path"]] = accumulator = HeadAccumulator(weights.shape[0])
         if weights.numel():
             accumulator.observe(weights[None], categories[kind].select_rows(rows))
     source = sides.get("source") or next(iter(sides.values()), {})

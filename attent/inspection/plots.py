@@ -1,4 +1,4 @@
-"""Figures with matplotlib (extra `viz`): heads as heat maps or lines, positional encodings, ablation results.
+"""Figures with matplotlib (extra `viz`): heads as heat maps, ablation results.
 
 Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
 fonts. Tokens are shown literally, never parsed as math or markup.
@@ -16,12 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
-from attent.inspection.json_arrays import unpack_array
-from attent.inspection.position_encodings import describe_positions
-from attent.inspection.terminal import escape_control_characters, format_token
+from attent.inspection.display_tokens import escape_control_characters, format_token
 from attent.storage.atomic import write_output
 
 if TYPE_CHECKING:
@@ -152,24 +150,19 @@ def plot_heads(
     path: str = "*",
     kind: Literal["self", "cross"] | None = None,
     heads: Sequence[int] | None = None,
-    style: Literal["map", "lines"] = "map",
-    title: str | None = None,
 ) -> Figure:
     """Plot one head large with its tokens, or several in a grid with a row per layer.
 
-    path   glob of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
-    style  `map`: heat map; `lines`: lines between tokens, heads of one layer in colors
+    path  glob of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
     """
     panels = select_panels(document, path, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
-    with plot_context(["".join(words) for words in tokens.values()] + [title or ""]):
-        if style == "map" and all(is_patch_layer(document, panel.layer) for panel in panels):
-            return plot_patches(document, panels, title)
-        if style == "lines":
-            return plot_lines(document, panels, title)
+    with plot_context(["".join(words) for words in tokens.values()]):
+        if all(is_patch_layer(document, panel.layer) for panel in panels):
+            return plot_patches(document, panels)
         if len(panels) == 1:
-            return plot_heatmap(document, panels[0], title)
-        return plot_head_grid(document, panels, title)
+            return plot_heatmap(document, panels[0])
+        return plot_head_grid(document, panels)
 
 
 def select_panels(
@@ -179,12 +172,8 @@ def select_panels(
     for layer in document["layers"]:
         if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
             weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
-            head_indices = layer.get("head_indices", range(weights.shape[0]))
-            panels += [
-                HeadPanel(layer, head, head_weights)
-                for head, head_weights in zip(head_indices, weights, strict=True)
-                if heads is None or head in heads
-            ]
+            chosen = [head for head in range(len(weights)) if heads is None or head in heads]
+            panels += [HeadPanel(layer, head, weights[head]) for head in chosen]
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
         selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
@@ -215,18 +204,18 @@ def format_title(text: str) -> str:
     return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
 
 
-def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel, title: str | None) -> Figure:
+def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel) -> Figure:
     rows, columns = panel.weights.shape
-    name = f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"
+    title = f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"
     seconds = get_key_seconds(document, panel.layer)
     if seconds is not None:
-        return plot_times(document, panel, seconds, title or name)
+        return plot_times(document, panel, seconds, title)
     size = min(MAX_CELL_SIZE, (MAX_WIDTH - 3) / max(rows, columns))
     figure = create_figure(columns * size + 2.3, rows * size + 1.9)
     axes = figure.subplots()
     image = draw_heatmap(axes, panel.weights, vmax=max(0.1, float(panel.weights.max())))
     label_axes(axes, document, panel.layer, size)
-    axes.set_title(format_title(title or name), pad=12)
+    axes.set_title(title, pad=12)
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2.5 / (rows * size)), aspect=18, pad=0.02)
     bar.set_label("attention weight")
     bar.outline.set_visible(False)
@@ -242,7 +231,7 @@ def plot_times(document: Mapping[str, Any], panel: HeadPanel, seconds: float, ti
     above.imshow(read_key_image(document, panel.layer), cmap="gray", extent=(0, seconds, 0, 1), aspect="auto")
     above.set_yticks([])
     above.tick_params(labelbottom=False)
-    above.set_title(format_title(title))
+    above.set_title(title)
     draw_heatmap(below, panel.weights, float(panel.weights.max()), seconds)
     set_token_ticks(below.yaxis, queries["tokens"], min(9.0, 72 * 0.8 * height / len(queries["tokens"])))
     below.set_xlabel("seconds")
@@ -273,17 +262,13 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
     set_token_ticks(axes.yaxis, queries["tokens"], font_size)
     axes.tick_params(length=0, pad=3)
     for axis, side in ((axes.xaxis, keys), (axes.yaxis, queries)):
-        axis.set_label_text(get_side_label(side), color="#555555")
+        axis.set_label_text(escape_control_characters(str(side["label"])), color="#555555")
         axis.labelpad = 8
         if size > 0.1:
             axis.set_ticks([i - 0.5 for i in range(1, len(side["tokens"]))], minor=True)
     if size > 0.1:
         axes.grid(which="minor", color=GRID_COLOR, linewidth=0.4)
         axes.tick_params(which="minor", length=0)
-
-
-def get_side_label(side: Mapping[str, Any]) -> str:
-    return escape_control_characters(str(side["label"]))
 
 
 def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: float, rotation: float = 0) -> None:
@@ -297,7 +282,7 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
 
-def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
+def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
     """Plot a group for each stack and attention kind, with a row per layer."""
     blocks: dict[str, dict[str, list[HeadPanel]]] = {}
     for panel in panels:
@@ -313,7 +298,7 @@ def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel], tit
     parts = figure.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, (name, block) in zip(parts, blocks.items(), strict=True):
         draw_layer_group(part, document, name, list(block.values()), size)
-    figure.suptitle(format_title(title if title is not None else document.get("title", "")), fontsize=11)
+    figure.suptitle(format_title(document.get("title", "")), fontsize=11)
     return figure
 
 
@@ -353,10 +338,9 @@ MAX_TINT_ALPHA = 0.6  # the picture stays recognizable
 WORD_COLUMNS = 6  # images in a row, one for each word
 
 
-def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
+def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
     """Plot the image once per head, tinted by attention, with a row per layer; one head over words, once per word."""
     layer, is_self = panels[0].layer, panels[0].layer["kind"] == "self"
-    source = document.get("title", "")
     name = describe_patch_queries(get_key_image(document, layer) or {}, is_self=is_self)
     rows: dict[Any, list[tuple[str, HeadPanel]]] = {}
     if is_self or len(panels) > 1:
@@ -377,7 +361,7 @@ def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel], title
     for line, row in enumerate(rows.values()):
         for column, (label, panel) in enumerate(row):
             draw_patches(grid[line, column], document, panel, label)
-    figure.suptitle(format_title(title if title is not None else f"{source}: {name}"), fontsize=11)
+    figure.suptitle(format_title(f"{document.get('title', '')}: {name}"), fontsize=11)
     return figure
 
 
@@ -408,136 +392,10 @@ def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any
     return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
 
 
-LINE_COLORS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#cb181d", "#8c6d31", "#0e7c86", "#ae017e")
-MIN_LINE_WEIGHT = 0.04  # smaller weights are omitted
-
-
-def plot_lines(document: Mapping[str, Any], panels: Sequence[HeadPanel], title: str | None) -> Figure:
-    """Plot queries on the left, keys on the right, and lines with the strength of the weights."""
-    layer = panels[0].layer
-    if any(panel.layer["path"] != layer["path"] for panel in panels):
-        paths = ", ".join(sorted({panel.layer["path"] for panel in panels}))
-        raise ValueError(f"lines show one layer, but these match: {paths}; choose one")
-    queries, keys = (document["sides"][layer[name]] for name in ("queries", "keys"))
-    count = max(len(queries["tokens"]), len(keys["tokens"]))
-    size = min(MAX_CELL_SIZE, (MAX_HEIGHT - 2) / count)
-    figure = create_figure(5.2, count * size + 1.4)
-    axes = figure.subplots()
-    lengths = [len(side["tokens"]) for side in (queries, keys)]
-    positions = [[i + (count - length) / 2 for i in range(length)] for length in lengths]
-    for number, panel in enumerate(panels):
-        draw_lines(axes, panel.weights, positions, LINE_COLORS[number % len(LINE_COLORS)])
-    for side, x, ys, align in ((queries, -0.03, positions[0], "right"), (keys, 1.03, positions[1], "left")):
-        axes.text(x, -1.2, get_side_label(side), ha=align, va="center", fontsize=8, color="#555555")
-        for token, y in zip(side["tokens"], ys, strict=True):
-            font_size = min(9.0, size * 72 * 0.62)
-            style_token(axes.text(x, y, format_token(token), ha=align, va="center", fontsize=font_size), token)
-    axes.set(xlim=(-0.45, 1.45), ylim=(count - 0.3, -1.8))
-    axes.set_axis_off()
-    names = f"head {panels[0].head}" if len(panels) == 1 else f"{len(panels)} heads"
-    axes.set_title(format_title(title or f"{describe_layer(layer)}, layer {layer['layer']}, {names}"))
-    if len(panels) > 1:
-        draw_legend(axes, panels)
-    return figure
-
-
-def draw_lines(axes: Axes, weights: Tensor, positions: Sequence[Sequence[float]], color: str) -> None:
-    from matplotlib.collections import LineCollection
-
-    pairs = [(int(q), int(k)) for q, k in (weights > MIN_LINE_WEIGHT).nonzero()]
-    strength = [float(weights[q, k]) for q, k in pairs]
-    axes.add_collection(
-        LineCollection(
-            [[(0, positions[0][q]), (1, positions[1][k])] for q, k in pairs],
-            colors=[(color, min(1.0, 0.1 + 0.9 * weight)) for weight in strength],
-            linewidths=[0.3 + 2.4 * weight for weight in strength],
-            capstyle="round",
-        )
-    )
-
-
 def style_token(text: Any, token: Mapping[str, Any]) -> None:
     """Show special tokens in italics and another color."""
     text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
     text.set_style("italic" if token["special"] else "normal")
-
-
-def draw_legend(axes: Axes, panels: Sequence[HeadPanel]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=LINE_COLORS[number % len(LINE_COLORS)], linewidth=2, label=f"head {panel.head}")
-        for number, panel in enumerate(panels)
-    ]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False, fontsize=7.5)
-
-
-SCHEME_NAMES = {"relative": "T5's relative", "alibi": "ALiBi's"}
-PAIRWISE_NAMES = {
-    "embed": ("position", "position", "dot products between positions"),
-    "angles": ("position", "position", "dot products of rotated ones"),
-    "bias": ("key", "query", "bias of head 0"),
-}
-
-
-def plot_positions(source: nn.Module | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot the positional encodings of a model, a document or its section `positions`: values on the left, pairwise
-    similarities or biases on the right. Stacks with equal encodings are drawn once."""
-    entries = group_position_entries(source)
-    if not entries:
-        raise ValueError("there must be a positional encoding to draw, but this model has none")
-    with plot_context([]):
-        figure = create_figure(9.5, 3.7 * len(entries) + 0.2)
-        parts = figure.subfigures(len(entries), 1, squeeze=False)[:, 0]
-        for part, (stacks, entry) in zip(parts, entries, strict=True):
-            scheme = SCHEME_NAMES.get(entry["scheme"], entry["scheme"])
-            part.suptitle(f"{' and '.join(stacks)}: {scheme} positions", fontsize=10.5)
-            left, right = part.subplots(1, 2, width_ratios=[1.35, 1])
-            pairwise = unpack_array(entry["pairwise"])
-            if "values" in entry:
-                values = unpack_array(entry["values"])
-                vmax = float(values.abs().quantile(0.995)) or 1.0
-                names = ("feature", "position", "values" if entry["applied_as"] == "embed" else "cosines and sines")
-                draw_matrix(part, left, values, names, cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto")
-            else:
-                draw_curves(left, pairwise)
-                pairwise = pairwise[0]
-            draw_matrix(part, right, pairwise, PAIRWISE_NAMES[entry["applied_as"]], cmap="viridis")
-        return figure
-
-
-def group_position_entries(source: Any) -> list[tuple[list[str], Mapping[str, Any]]]:
-    entries = describe_positions(source) if isinstance(source, nn.Module) else source
-    if isinstance(entries, Mapping):
-        entries = entries.get("positions", ())
-    grouped: list[tuple[list[str], Mapping[str, Any]]] = []
-    for entry in entries:
-        equal = [names for names, other in grouped if {**other, "stack": ""} == {**entry, "stack": ""}]
-        if equal:
-            equal[0].append(entry["stack"])
-        else:
-            grouped.append(([entry["stack"]], entry))
-    return grouped
-
-
-def draw_matrix(part: SubFigure, axes: Axes, matrix: Tensor, names: tuple[str, str, str], **options: Any) -> None:
-    """`names`: of columns, rows and the matrix."""
-    image = axes.imshow(matrix.numpy(), interpolation="nearest", **options)
-    axes.set(xlabel=names[0], ylabel=names[1])
-    axes.set_title(names[2], fontsize=9)
-    style_colorbar(part.colorbar(image, ax=axes, aspect=25, pad=0.02))
-
-
-def draw_curves(axes: Axes, bias: Tensor) -> None:
-    """Plot the bias of each head by distance, from the middle position."""
-    middle = bias.shape[-1] // 2
-    distances = [key - middle for key in range(bias.shape[-1])]
-    for head, row in enumerate(bias[:, middle].tolist()):
-        axes.plot(distances, row, linewidth=1.4, color=LINE_COLORS[head % len(LINE_COLORS)], label=f"head {head}")
-    axes.axvline(0, color=GRID_COLOR, linewidth=0.8, zorder=0)
-    axes.set(xlabel="key - query", ylabel="bias")
-    axes.set_title("by distance", fontsize=9)
-    axes.legend(fontsize=6.5, framealpha=0.85, edgecolor="none", ncols=2)
 
 
 def style_colorbar(bar: Any) -> None:
@@ -545,34 +403,28 @@ def style_colorbar(bar: Any) -> None:
     bar.ax.tick_params(labelsize=7, length=2)
 
 
-CHANGE_LABELS = {"bleu": "change of BLEU", "loss": "change of loss"}
-
-
 def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
-    """Plot the section `ablation`: the change of BLEU (or loss) by masking each head, sub-layer and layer."""
-    measure = "bleu" if ablation.get("bleu") is not None else "loss"
-    baseline = ablation[measure]
-    measured = [each for each in ablation["parts"] if each.get(measure) is not None]
-    if not measured:
+    """Plot the section `ablation`: the change of BLEU by masking each head, sub-layer and layer."""
+    baseline, parts = ablation["bleu"], ablation["parts"]
+    if not parts:
         raise ValueError("there must be ablation results to draw, but there are none; run attent look --ablate first")
-    heads = {each["part"]: each[measure] - baseline for each in measured if each["kind"] == "head"}
-    others = {each["part"]: each[measure] - baseline for each in measured if each["kind"] != "head"}
+    heads = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] == "head"}
+    others = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] != "head"}
     rows = len({part.partition(":")[0] for part in heads})
     high = max(rows * 0.34 + 1.2 if heads else 0.0, len(others) * 0.24 + 1.2 if others else 0.0)
     with plot_context([]):
         figure = create_figure(bool(heads) * 5.6 + bool(others) * 4.8, high + 0.5)
         axes = figure.subplots(1, bool(heads) + bool(others), squeeze=False)[0]
         if heads:
-            draw_head_table(figure, axes[0], heads, measure)
+            draw_head_table(figure, axes[0], heads)
         if others:
-            draw_bars(axes[-1], others, measure)
-        name = {"bleu": "BLEU", "loss": "loss"}[measure]
+            draw_bars(axes[-1], others)
         sentences = f"{ablation['sentences']:,} sentences"
-        figure.suptitle(f"{name} with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5)
+        figure.suptitle(f"BLEU with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5)
         return figure
 
 
-def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float], measure: str) -> None:
+def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float]) -> None:
     """Draw a table with a row per layer and a column per head."""
     import numpy as np
 
@@ -582,12 +434,11 @@ def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float], meas
     for (path, head), change in zip(cells, heads.values(), strict=True):
         table[paths.index(path), head] = change
     vmax = max(0.1, float(np.nanmax(np.abs(table))))
-    colormap, digits = ("RdBu", 1) if measure == "bleu" else ("RdBu_r", 2)  # red is worse
-    image = axes.imshow(table, cmap=colormap, vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
+    image = axes.imshow(table, cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
     for (row, column), change in np.ndenumerate(table):
         if not np.isnan(change):
             color = "white" if abs(change) > 0.6 * vmax else TEXT_COLOR
-            text = f"{change:+.{digits}f}" if round(change, digits) else f"{0:.{digits}f}"
+            text = f"{change:+.1f}" if round(change, 1) else "0.0"
             axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
     axes.set_xticks(range(count))
     axes.set_yticks(range(len(paths)), [shorten_path(path) for path in paths], fontsize=7.5)
@@ -595,19 +446,18 @@ def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float], meas
     axes.set_title("each head", fontsize=9)
     axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes, aspect=25, pad=0.02)
-    bar.set_label(CHANGE_LABELS[measure], fontsize=8)
+    bar.set_label("change of BLEU", fontsize=8)
     style_colorbar(bar)
 
 
-def draw_bars(axes: Axes, parts: Mapping[str, float], measure: str) -> None:
-    is_worse = [change < 0 if measure == "bleu" else change > 0 for change in parts.values()]
-    colors = ["#b2182b" if worse else "#2166ac" for worse in is_worse]
+def draw_bars(axes: Axes, parts: Mapping[str, float]) -> None:
+    colors = ["#b2182b" if change < 0 else "#2166ac" for change in parts.values()]
     axes.barh(range(len(parts)), list(parts.values()), color=colors, height=0.7)
     axes.set_yticks(range(len(parts)), [shorten_path(part) for part in parts], fontsize=7.5)
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(0, color="#555555", linewidth=0.7)
-    axes.set_xlabel(CHANGE_LABELS[measure])
+    axes.set_xlabel("change of BLEU")
     axes.set_title("each sub-layer and layer", fontsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)

@@ -50,7 +50,6 @@ def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
 @dataclass(frozen=True, kw_only=True)
 class PruneTrial:
     num_removed: int  # in total
-    added: tuple[str, ...]
     bleu: float
     loss: float
     accepted: bool
@@ -61,7 +60,8 @@ class PruneSelection:
     """The heads to remove, and the trials that selected them."""
 
     heads: tuple[ModelPart, ...]
-    bleu: float
+    bleu: float  # without them
+    loss: float
     trials: tuple[PruneTrial, ...]
 
 
@@ -91,9 +91,11 @@ def select_heads(
     if not max_bleu_drop >= 0:
         raise ValueError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
     min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
-    selector = HeadSelector(measure_without, ablation.bleu, min_bleu, max_loss, progress)
+    selector = HeadSelector(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
     selector.add_group(rank_heads(ablation, max_bleu_drop))
-    return PruneSelection(heads=tuple(selector.heads), bleu=selector.bleu, trials=tuple(selector.trials))
+    return PruneSelection(
+        heads=tuple(selector.heads), bleu=selector.bleu, loss=selector.loss, trials=tuple(selector.trials)
+    )
 
 
 @dataclass
@@ -102,6 +104,7 @@ class HeadSelector:
 
     measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]]
     bleu: float
+    loss: float
     min_bleu: float
     max_loss: float
     progress: Callable[[PruneTrial], None] | None
@@ -121,11 +124,11 @@ class HeadSelector:
     def try_group(self, group: Sequence[ModelPart]) -> bool:
         heads = [*self.heads, *group]
         bleu, loss = self.measure_without(heads)
-        accepted, added = bleu >= self.min_bleu and loss <= self.max_loss, tuple(map(str, group))
-        trial = PruneTrial(num_removed=len(heads), added=added, bleu=bleu, loss=loss, accepted=accepted)
+        accepted = bleu >= self.min_bleu and loss <= self.max_loss
+        trial = PruneTrial(num_removed=len(heads), bleu=bleu, loss=loss, accepted=accepted)
         self.trials.append(trial)
         if trial.accepted:
-            self.heads, self.bleu = heads, bleu
+            self.heads, self.bleu, self.loss = heads, bleu, loss
         if self.progress is not None:
             self.progress(trial)
         return trial.accepted

@@ -30,7 +30,6 @@ def record(
     *,
     kind: AttentionKind | None = None,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
     qkv: bool = False,
     hidden_states: bool = False,
 ) -> Iterator[Trace]:
@@ -41,24 +40,19 @@ def record(
     pattern        glob of module paths, such as "decoder.*.cross_attn"
     kind           "self" or "cross"
     layers         only these layers of each stack, from 0
-    heads          only these heads of each layer, from 0
     qkv            also record queries, keys and values: `trace.qkv`
     hidden_states  also record the residual stream: `trace.hidden_states`
     """
     trace = Trace()
-    chosen = select_attention_layers(model, pattern, kind, layers, heads)
-    observers = {path: trace.make_observer(path, heads, qkv) for path in chosen}
+    chosen = select_attention_layers(model, pattern, kind, layers)
+    observers = {path: trace.make_observer(path, qkv) for path in chosen}
     states = record_hidden_states(model, trace.hidden_states) if hidden_states else nullcontext()
     with attach_observers(chosen, observers), states:
         yield trace
 
 
 def select_attention_layers(
-    model: nn.Module,
-    pattern: str,
-    kind: AttentionKind | None,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
+    model: nn.Module, pattern: str, kind: AttentionKind | None, layers: Sequence[int] | None
 ) -> dict[str, Attention]:
     """Return the selected attention layers by path; raise if there are none."""
     all_layers = get_attention_layers(model)
@@ -80,10 +74,6 @@ def select_attention_layers(
         selection = {"kind": kind, "layers": layers}
         filters = ", ".join(f"{name} {value}" for name, value in selection.items() if value is not None)
         raise ValueError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
-    for path, layer in chosen.items():
-        for head in heads or ():
-            if not 0 <= head < layer.heads:
-                raise ValueError(f"`heads` must be from 0 to {layer.heads - 1} at {path}, but one is {head}")
     return chosen
 
 

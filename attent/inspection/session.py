@@ -1,4 +1,4 @@
-"""Open a model for inspection, inspect inputs, and render the result as HTML, JSON, figures or text.
+"""Open a model for inspection, inspect inputs, and render the result as HTML, JSON or figures.
 
 inspection = attent.look("runs/en-de", "A man rides a bike.")
 inspection.save_html("look.html")
@@ -31,7 +31,6 @@ from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.inspectors.vision import VisionInspector
-from attent.inspection.terminal import draw_head, escape_control_characters, summarize_heads
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn import AudioConfig
@@ -186,45 +185,26 @@ class Inspection:
             document = self.label_rows(layers[0]["path"], heads[0])
         return plot_heads(document, kind=kind, heads=heads or None)
 
-    def render_terminal(self, *, heads: Sequence[int] = (), width: int = 100) -> str:
-        """Return input, output, the most informative head (among `heads`) as text, and a summary of all heads."""
-        path, head = self.select_head(heads)
-        document = self.label_rows(path, head)
-        description = self._get_stats(path, head).get("description", "")
-        texts = "\n".join(map(escape_control_characters, self.list_texts()))
-        title = f"{path}, head {head}: {description}".rstrip(": ")
-        masked = [f"{layer['path']}:{i}" for layer in self.document["layers"] for i in layer["masked_heads"]]
-        sections = [texts, *([f"masked heads: {', '.join(masked)}"] if masked else []), title]
-        figure = draw_head(document, path=path, head=head, width=width)
-        return "\n\n".join([*sections, figure, summarize_heads(document)])
-
-    def select_head(self, heads: Sequence[int] = ()) -> tuple[str, int]:
-        """Return the recorded head (among `heads`) that aligns best; without cross-attention, the most focused one."""
-        recorded = {layer["path"] for layer in self.document["layers"]}
+    def select_head(self) -> tuple[str, int]:
+        """Return the recorded cross-attention head that aligns best."""
+        recorded = {layer["path"] for layer in self.document["layers"] if layer["kind"] == "cross"}
         candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
-        candidates = [entry for entry in candidates if not heads or entry["head"] in heads]
-        candidates = [entry for entry in candidates if entry["path"].endswith(".cross_attn")] or candidates
         if not candidates:
-            raise ValueError("there must be a recorded head to draw, but none matches; select others")
-        best = max(candidates, key=self._rate_head)
+            raise ValueError("there must be a recorded head of cross-attention, but there is none; record others")
+
+        def rate_head(entry: dict[str, Any]) -> tuple[float, float]:
+            """Alignment weighted by confidence: diffuse heads link at random."""
+            values = entry["values"]
+            confidence, alignment = values.get("confidence") or 0.0, values.get("alignment")
+            return (values.get("same_token") or 0.0) if alignment is None else alignment * confidence, confidence
+
+        best = max(candidates, key=rate_head)
         return best["path"], best["head"]
-
-    def _rate_head(self, entry: dict[str, Any]) -> tuple[float, float]:
-        values = entry["values"]
-        confidence = values.get("confidence") or 0.0
-        if len(self.document["sides"]) == 1:  # each query on one key, another one for each, and not on itself
-            spread = (1 - (values.get("top_key") or 0.0)) * (1 - (values.get("current") or 0.0))
-            return confidence * spread, confidence
-        alignment = values.get("alignment")
-        return (values.get("same_token") or 0.0) if alignment is None else alignment * confidence, confidence
-
-    def _get_stats(self, path: str, head: int) -> dict[str, Any]:
-        entries = self.document["head_stats"]["heads"]
-        return next((entry for entry in entries if (entry["path"], entry["head"]) == (path, head)), {})
 
     def label_rows(self, path: str, head: int) -> dict[str, Any]:
         """Return the document with a layer's rows labeled by decoder input if the head aligns better that way."""
-        values = self._get_stats(path, head).get("values", {})
+        stats = {(entry["path"], entry["head"]): entry["values"] for entry in self.document["head_stats"]["heads"]}
+        values = stats.get((path, head), {})
         if (values.get("aligned_on_input") or 0.0) <= (values.get("aligned_on_output") or 0.0):
             return self.document
         layers = [
@@ -232,16 +212,3 @@ class Inspection:
             for layer in self.document["layers"]
         ]
         return self.document | {"layers": layers}
-
-    def list_texts(self) -> list[str]:
-        """Return input and output, one line each."""
-        sides, output = self.document["sides"], self.document.get("output")
-        if "target" in sides:
-            return [sides["source"]["text"], sides["target"]["text"]]
-        lines = [next(iter(sides.values()))["text"]]
-        labels = self.document.get("labels", {}).get("best", ())
-        if labels:
-            lines.append(", ".join(f"{entry['label']} {100 * entry['p']:.1f}%" for entry in labels[:3]))
-        if output and output["label"] != "label":
-            lines.append(f"{output['label']}: {output['text'].strip()}")
-        return lines

@@ -115,17 +115,6 @@ def build_schema(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F
         raise FolderError(str(error)) from error
 
 
-def find_faulty_file(known: dict[str, Any], merged: dict[str, Any], root: Path, keys: ConfigKeys[F]) -> Path:
-    """Return the file to blame for an error: generation_config.json if config.json alone is valid."""
-    if merged == known:
-        return root / hf_folder.CONFIG_FILE
-    try:
-        settings.from_dict(keys.schema, known, where="")
-    except settings.SettingsError:
-        return root / hf_folder.CONFIG_FILE
-    return root / hf_folder.GENERATION_FILE
-
-
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> None:
     """Reject an unknown key, or a value that we do not compute."""
     all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
@@ -365,8 +354,8 @@ class OpenFolder(Generic[F]):
         root = hf_folder.resolve_folder(folder)
         where = root / hf_folder.CONFIG_FILE
         known = select_schema_keys(hf_folder.read_json(where), keys, where)
-        merged = merge_generation_tokens(known, root, keys)
-        config = build_schema(merged, keys, find_faulty_file(known, merged, root, keys))
+        build_schema(known, keys, where)  # alone first, so that any other error is one of generation_config.json
+        config = build_schema(merge_generation_tokens(known, root, keys), keys, root / hf_folder.GENERATION_FILE)
         stored = hf_folder.open_tensors(root)
         patterns = [re.escape(name).replace(r"\{i\}", r"\d+") for name in ignored_tensors]
         ignored = re.compile("|".join(patterns) or "(?!)")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from attent.interop import conversion, hf_folder
+from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import LazyTensor, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
@@ -299,10 +299,8 @@ def check_expressible(config: Seq2SeqConfig) -> None:
         )
         if not isinstance(stack.positions, RelativeConfig):
             conversion.reject_field(FAMILY, f"{side}.positions", stack.positions, "relative")
-    for field in fields(StackConfig):
-        ours, other = getattr(config.encoder, field.name), getattr(config.decoder, field.name)
-        if field.name not in ("layers", "causal", "cross_attention", "remaining_heads") and ours != other:
-            conversion.reject_field(FAMILY, f"decoder.{field.name}", other, f"that of the encoder, {ours!r},")
+    differing = {"layers", "causal", "cross_attention", "remaining_heads"}
+    marian.check_equal_sides(config, FAMILY, [f.name for f in fields(StackConfig) if f.name not in differing])
 
 
 def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:

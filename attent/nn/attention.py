@@ -11,7 +11,7 @@ mask:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,19 +41,12 @@ class AttentionRecord:
     score_weight: Tensor | None = None  # (H, D) of additive scores
 
     @cached_property
-    def weights(self) -> Tensor:
-        """(B, H, Tq, Tk); each row sums to one, or to zero where the query may attend to nothing."""
-        return self.compute_weights(range(self.q.shape[1]))
-
     @torch.no_grad()
-    def compute_weights(self, heads: Sequence[int]) -> Tensor:
-        """Compute the weights of some heads. Fast kernels never store weights, so this runs on demand."""
-        group_size = self.q.shape[1] // max(1, self.k.shape[1])
-        kv_heads = [head // group_size for head in heads]
-        bias = None if self.bias is None else self.bias.expand(-1, self.q.shape[1], -1, -1)[:, list(heads)]
-        q, k, v = self.q[:, list(heads)], self.k[:, kv_heads], self.v[:, kv_heads]
-        score_weight = None if self.score_weight is None else self.score_weight[list(heads)]
-        return attend_explicit(q, k, v, self.mask, bias, self.scale, score_weight=score_weight)[1]
+    def weights(self) -> Tensor:
+        """(B, H, Tq, Tk); each row sums to one, or to zero where the query may attend to nothing. Fast kernels never
+        store weights, so that they are computed on demand."""
+        inputs = (self.q, self.k, self.v, self.mask, self.bias, self.scale)
+        return attend_explicit(*inputs, score_weight=self.score_weight)[1]
 
 
 class Attention(nn.Module):

@@ -43,7 +43,6 @@ from attent.scoring.metrics import (
 from attent.storage.atomic import write_output
 from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
-from attent.text.tokenizer import Tokenizer
 
 AUTO_ALIGNMENT = "auto"  # select heads by agreement, without gold alignments
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # of forced decoding
@@ -330,11 +329,11 @@ class _Scorer:
         """Forced decoding and alignment, in float32 unless another dtype is requested."""
         options, device = self.options, self.options.device
         options = replace(options, device=replace(device, dtype=device.dtype or "float32"))
-        loaded = replace(self, options=options).load(self.model)
+        translator = replace(self, options=options).load(self.model)
         return replace(
             self.start_report(),
-            forced=tuple(self.force_decode(loaded)) if options.force_decode else None,
-            alignment=self.select_alignment_heads(loaded) if options.alignment else None,
+            forced=tuple(self.force_decode(translator)) if options.force_decode else None,
+            alignment=self.select_alignment_heads(translator) if options.alignment else None,
         )
 
     def start_report(self) -> ScoreReport:
@@ -348,14 +347,13 @@ class _Scorer:
             hypotheses=str(hypotheses) if hypotheses else None,
         )
 
-    def load(self, folder: Path | None, *others: Path) -> LoadedModel:
+    def load(self, folder: Path | None, *others: Path) -> Translator:
         if folder is None:
             raise ScoreError("there is nothing to score: give a model, or a file of hypotheses")
         translator = load_translator((folder, *others), self.options.device, self.notify)
         if problem := describe_wrong_direction(translator, self.languages, self.test_set):
             self.warn(problem)
-        default = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
-        return LoadedModel(folder.expanduser(), translator, self.options.device.batch_tokens or default)
+        return translator
 
     def produce_outputs(self, folder: Path | None, *others: Path) -> tuple[list[str], str]:
         """Return the output for each source, and the dtype of the model."""
@@ -372,10 +370,13 @@ class _Scorer:
             self.notify(f"captioning {num_sources:,} images with {folder} ...")
             groups = group_languages(self.test_set, captioner.languages, folder)
             return self.search_all(captioner.caption_all, groups), get_dtype_name(captioner.model)
-        loaded = self.load(folder, *others)
-        self.notify(f"translating {num_sources:,} sentences with {loaded.folder} ...")
-        outputs = self.search_all(loaded.translator.translate, loaded.group_by_language(self.test_set))
-        return outputs, get_dtype_name(loaded.translator.model)
+        translator = self.load(folder, *others)
+        self.notify(f"translating {num_sources:,} sentences with {folder} ...")
+        outputs = self.search_all(translator.translate, self.group_by_tag(translator))
+        return outputs, get_dtype_name(translator.model)
+
+    def group_by_tag(self, translator: Translator) -> LanguageGroups:
+        return group_languages(self.test_set, translator.tokenizer.source.tags, translator.folder or Path("ensemble"))
 
     def search_all(self, search: Callable[..., Iterable[SearchResult]], groups: LanguageGroups) -> list[str]:
         """Return the output of each source; `search` is called with the sources of each language."""
@@ -397,32 +398,37 @@ class _Scorer:
         self.unreadable.add(i)
         return ""
 
-    def force_decode(self, loaded: LoadedModel) -> list[TargetScores]:
+    def force_decode(self, translator: Translator) -> list[TargetScores]:
+        model = translator.model
+        assert isinstance(model, Seq2Seq)  # not an ensemble
         targets = self.test_set.references if self.hypotheses is None else self.hypotheses
+        default_tokens = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
+        batch_tokens = translator.batch_tokens or default_tokens
         scores: dict[int, TargetScores] = {}
-        for language, indices in loaded.group_by_language(self.test_set):
+        for language, indices in self.group_by_tag(translator):
             sides = [self.test_set.sources[i] for i in indices], [targets[i] for i in indices]
-            group = score_targets(loaded.model, loaded.tokenizer, *sides, to=language, batch_tokens=loaded.batch_tokens)
+            group = score_targets(model, translator.tokenizer, *sides, to=language, batch_tokens=batch_tokens)
             scores.update(zip(indices, group, strict=True))
         return [scores[i] for i in range(len(targets))]
 
-    def select_alignment_heads(self, loaded: LoadedModel) -> AlignmentReport | MeasuredSelection:
+    def select_alignment_heads(self, translator: Translator) -> AlignmentReport | MeasuredSelection:
         """Select the heads that align best and save them in the folder, for `attent translate --alignment`."""
-        languages = loaded.group_by_language(self.test_set)
+        model, tokenizer, folder = translator.model, translator.tokenizer, translator.folder
+        assert isinstance(model, Seq2Seq)  # not an ensemble
+        assert folder is not None
+        languages = self.group_by_tag(translator)
         if len(languages) > 1:
             raise ValueError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
         sides, language = (self.test_set.sources, self.test_set.references), languages[0][0]
         result: AlignmentReport | MeasuredSelection
         if self.gold is None:
-            result = select_by_agreement(loaded.model, loaded.tokenizer, *sides, to=language)
+            result = select_by_agreement(model, tokenizer, *sides, to=language)
         else:
             location = str(self.options.alignment)
-            result = evaluate_alignment(
-                loaded.model, loaded.tokenizer, *sides, self.gold, to=language, location=location
-            )
-        with explain_save_errors(loaded.folder, "choice of heads"):
+            result = evaluate_alignment(model, tokenizer, *sides, self.gold, to=language, location=location)
+        with explain_save_errors(folder, "choice of heads"):
             selection = result if isinstance(result, MeasuredSelection) else result.selection
-            save_measured_selection(loaded.folder, selection)
+            save_measured_selection(folder, selection)
         return result
 
 
@@ -451,25 +457,6 @@ def describe_wrong_direction(translator: Translator, requested: LanguagePair, te
     return None
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    folder: Path
-    translator: Translator
-    batch_tokens: int
-
-    @property
-    def model(self) -> Seq2Seq:
-        assert isinstance(self.translator.model, Seq2Seq)  # not an ensemble
-        return self.translator.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.translator.tokenizer
-
-    def group_by_language(self, test_set: TestSet) -> LanguageGroups:
-        return group_languages(test_set, self.tokenizer.source.tags, self.folder)
-
-
 def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> LanguageGroups:
     """Group the sources by language, which is None for a model without language tags."""
     languages = [language if tags else None for language in test_set.languages]
@@ -494,40 +481,30 @@ def search_to_dict(options: ScoreOptions, dtype: str) -> dict[str, Any]:
     return {**asdict(options.search), "formula": options.search.score_formula, **device}
 
 
-DESCRIBED_OPTIONS = frozenset(
-    "beam_size n_best length_penalty length_penalty_type max_length min_length no_repeat_ngram_size patience "
-    "beam_groups diversity_penalty sampling forbid_loops rank_truncated_equally".split()
-)
+# Options that the first words of the description tell, or that the caller sets.
+DESCRIBED_OPTIONS = {
+    "beam_size", "n_best", "length_penalty", "length_penalty_type", "max_length", "sampling", "forbid_loops",
+    "rank_truncated_equally",
+}  # fmt: skip
 
 
 def describe_search(
     options: ScoreOptions, dtype: str, default_limit: str = f"source + {MAX_EXTRA_TOKENS} tokens"
 ) -> str:
-    """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens`"""
+    """`beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens, min_length 2`"""
     search = options.search
-    changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
+    method = "greedy" if search.beam_size == 1 else f"beam {search.beam_size}"
+    if search.sampling:
+        method = f"sampling ({', '.join(f'{name} {value:g}' for name, value in asdict(search.sampling).items())})"
     limit = default_limit if search.max_length is None else f"{search.max_length:,} tokens"
+    changed = [field.name for field in fields(search) if getattr(search, field.name) != field.default]
     parts = [
-        describe_method(search),
+        method,
         search.score_formula,
         f"at most {limit}",
-        f"at least {search.min_length:,}" if search.min_length else "",
-        f"no repeated {search.no_repeat_ngram_size}-grams" if search.no_repeat_ngram_size else "",
+        *(f"{name} {getattr(search, name)}" for name in changed if name not in DESCRIBED_OPTIONS),
         f"engine {options.device.engine}" if options.device.engine else "",
         dtype if dtype != "float32" else "",
         *(f"with {folder}" for folder in options.ensemble),
-        *(f"{name} {getattr(search, name)}" for name in changed if name not in DESCRIBED_OPTIONS),
     ]
     return ", ".join(filter(None, parts))
-
-
-def describe_method(search: SearchOptions) -> str:
-    if sampling := search.sampling:
-        top_k = f", top-k {sampling.top_k:,}" if sampling.top_k else ""
-        top_p = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-        return f"sampling at temperature {sampling.temperature:g}{top_k}{top_p}, seed {sampling.seed}"
-    if search.beam_size == 1:
-        return "greedy"
-    patience = "" if search.patience is None else f", patience {search.patience:g}"
-    groups = f" in {search.beam_groups} groups, diversity penalty {search.diversity_penalty:g}"
-    return f"beam {search.beam_size}{groups if search.beam_groups > 1 else ''}{patience}"

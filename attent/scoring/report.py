@@ -1,4 +1,4 @@
-"""A score report as a page for the terminal, as JSON, as TSV rows of sentences, or as bare numbers.
+"""A score report as a page for the terminal, as JSON, or as TSV rows of sentences.
 
 Lines are never wrapped or truncated, so that tables can be piped and signatures copied.
 """
@@ -24,19 +24,7 @@ MAX_LISTED_LINKS = 5
 VERDICTS = {True: "better", False: "worse", None: "not significant"}
 
 
-# ---- numbers, rows, JSON ---------------------------------------------------------------------------------------------
-
-
-def list_numbers(report: ScoreReport) -> Iterator[str]:
-    """Yield the scores, in the order of the metrics."""
-    if report.evaluation:
-        yield from (f"{score.value:.2f}" for score in report.evaluation.scores)
-    if report.forced:
-        yield f"{sum_forced(report.forced)['perplexity']:.3f}"
-    if isinstance(report.alignment, MeasuredSelection):
-        yield f"{report.alignment.agreement:.2f}"
-    elif report.alignment:
-        yield f"{report.alignment.best.test_aer:.2f}"
+# ---- rows, JSON ------------------------------------------------------------------------------------------------------
 
 
 def list_sentence_rows(report: ScoreReport) -> Iterator[str]:

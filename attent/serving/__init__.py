@@ -1,8 +1,1 @@
-"""Serve a model over HTTP: ASGI app, limits and an embedded server (extra `serve`)."""
-
-from attent.serving.app import LookApp, create_app
-from attent.serving.limits import Limits, ServeError
-from attent.serving.request import LookRequest
-from attent.serving.server import serve_app, serve_in_thread
-
-__all__ = ["Limits", "LookApp", "LookRequest", "ServeError", "create_app", "serve_app", "serve_in_thread"]
+"""Serve models over HTTP: ASGI apps, limits, worker processes and an embedded server (extra `serve`)."""

@@ -13,6 +13,7 @@ from attent.serving.limits import ApiError, Limits
 
 MAX_KNOWN_CLIENTS = 10_000  # whose rate is remembered
 SPEED_HALF_LIFE = 10.0  # seconds of work after which a measured speed counts half
+MAX_RETRY_AFTER = 60.0  # seconds
 MIN_MEASURED_SECONDS = 0.5  # of work, before the speed is known
 
 
@@ -49,7 +50,7 @@ class Admission:
         now = time.monotonic()
         left, since = self._tokens.pop(client, (float(per_minute), now))
         left = min(per_minute, left + (now - since) * per_minute / 60)
-        self._tokens[client] = (max(0.0, left - 1), now)
+        self._tokens[client] = (left - 1 if left >= 1 else left, now)
         if len(self._tokens) > MAX_KNOWN_CLIENTS:
             self._tokens.popitem(last=False)
         if left < 1:
@@ -82,11 +83,11 @@ class Admission:
         others = self._compute_load(
             self.num_pending - self._counts[client], self._pending.total() - self._pending[client]
         )
-        retry_after = max(1.0, (own + others - 1) * self._limits.max_queue_seconds)
-        if is_waiting and own > share * (1 - others):
+        retry_after = min(MAX_RETRY_AFTER, (own + others - 1) * self._limits.max_queue_seconds)
+        if is_waiting and share < 1 and own > share * (1 - others):
             raise make_limit_error("your requests fill your share of the queue", retry_after)
         if self.num_pending and own + others > 1:
-            raise ApiError(503, "the server is busy; retry later", {"retry-after": str(math.ceil(retry_after))})
+            raise make_limit_error("the server is busy", retry_after, status=503)
 
     def _compute_load(self, requests: int, characters: int) -> float:
         """Return the share of the queue that these requests fill, by their number and by the seconds they take."""
@@ -108,5 +109,6 @@ class Admission:
         self._done_characters *= decay
 
 
-def make_limit_error(problem: str, retry_after: float) -> ApiError:
-    return ApiError(429, f"{problem}; retry later", {"retry-after": str(max(1, math.ceil(retry_after)))})
+def make_limit_error(problem: str, retry_after: float, status: int = 429) -> ApiError:
+    seconds = max(1, math.ceil(retry_after - 1e-6))
+    return ApiError(status, f"{problem}; retry later", {"retry-after": str(seconds)})

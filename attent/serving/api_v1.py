@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response, StreamingResponse
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Body, Call, Endpoint, make_json_response
+from attent.serving.endpoints import Body, Call, Endpoint
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
@@ -36,6 +36,7 @@ class TranslateFields(Body):
     alignment: bool = Field(False, description="also return the word alignment")
     mbr_candidates: int = Field(0, ge=0, description="choose among so many by minimum Bayes risk")
     split_sentences: bool = Field(False, description="split every line into sentences, not only long ones")
+    allow_loops: bool = Field(False, description="keep a translation that repeats itself; else, search again")
     stream: bool = Field(False, description="send each sentence as a server-sent event; for one text")
 
 
@@ -90,15 +91,16 @@ def build_translate_request(body: Any) -> TranslateRequest:
         alignment=body.alignment,
         mbr_candidates=body.mbr_candidates,
         split_sentences=body.split_sentences,
+        allow_loops=body.allow_loops,
     )
 
 
-async def translate(call: Call[Any]) -> Response:
+async def translate(call: Call[Any]) -> Response | dict[str, Any]:
     request = build_translate_request(call.body)
     if call.body.stream:
         return await stream_translation(call, request)
     translations = await call.gateway.translate(request, call.client)
-    return make_json_response({"translations": [to_document(each) for each in translations]})
+    return {"translations": [to_document(each) for each in translations]}
 
 
 def to_document(translation: TextTranslation) -> dict[str, Any]:
@@ -133,29 +135,28 @@ def format_event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-async def suggest(call: Call[SuggestBody]) -> Response:
+async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:
     body = call.body
     request = SuggestRequest(
         text=body.text, prefix=body.prefix, source=body.source or AUTO, target=body.target, count=body.count
     )
     suggestions = await call.gateway.call("suggest", request, call.client, characters=len(body.text) * body.count + 1)
-    return make_json_response({"suggestions": [asdict(each) for each in suggestions]})
+    return {"suggestions": [asdict(each) for each in suggestions]}
 
 
 class SuggestResult(Body):
     suggestions: list[dict[str, Any]]
 
 
-async def list_models(call: Call[None]) -> Response:
-    info = call.gateway.backend.info
-    return make_json_response(
-        {
-            "models": list(info.models),
-            "directions": [asdict(direction) for direction in info.directions],
-            "languages": info.language_names,
-            "file_suffixes": list(info.file_suffixes),
-        }
-    )
+async def list_models(call: Call[None]) -> dict[str, Any]:
+    info, limits = call.gateway.backend.info, call.gateway.limits
+    return {
+        "models": list(info.models),
+        "directions": [asdict(direction) for direction in info.directions],
+        "languages": info.language_names,
+        "file_suffixes": list(info.file_suffixes),
+        "limits": {"characters": limits.max_characters, "file_bytes": limits.max_file_bytes},
+    }
 
 
 class ModelsResult(Body):
@@ -163,16 +164,17 @@ class ModelsResult(Body):
     directions: list[dict[str, Any]]
     languages: dict[str, str]
     file_suffixes: list[str]
+    limits: dict[str, int]  # of one request
 
 
-async def show_health(call: Call[None]) -> Response:
-    return make_json_response({"status": "ok"})
+async def show_health(call: Call[None]) -> dict[str, Any]:
+    return {"status": "ok"}
 
 
-async def show_readiness(call: Call[None]) -> Response:
+async def show_readiness(call: Call[None]) -> dict[str, Any]:
     if not call.gateway.backend.is_ready:
         raise ApiError(503, "no model is ready", {"retry-after": "2"})
-    return make_json_response({"status": "ready"})
+    return {"status": "ready"}
 
 
 class Status(Body):

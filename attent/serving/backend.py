@@ -14,17 +14,18 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
-from attent.serving.limits import ApiError, Limits, make_internal_error, make_unavailable_error
+from attent.serving.limits import ApiError, Limits, ServeError, make_internal_error, make_unavailable_error
 from attent.serving.messages import ServiceInfo
 
 if TYPE_CHECKING:
@@ -62,16 +63,23 @@ class ServiceConfig:
 class RunningCalls:
     """The calls that a service works on, each in a thread."""
 
-    def __init__(self, service: TranslationService, send: Callable[[tuple[Any, ...]], None]) -> None:
+    def __init__(self, service: Any, send: Callable[[tuple[Any, ...]], None], num_threads: int = NUM_THREADS) -> None:
         """`send` gets (call id, "item" | "done", value) and (call id, "error", exception)."""
         self._service = service
         self._send = send
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "attent request")
         self._cancelled: dict[int, threading.Event] = {}
+        self._waiting: SimpleQueue[tuple[int, Method, Any, str]] = SimpleQueue()
+        # Daemons, so that work that ignores `should_stop` does not keep the process alive.
+        for _ in range(num_threads):
+            threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._cancelled
 
     def start(self, call_id: int, method: Method, request: Any, client: str) -> None:
         self._cancelled[call_id] = threading.Event()
-        self._threads.submit(self._run, call_id, method, request, client)
+        self._waiting.put((call_id, method, request, client))
 
     def cancel(self, call_id: int) -> None:
         if event := self._cancelled.get(call_id):
@@ -80,8 +88,10 @@ class RunningCalls:
     def close(self) -> None:
         for event in list(self._cancelled.values()):
             event.set()
-        self._threads.shutdown(cancel_futures=True)
-        self._service.close()
+
+    def _run_thread(self) -> None:
+        while True:
+            self._run(*self._waiting.get())
 
     def _run(self, call_id: int, method: Method, request: Any, client: str) -> None:
         should_stop = self._cancelled[call_id].is_set
@@ -94,14 +104,14 @@ class RunningCalls:
                     self._send((call_id, "item", item))
                 result = None
             self._send((call_id, "done", result))
-        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited; a SystemExit too
             if not should_stop():
                 self._send((call_id, "error", to_api_error(error)))
         finally:
             del self._cancelled[call_id]
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: BaseException) -> ApiError:
     """Return the response for an error of a service; bugs and failures of the machine are logged."""
     if isinstance(error, ApiError):
         return error
@@ -112,6 +122,8 @@ def to_api_error(error: Exception) -> ApiError:
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         log.error("out of memory: %s", error)
         return make_unavailable_error("the model ran out of memory; send a shorter text")
+    if type(error).__name__ == "SearchCancelled":
+        return make_unavailable_error("the server is stopping; retry later")
     log.error("a request failed: %s", "".join(traceback.format_exception(error)))
     return make_internal_error()
 
@@ -196,7 +208,8 @@ class Backend:
         """Start in the running event loop; raise an error if the models cannot be loaded."""
         raise NotImplementedError
 
-    async def close(self) -> None:
+    async def close(self, timeout: float) -> bool:
+        """Cancel all calls; return whether the models are idle within the timeout."""
         raise NotImplementedError
 
     def _choose_channel(self) -> Channel:
@@ -228,9 +241,9 @@ class Backend:
 class LocalChannel(Channel):
     """Runs calls in threads of this process."""
 
-    def __init__(self, service: TranslationService) -> None:
+    def __init__(self, service: Any, num_threads: int) -> None:
         super().__init__()
-        self.calls = RunningCalls(service, self.receive)
+        self.calls = RunningCalls(service, self.receive, num_threads)
 
     def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
         self.calls.start(call_id, method, request, client)
@@ -240,19 +253,24 @@ class LocalChannel(Channel):
 
 
 class LocalBackend(Backend):
-    """Runs a service in threads of this process."""
+    """Runs a service in threads of this process. The service can be used again after the backend is closed."""
 
-    def __init__(self, service: TranslationService) -> None:
-        self._service = service
+    def __init__(self, service: Any, num_threads: int = NUM_THREADS) -> None:
+        """`service` is a `TranslationService`, or has some of its methods."""
+        self._service, self._num_threads = service, num_threads
         self._channel: LocalChannel | None = None
-        self.info = service.info
+        self.info = getattr(service, "info", ServiceInfo())
 
     async def start(self) -> None:
-        self._channel = LocalChannel(self._service)
+        self._channel = LocalChannel(self._service, self._num_threads)
 
-    async def close(self) -> None:
-        if self._channel is not None:
-            await asyncio.to_thread(self._channel.calls.close)
+    async def close(self, timeout: float = 1.0) -> bool:
+        calls = self._channel.calls if self._channel is not None else None
+        end = time.monotonic() + timeout
+        while calls is not None and not calls.is_idle and time.monotonic() < end:
+            calls.close()
+            await asyncio.sleep(0.005)
+        return calls is None or calls.is_idle
 
     def _choose_channel(self) -> Channel:
         assert self._channel is not None, "not started"
@@ -313,7 +331,7 @@ class WorkerProcess(Channel):
     def _handle_end(self) -> None:
         self.ended.set()
         if not self.started.done():
-            self.started.set_exception(WorkerDied("a worker process ended while it loaded the models"))
+            self.started.set_exception(ServeError("a worker process ended while it loaded the models"))
         for call in list(self.pending.values()):
             call.receive("error", WorkerDied())
 
@@ -346,9 +364,8 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     try:
         service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
-        send(
-            (-1, "error", error if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {error}"))
-        )
+        is_explained = isinstance(error, (ValueError, OSError, ImportError))
+        send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))
         return
     send((-1, "done", service.info))
     calls = RunningCalls(service, send)
@@ -394,11 +411,12 @@ class WorkerPool(Backend):
             self._spawn(self._supervise(index))
         self._spawn(self._watch_folders())
 
-    async def close(self) -> None:
+    async def close(self, timeout: float = 1.0) -> bool:
         self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+        return True
 
     def _choose_channel(self) -> Channel:
         usable = [worker for worker in self._workers if worker.is_usable]

@@ -118,6 +118,18 @@ def find_key(request: Request, data: Mapping[str, Any]) -> str:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
+def check_is_json(request: Request) -> None:
+    """Refuse other content types, charsets and compressed bodies."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != "application/json":
+        content_type = ascii(kind.strip()[:80]) if kind.strip() else "absent"
+        raise ApiError(415, f"`Content-Type` must be application/json, but is {content_type}; send JSON")
+    if "charset" in parameters.lower() and "utf-8" not in parameters.lower():
+        raise ApiError(415, "the charset must be UTF-8")
+    if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        raise ApiError(415, "the request must not be compressed")
+
+
 async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, Any], bool]:
     """Return the fields of the query (GET), or of a JSON or form body, and whether they have types: those of JSON do.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -25,6 +26,8 @@ STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
 ITEM_BYTES = 1_000  # that a stored item takes besides its content
 FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+log = logging.getLogger("attent.serving")
 
 
 class Metrics:
@@ -118,6 +121,7 @@ class Gateway:
         keys: frozenset[str] = frozenset(),
         cached_characters: int = CACHED_CHARACTERS,
         trust_proxy: bool = False,
+        log_text: bool = False,
         suggestions: Path | None = None,
     ) -> None:
         """`trust_proxy` takes a client's address from the header X-Forwarded-For, `suggestions` is a file."""
@@ -127,7 +131,7 @@ class Gateway:
         self.admission = Admission(limits, keys)
         self.metrics = Metrics(self.admission)
         self._cache = TranslationCache(cached_characters)
-        self._trust_proxy = trust_proxy
+        self._trust_proxy, self._log_text = trust_proxy, log_text
         self.suggestions = suggestions
         self.files = ItemStore(max(STORED_BYTES, 4 * limits.max_file_bytes), FILE_SECONDS)
         self.glossaries = ItemStore(STORED_BYTES)
@@ -152,6 +156,8 @@ class Gateway:
     async def translate(self, request: TranslateRequest, client: str) -> list[TextTranslation]:
         """Translate texts; those that are in the cache are not searched again."""
         self.check_sizes(request)
+        if self._log_text:
+            log.info("translate from %s to %s: %r", request.source, request.target, request.texts)
         self.used_characters[client] = self.used_characters.get(client, 0) + sum(map(len, request.texts))
         if len(self.used_characters) > MAX_KNOWN_CLIENTS:
             del self.used_characters[next(iter(self.used_characters))]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attent.decoding.options import SearchOptions, StopCheck
-from attent.inspection.head_masking import ModelPart, find_part
-from attent.inspection.html_page import build_live_csp, render_page
-from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
-from attent.inspection.inspectors.translation import TranslationInspector
-from attent.serving.app import LookApp, create_app
-from attent.serving.limits import ApiError, Limits
+from attent.decoding.options import StopCheck
+from attent.inspection.html_page import build_live_csp
+from attent.inspection.inspectors.base import Inspector
+from attent.serving.app import HttpApp, create_app
+from attent.serving.limits import Limits
+from attent.serving.look_document import DEFAULT_BEAM_SIZE, build_look_document, render_look_page
 from attent.serving.request import LookRequest
 
 RESPONSE_TIMEOUT = 300.0  # seconds: 512 tokens with a wide beam take minutes on a CPU
-DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
 def create_live_app(
@@ -25,7 +23,7 @@ def create_live_app(
     beam_size: int = DEFAULT_BEAM_SIZE,
     examples: Sequence[str] = (),
     limits: Limits = Limits(response_timeout=RESPONSE_TIMEOUT),  # noqa: B008 - frozen
-) -> LookApp:
+) -> HttpApp:
     """Return the app of a model's live page. Without `to`, the page of a multilingual model offers its languages."""
     summary = inspector.build_model_document("")["model"]["summary"]
 
@@ -39,42 +37,3 @@ def create_live_app(
         model_info={"name": inspector.name, "summary": summary},
         limits=limits,
     )
-
-
-def render_look_page(inspector: Inspector[Any], *, to: str | None = None, examples: Sequence[str] = ()) -> str:
-    """Return the HTML of the live page."""
-    languages: list[str] = []
-    if isinstance(inspector, TranslationInspector) and not to:
-        languages = list(inspector.translator.tokenizer.source.tags)
-    document = inspector.build_model_document("")
-    return render_page(document | {"live": True, "examples": list(examples), "languages": languages})
-
-
-def build_look_document(
-    inspector: Inspector[Any],
-    request: LookRequest,
-    should_stop: StopCheck,
-    limits: Limits,
-    *,
-    to: str | None = None,
-    beam_size: int = DEFAULT_BEAM_SIZE,
-) -> dict[str, Any]:
-    """Inspect the text of a request; `to` and `beam_size` are used where the request has none."""
-    beams = request.beam_size or beam_size
-    max_tokens = min(limits.max_tokens, limits.max_search_tokens // beams)
-    parts = tuple(map(ModelPart.parse, request.masked_parts))
-    for part in parts:
-        find_part(inspector.model, part)
-    inspection_request = InspectionRequest(
-        text=request.text,
-        to=request.to or to,
-        search=SearchOptions(beam_size=beams),
-        prefix=request.prefix,
-        masked_parts=parts,
-        max_tokens=max_tokens,
-    )
-    try:
-        return inspector.inspect(inspection_request, should_stop=should_stop) | {"live": True}
-    except InputTooLongError as error:
-        advice = "" if max_tokens == limits.max_tokens else ", or lower `beam_size`"
-        raise ApiError(413, f"{error}{advice}") from error

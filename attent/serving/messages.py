@@ -25,6 +25,7 @@ class TranslateRequest:
     alignment: bool = False
     mbr_candidates: int = 0
     split_sentences: bool = False
+    allow_loops: bool = False  # keep translations that repeat themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class Direction:
 class ServiceInfo:
     """The models of a service, as a worker reports them when it is ready."""
 
-    directions: tuple[Direction, ...]
-    models: tuple[dict[str, Any], ...]  # name, kind ("translation" or "generation"), summary
-    language_names: dict[str, str]  # tag -> English name
-    file_suffixes: tuple[str, ...]
+    directions: tuple[Direction, ...] = ()
+    models: tuple[dict[str, Any], ...] = ()  # name, kind ("translation" or "generation"), number of parameters
+    language_names: dict[str, str] = field(default_factory=dict)  # tag -> English name
+    file_suffixes: tuple[str, ...] = ()

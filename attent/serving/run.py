@@ -26,6 +26,7 @@ def serve(
     tgt: str | None = None,
     workers: int | None = None,
     devices: Sequence[str] = (),
+    replicas: int | tuple[int, int] | None = None,
     device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
     options: ServerOptions = ServerOptions(),  # noqa: B008 - frozen
     allow_public: bool = False,
@@ -38,6 +39,7 @@ def serve(
     src, tgt      languages of a model whose folder does not say them
     workers       processes with all models; by default one per device
     devices       such as cuda:0 and cuda:1; by default the fastest
+    replicas      processes with all models on a Ray cluster, or their minimum and maximum; None: without Ray
     allow_public  accept connections from other machines without an API key
     on_ready      gets the address
     """
@@ -49,6 +51,13 @@ def serve(
     if host not in LOCAL_HOSTS and options.hosts == LOCAL_HOSTS:
         hosts = ("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host)
         options = replace(options, hosts=hosts)
+    if replicas is not None:
+        from attent.serving.ray_serve import serve_on_ray
+
+        device = replace(device, threads=device.threads or 1)
+        (config,) = build_configs([folder.absolute() for folder in folders], (src, tgt), 1, (), device, options)
+        serve_on_ray(config, options, replicas, host, port, on_ready)
+        return
     pool = WorkerPool(
         build_configs(folders, (src, tgt), workers, devices, device, options), drain_timeout=options.drain_timeout
     )

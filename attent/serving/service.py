@@ -28,7 +28,7 @@ from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher
 from attent.serving.limits import ApiError, Limits
-from attent.serving.live_page import build_look_document, render_look_page
+from attent.serving.look_document import build_look_document, render_look_page
 from attent.serving.messages import (
     AUTO,
     Completion,
@@ -217,6 +217,7 @@ class TranslationService:
             mbr_candidates=request.mbr_candidates,
             split_sentences=request.split_sentences,
             source_lang=direction.source,
+            prevent_repetition=not request.allow_loops,
             should_stop=should_stop,
         )
 

@@ -1,7 +1,7 @@
 """The cache folder for generated and downloaded data, and lock files.
 
 A folder is built under a staging name, synced to disk and renamed, by one process at a time; others wait for it.
-Staging folders of interrupted builds stay, so that a download can resume.
+Staging folders of interrupted builds stay, so that a build can resume.
 """
 
 from __future__ import annotations

@@ -18,13 +18,12 @@ from attent.text.vocabulary import (
     START,
     UNKNOWN,
     SentencePieceVocabulary,
-    SubwordSampling,
     TokenizerError,
     Vocabulary,
     load_processor,
 )
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "SubwordSampling", "Tokenizer", "TokenizerError", "Vocabulary"]
+__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "TokenizerError", "Vocabulary"]
 
 JOINT_FILES = ("tokenizer.model",)
 SEPARATE_FILES = ("source.model", "target.model")
@@ -50,8 +49,6 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
-    TokenizerFormat(("merges.txt", "vocab.json"), (*_CONFIG, formats.ADDED_TOKENS_FILE), formats.load_gpt2),
-    TokenizerFormat(("vocab.txt",), _CONFIG, formats.load_bert),
 )
 
 
@@ -76,7 +73,10 @@ class Tokenizer:
                     files = {formats.FORMAT_FILE: encode_format(formats.FOREIGN_FORMAT)} | files
                 return cls(*layout.load(files, where), files)
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
-        raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; it must have one of {names}")
+        raise TokenizerError(
+            f"{where or 'the folder'}: has no tokenizer; it must have one of {names} (which `save_pretrained` of "
+            "transformers writes)"
+        )
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, bytes]]]:
         return Tokenizer.from_files, (dict(self.files),)
@@ -111,14 +111,14 @@ class Tokenizer:
         return add_end_and_tag(self.target.encode(texts), self.target)
 
     def sample_source(
-        self, texts: Sequence[str], sampling: SubwordSampling, seed: int, target_language: str | None = None
+        self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
         """Encode with a random segmentation, which is a pure function of the arguments in every process."""
-        return add_end_and_tag(self.source.sample(texts, sampling, 2 * seed), self.source, target_language)
+        return add_end_and_tag(self.source.sample(texts, rate, 2 * seed), self.source, target_language)
 
-    def sample_target(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         # Another seed than the source's, or a word in both would be segmented equally.
-        return add_end_and_tag(self.target.sample(texts, sampling, 2 * seed + 1), self.target)
+        return add_end_and_tag(self.target.sample(texts, rate, 2 * seed + 1), self.target)
 
     def save(self, folder: Path) -> None:
         """Write the files atomically."""

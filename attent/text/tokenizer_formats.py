@@ -1,4 +1,4 @@
-"""Loading of tokenizers: SentencePiece (ours, LLaMA, T5), Marian, `tokenizer.json`, those of GPT-2, BERT and Whisper.
+"""Loading of tokenizers: SentencePiece (ours, LLaMA, T5), Marian, and `tokenizer.json` (GPT-2, BERT, Whisper).
 
 Imported tokenizers give the ids that their model was trained with; most normalize text and are not lossless. Special
 tokens in a text, such as `</s>` or `>>deu<<`, are encoded as letters. Each loader takes the contents of the files by
@@ -17,7 +17,6 @@ from attent.text.vocabulary import (
     AddedToken,
     SentencePieceOptions,
     SentencePieceVocabulary,
-    SubwordSampling,
     TokenizerError,
     Vocabulary,
     check_ids,
@@ -136,7 +135,7 @@ class ImportedVocabulary:
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode(ids) for ids in rows]
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
 
 
@@ -211,72 +210,6 @@ def load_fast(files: Files, where: str) -> VocabularyPair:
     return wrap_fast(tokenizer, read_special_tokens(files, where), path)
 
 
-def load_gpt2(files: Files, where: str) -> VocabularyPair:
-    """Load `vocab.json` and `merges.txt`: byte-level BPE."""
-    special_tokens = read_special_tokens(files, where)
-    tokenizer = build_byte_level(files, special_tokens, where)
-    declared = [get_token_name(special_tokens.get(key)) for keys in SPECIAL_TOKEN_KEYS.values() for key in keys]
-    known = [name for name in declared if name] or DEFAULT_SPECIALS["end"]
-    tokenizer.add_special_tokens([name for name in known if tokenizer.token_to_id(name) is not None])
-    add_tokens(tokenizer, read_added_tokens(files, special_tokens, where), where)
-    return wrap_fast(tokenizer, special_tokens, where + "vocab.json")
-
-
-def add_tokens(tokenizer: Any, pieces: Mapping[int, AddedToken], where: str) -> None:
-    """Add tokens after the vocabulary; `tokenizers` assigns consecutive ids."""
-    tokenizers = import_tokenizers(where + "merges.txt")
-    size = tokenizer.get_vocab_size(with_added_tokens=False)
-    for i, piece in pieces.items():
-        if i >= size or tokenizer.token_to_id(piece.name) == i:
-            token = tokenizers.AddedToken(piece.name, special=piece.special, normalized=False)
-            (tokenizer.add_special_tokens if piece.special else tokenizer.add_tokens)([token])
-        if i >= size and tokenizer.token_to_id(piece.name) != i:
-            raise TokenizerError(
-                f"{where}vocab.json: added tokens must have consecutive ids from {size}, but {piece.name!r} is "
-                f"{i}; get {ADDED_TOKENS_FILE} and {CONFIG_FILE} again"
-            )
-
-
-def build_byte_level(files: Files, special_tokens: dict[str, Any], where: str) -> Any:
-    tokenizers = import_tokenizers(where + "merges.txt")
-    merges = decode_lines(files["merges.txt"], where + "merges.txt")
-    pairs = [tuple(line.split(" ")) for line in merges if line and not line.startswith("#version")]
-    vocab = settings.parse_json(files["vocab.json"], where + "vocab.json")
-    try:
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs))
-    except Exception as error:
-        raise TokenizerError(f"{where}merges.txt: does not fit vocab.json: {error}; download both again") from error
-    prefix = special_tokens.get("add_prefix_space") is True
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer
-
-
-def load_bert(files: Files, where: str) -> VocabularyPair:
-    """Load `vocab.txt`: WordPiece, lower-cased unless the folder says otherwise."""
-    tokenizers = import_tokenizers(where + "vocab.txt")
-    special_tokens = read_special_tokens(files, where)
-    lines = decode_lines(files["vocab.txt"], where + "vocab.txt")
-    vocab = {line: i for i, line in enumerate(lines) if line or i < len(lines) - 1}
-    defaults = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    first, last, unknown = (get_token_name(special_tokens.get(key)) or name for key, name in defaults.items())
-    missing = [name for name in (first, last, unknown) if name not in vocab]
-    if missing:
-        raise TokenizerError(f"{where}vocab.txt: must have {missing[0]}, but does not; download the file again")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token=unknown))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-        lowercase=special_tokens.get("do_lower_case", True) is not False,
-        strip_accents=special_tokens.get("strip_accents"),
-        handle_chinese_chars=special_tokens.get("tokenize_chinese_chars", True) is not False,
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = tokenizers.decoders.WordPiece()
-    template, affixes = f"{first} $A {last}", [(name, vocab[name]) for name in (first, last)]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=affixes)
-    tokenizer.add_special_tokens([name for name in (first, last, unknown, "[PAD]", "[MASK]") if name in vocab])
-    return wrap_fast(tokenizer, special_tokens, where + "vocab.txt")
-
-
 def wrap_fast(tokenizer: Any, special_tokens: dict[str, Any], where: str) -> VocabularyPair:
     is_whisper = all(tokenizer.token_to_id(name) is not None for name in (TRANSCRIPT_START, NO_TIMESTAMPS))
     both = (WhisperVocabulary if is_whisper else FastVocabulary)(tokenizer, special_tokens, where)
@@ -293,15 +226,6 @@ def get_token_name(token: Any) -> str | None:
     """The name of a token, given as a string or as an object."""
     name = token.get("content") if isinstance(token, dict) else token
     return name if isinstance(name, str) else None
-
-
-def decode_lines(content: bytes, where: str) -> list[str]:
-    try:
-        return [line.rstrip("\r") for line in content.decode().split("\n")]
-    except UnicodeDecodeError as error:
-        raise TokenizerError(
-            f"{where}: must be UTF-8, but byte {error.start + 1} is not; download the file again"
-        ) from error
 
 
 def import_tokenizers(where: str) -> Any:

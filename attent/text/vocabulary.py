@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from attent.text.subword_sampling import SPACE, BPEDropout, PieceTable, SegmentationSampler, UnigramSampler
+from attent.text.subword_sampling import SPACE, BPEDropout
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
@@ -31,17 +31,6 @@ SILENT_LOG_LEVEL = 4  # of SentencePiece; errors are raised as exceptions
 
 class TokenizerError(ValueError):
     """A tokenizer cannot be trained, read or used; the message says why and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubwordSampling:
-    """Subword regularization: a random segmentation at each encoding."""
-
-    rate: float = 0.1  # 0: deterministic; for BPE, the probability that a merge is skipped
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {self.rate!r}")
 
 
 class Vocabulary(Protocol):
@@ -62,8 +51,9 @@ class Vocabulary(Protocol):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
-        """Encode with a random segmentation, which is a pure function of the arguments in every process."""
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
+        """Encode with a random segmentation, which is a pure function of the arguments in every process. Of BPE, `rate`
+        is the probability that a merge is skipped."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text, without special tokens and tags."""
@@ -175,27 +165,31 @@ class SentencePieceVocabulary:
 
         Their pieces contain a space only at the start. A unigram model breaks near ties by sums over the whole text.
         """
-        if not self.is_own:
+        if not self.is_own or not self._has_merges:
             return False
-        pieces = range(self.processor.get_piece_size())
-        merges = all(self.processor.get_score(i).is_integer() for i in pieces)
-        return merges and not any(SPACE in self.processor.id_to_piece(i)[1:] for i in pieces)
+        return not any(SPACE in self.processor.id_to_piece(i)[1:] for i in range(self.processor.get_piece_size()))
 
-    def sample(self, texts: Sequence[str], sampling: SubwordSampling, seed: int) -> list[list[int]]:
+    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         if not self.is_own:
             raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
-        if sampling.rate < MIN_SAMPLING_RATE:
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
+        if rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
-        table, sampler = self._sampler
+        if not self._has_merges:
+            raise TokenizerError("subword sampling needs a tokenizer of the kind bpe; leave it out, or train one")
         rng = random.Random(seed)
         texts = [replace_surrogates(text) for text in self.escape_texts(list(texts))]
-        return [table.sample(text, sampler, sampling.rate, rng) for text in texts]
+        return [self._bpe_dropout.sample(text, rate, rng) for text in texts]
 
     @cached_property
-    def _sampler(self) -> tuple[PieceTable, SegmentationSampler]:
-        table = PieceTable.from_processor(self.processor, ESCAPE)
-        is_bpe = all(score.is_integer() for score in table.scores.values())  # ranks of the merges
-        return table, BPEDropout(table) if is_bpe else UnigramSampler(table)
+    def _bpe_dropout(self) -> BPEDropout:
+        return BPEDropout(self.processor, ESCAPE)
+
+    @cached_property
+    def _has_merges(self) -> bool:
+        """True for BPE, whose scores are the ranks of the merges."""
+        return all(self.processor.get_score(i).is_integer() for i in range(self.processor.get_piece_size()))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.decode_batch([ids])[0]

@@ -159,7 +159,7 @@ def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.d
     """Packed rows on a GPU; for layers whose state would cross sentences, padded rows in few shapes."""
     stacks = list(get_stack_configs(config).values())
     can_pack = all(isinstance(stack, StackConfig) for stack in stacks)
-    if not can_pack and requested in ("packed", "flat"):
+    if not can_pack and requested == "packed":
         raise TrainError(
             f"`data.layout` must be bucketed or fixed for --arch {stacks[0].kind}, but is {requested}; leave it out"
         )

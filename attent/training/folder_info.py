@@ -224,16 +224,7 @@ def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
 def _describe_tokenizer(tokenizer: Tokenizer) -> str:
     if not isinstance(tokenizer.source, SentencePieceVocabulary):
         return "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
-    processor = tokenizer.source.processor
-    pieces = [
-        i
-        for i in range(processor.get_piece_size())
-        if not (processor.is_control(i) or processor.is_byte(i) or processor.is_unknown(i))
-    ]
-    if all(len(processor.id_to_piece(i)) == 1 for i in pieces):
-        return "SentencePiece characters"
-    merges = all(processor.get_score(i).is_integer() for i in pieces)  # BPE scores are the ranks of the merges
-    return f"SentencePiece {'BPE' if merges else 'unigram'}"
+    return "SentencePiece"
 
 
 def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:

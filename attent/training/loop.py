@@ -32,7 +32,7 @@ from attent.training.distributed import DistributedContext, distribute_like, to_
 from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
 from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
-from attent.training.optimizer import CombinedOptimizer, clip_gradients, compute_grad_norm
+from attent.training.optimizer import AdamOptimizer, clip_gradients, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
 from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
@@ -83,7 +83,7 @@ class Trainer:
         self.wrapped_objective = distributed.wrap_module(self.objective, config.shard)
         self.parameters = dict(self.model.named_parameters())
         self.trainable_parameters = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.optimizer = CombinedOptimizer(self.trainable_parameters, config)
+        self.optimizer = AdamOptimizer(self.trainable_parameters, config)
         self.ema = {name: p.detach().clone() for name, p in self.trainable_parameters.items()} if config.ema else {}
         self.metrics = StepMetrics(distributed.device)
         self.pending_report: PendingReport | None = None
@@ -356,7 +356,7 @@ class Trainer:
     def enable_cuda_graphs(self, capture: Capture) -> None:
         """Replay steps from CUDA graphs, where one batch makes a step and the optimizer is capturable."""
         is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
-        if is_simple and self.optimizer.is_capturable():
+        if is_simple and self.optimizer.fused:
             self.optimizer.use_lr_tensor()
             self.step_graphs = StepGraphCache(self.run_whole_step, self.distributed.device, capture)
 
@@ -746,7 +746,6 @@ class Trainer:
         tensors = {
             "weights": {name: to_full_tensor(parameter.detach()) for name, parameter in self.parameters.items()},
             "optimizer": {name: to_full_tensor(tensor) for name, tensor in self.optimizer.get_state().items()},
-            "rng": rng.get_rng_state(),
         }
         if self.ema:
             tensors["ema"] = {name: to_full_tensor(tensor) for name, tensor in self.ema.items()}
@@ -769,7 +768,6 @@ class Trainer:
         for name, average in saved.tensors.get("ema", {}).items():
             if name in self.ema:
                 copy_into(self.ema[name], average)
-        rng.set_rng_state(saved.tensors["rng"])
         self.state = TrainState(**state)
         threads = torch.get_num_threads()
         if self.distributed.device.type == "cpu" and self.state.threads not in (None, threads):

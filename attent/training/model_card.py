@@ -8,7 +8,7 @@ import datetime
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
-from attent.training.config import RunConfig, UserSettings, flatten_settings, get_run_class, get_stack_names
+from attent.training.config import RunConfig
 from attent.training.events import Ended, ValidationSample
 from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
@@ -44,7 +44,7 @@ class ModelCard:
     data: DataSummary
     parameters: int
     model: Rows  # (name, value), "" where unknown
-    settings: tuple[tuple[str, str, str], ...]  # (name in run.toml, value, reason where chosen automatically)
+    settings: Rows  # (name in run.toml, value)
     scores: tuple[FinalScores, ...]  # the first is named at the head
     training: Rows
     weights_label: str = ""  # "best, step 6,800", "average of the last 5"
@@ -53,16 +53,14 @@ class ModelCard:
     curves_file: str = ""
 
 
-def build_card(
-    task: Task, run: RunConfig, requested: UserSettings, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended
-) -> ModelCard:
+def build_card(task: Task, run: RunConfig, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended) -> ModelCard:
     return ModelCard(
         description=task.describe_model(trainer.out),
         unit=task.unit,
         data=task.describe_data(),
         parameters=count_parameters(trainer.parameters),
         model=tuple(_list_model_facts(task, run, trainer)),
-        settings=tuple(_list_settings(task, run, requested)),
+        settings=tuple(_list_settings(task, run)),
         scores=tuple(scores),
         training=tuple(_list_training_facts(task, run, trainer, ended)),
         base_model=run.init_from or "",
@@ -98,7 +96,7 @@ def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[
     yield "Pruned heads", f"{pruned:,}" if pruned else ""
 
 
-def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Iterator[tuple[str, str, str]]:
+def _list_settings(task: Task, run: RunConfig) -> Iterator[tuple[str, str]]:
     assert run.model is not None
     values: dict[str, object] = {} if run.size is None else {"size": run.size}
     values |= {f"train.{name}": getattr(run.train, name) for name in LISTED_SETTINGS}
@@ -108,31 +106,10 @@ def _list_settings(task: Task, run: RunConfig, requested: UserSettings) -> Itera
         values["model.norm_order"] = stack.norm_order
     if "data.subword_sampling" in task.used_settings:
         values["data.subword_sampling"] = run.data.subword_sampling
-    reasons = _explain_settings(task, run, requested)
     for name, value in values.items():
-        reason = "as requested" if is_requested(requested, name) else reasons.get(name, "")
         if isinstance(value, tuple):
             value = ", ".join(map(str, value)) or "none"
-        yield name, f"{value:g}" if isinstance(value, float) else str(value), reason
-
-
-def _explain_settings(task: Task, run: RunConfig, requested: UserSettings) -> dict[str, str]:
-    """Reasons for the settings that were chosen automatically."""
-    reasons = {"train.precision": "the faster one on this device, measured when the run began"}
-    if run.init_from:
-        return reasons | {"train.lr": "the default for fine-tuning"}
-    free_run = run if is_requested(requested, "size") else replace(run, size=None)
-    size, _, reason = task.choose_model(free_run, requested)
-    if size != run.size:  # resumed on another device, where another size would have been chosen
-        return reasons
-    size_reason, _, rest = reason.partition("; ")
-    return reasons | {"size": size_reason, "model.dropout": rest.partition(", since ")[2]}
-
-
-def is_requested(requested: UserSettings, name: str) -> bool:
-    """True if the user set it; `model.x` is stored with each stack."""
-    stack = get_stack_names(get_run_class(requested))[0]
-    return name.replace("model.", f"model.{stack}.") in dict(flatten_settings(requested))
+        yield name, f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _list_training_facts(task: Task, run: RunConfig, trainer: Trainer, ended: Ended) -> Iterator[tuple[str, str]]:
@@ -227,7 +204,7 @@ def _render_training(card: ModelCard) -> Iterator[str]:
     yield markdown_table(("", ""), [row for row in card.model if row[1]])
     if card.settings:
         yield "## Settings"
-        yield markdown_table(("Setting", "Value", "Reason"), card.settings, code_columns=(0, 1))
+        yield markdown_table(("Setting", "Value"), card.settings, code_columns=(0, 1))
         yield "All settings are in `run.toml` in the same folder."
     yield "## Training"
     yield markdown_table(("", ""), card.training)

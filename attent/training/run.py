@@ -553,7 +553,7 @@ class Finalizer:
                 scores.append(result)
                 session.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=self.ended.step))
             self.task.write_analysis(model, session.out)
-            card = model_card.build_card(self.task, self.run, session.requested, self.trainer, scores, self.ended)
+            card = model_card.build_card(self.task, self.run, self.trainer, scores, self.ended)
             model_card.write_card(replace(card, weights_label=self.weights_label), session.out / run_folder.CARD_FILE)
             settings.write_json(self.summarize(scores), session.state_dir / run_folder.FINISHED_FILE)
             out = session.out

@@ -47,7 +47,7 @@ class DataConfig:
     tags: Annotated[
         bool | None, "prefix each source with a tag of its target language, <2de> [default: if several]"
     ] = None
-    subword_sampling: Annotated[float, "rate of BPE-dropout or unigram sampling; 0: off"] = 0.0
+    subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[
@@ -81,9 +81,7 @@ class TrainConfig:
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
     accumulate: Annotated[int, "batches per step (gradient accumulation)"] = 1
     micro_batch_tokens: Annotated[int | None, "tokens per forward pass; affects only memory and speed"] = None
-    optimizer: Annotated[
-        Literal["adam", "adamw", "muon"], "muon: for the matrices of blocks, adamw for the rest; GPU only"
-    ] = "adam"
+    optimizer: Annotated[Literal["adam", "adamw"], "adamw: with weight decay"] = "adam"
     lr: Annotated[float | None, "peak learning rate, after the warm-up"] = None
     schedule: Annotated[
         Schedule | None, "of the learning rate [default: cosine]; inverse_sqrt: equation 3 of the paper"
@@ -91,7 +89,7 @@ class TrainConfig:
     warmup: Annotated[int | None, "steps of linear warm-up"] = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    weight_decay: Annotated[float, "of matrices, with adamw and muon"] = 0.0
+    weight_decay: Annotated[float, "of matrices, with adamw"] = 0.0
     clip_norm: Annotated[
         float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for LSTMs and convolutions]"
     ] = None

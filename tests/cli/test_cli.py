@@ -1,7 +1,5 @@
 """The `attent` command: help without importing torch, error messages and exit codes."""
 
-import json
-import re
 import shlex
 import subprocess
 import sys
@@ -71,7 +69,7 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
     switches = {"--no-compile", "--no-shard", "--no-tags", "--no-tensorboard"}
     expected: dict[str, set[str]] = {
-        "compare": switches, "train": switches, "data": {"--no-estimate"}, "doctor": {"--no-json"},
+        "compare": switches, "train": switches, "data": {"--no-estimate"},
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
         **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
     }  # fmt: skip
@@ -206,7 +204,7 @@ def test_command_may_return_an_exit_code(failing: Path) -> None:
     assert cli.main(["fail"]) == 1
 
 
-@pytest.mark.parametrize("arguments", ["--help", "doctor --json"])
+@pytest.mark.parametrize("arguments", ["--help", "doctor"])
 def test_closed_pipe_is_silent(arguments: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m attent {arguments} | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -250,27 +248,16 @@ def test_doctor_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("torch ") for line in lines)
 
 
-def test_doctor_json_has_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
-    code = cli.main(["doctor", "--json"])
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["ready"] == (code == 0)
-    assert facts["attent"] == attent.__version__
-    assert facts["torch"]["version"]
-    assert facts["machine"]["cores_usable"] >= 1
-
-
 def test_every_extra_of_users_is_listed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert tuple(name for name in extras if name not in ("all", "dev")) == system_info.EXTRAS
-    names = [re.match(r"[\w-]+", text)[0] for name in system_info.EXTRAS for text in extras[name]]  # type: ignore[index]
-    assert set(names) <= system_info.PURPOSES.keys()
 
 
 def test_doctor_fits_a_terminal_of_80_columns() -> None:
     from rich.console import Console
 
     console = Console(width=80)
-    missing = tuple(system_info.Package(name, "serve", ">=1", None) for name in system_info.PURPOSES)
+    missing = tuple(system_info.Package(name, "serve", ">=1", None) for name in ("huggingface-hub", "onnxruntime"))
     report = doctor.DoctorReport(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
     with console.capture() as shown:
         console.print(*doctor.render_report(report), sep="\n")
@@ -324,11 +311,8 @@ def test_doctor_report_has_every_fact() -> None:
     assert "torch      2.13.0, CPU only, 1 CPU thread" in lines
     assert "bfloat16   fast (measured at 1.3x float32)" in lines
     assert "memory     8.0 GiB free of 16.0 GiB" in lines
-    assert "images  pillow   11.0, not >=12                 PNG, JPEG images" in lines
+    assert "images  pillow   11.0, not >=12" in lines
     assert lines[-2:] == ["advice: a hint", "ready: H200, bfloat16"]
-    facts = json.loads(doctor.format_json(report))
-    assert [package["fits"] for package in facts["packages"]] == [True, False]
-    assert facts["packages"][1]["added_by"] == "pip install 'attent[images]'"
     slow = replace(report, torch=replace(torch, devices=(), threads=2, bf16_speedup=1.29))
     assert slow.verdict == "ready: CPU, 2 threads, float32"
     assert "bfloat16   not available" in [
@@ -378,10 +362,6 @@ def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
     assert system_info.parse_requirement("ruff>=1; extra == 'dev'") is None
-
-
-def test_every_declared_package_has_a_purpose() -> None:
-    assert {package.name for package in system_info.list_packages()} <= set(system_info.PURPOSES)
 
 
 # ---- system info -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 import attent
 from attent import cli
 from attent.cli.data import show_progress
-from attent.data.report_text import draw_bar, format_duration_range, format_rounded
+from attent.data.report_text import format_duration_range, format_rounded
 from tests.text.corpus import lines as corpus_lines
 
 ROOT = Path(attent.__file__).parent.parent
@@ -56,7 +56,7 @@ def test_report_fits_80_columns(odd: str, capsys: pytest.CaptureFixture[str]) ->
 def test_report_has_counts_and_locations(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd) == 0
     text = capsys.readouterr().out
-    for expected in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "duplicates", "█", "pairs to train on"):
+    for expected in ("305 pairs", "odd.tsv:301", "odd.tsv:305", "duplicates", "pairs to train on"):
         assert expected in text
     assert "one side over 4 times longer than the other (summaries: than usual)" in " ".join(text.split())
 
@@ -303,11 +303,6 @@ def test_closed_pipe_is_no_error(odd: str) -> None:
 
 
 # ---- formatting ------------------------------------------------------------------------------------------------------
-
-
-def test_bar_grows_by_eighths() -> None:
-    assert [draw_bar(share, 4).rstrip() for share in (0, 0.001, 0.25, 0.5 + 1 / 32, 1)] == ["", "▏", "█", "██▏", "████"]
-    assert all(cell_len(draw_bar(share / 100, 7)) == 7 for share in range(101))
 
 
 def test_estimates_are_rounded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from attent.cli.demo import (
     format_tokens,
     print_translations,
     render_heatmap,
-    run_prompt,
 )
 from attent.data import dates
 from attent.data.dates import choose_split
@@ -53,30 +51,6 @@ def test_the_settings_of_the_demo() -> None:
         "train.average": 0, "decode.beam_size": 1,
     }  # fmt: skip
     assert [demo_overrides(steps, 1)["train.valid_every"] for steps in (1, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
-
-
-def test_the_prompt_translates_until_an_empty_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def translate(model: object, tokenizer: object, texts: list[str], beam_size: int) -> list[str]:
-        return [f"{text} by {beam_size}" for text in texts]
-
-    monkeypatch.setattr("attent.decoding.translator.translate_texts", translate)
-    for typed in ([" 4 May ", "5 May", "", "6 May"], ["4 May", "5 May"]):
-        lines = iter(typed)
-
-        def read(prompt: str, lines: Iterator[str] = lines) -> str:
-            assert prompt == "> "
-            line = next(lines, None)
-            if line is None:
-                raise EOFError
-            return line
-
-        monkeypatch.setattr("builtins.input", read)
-        run_prompt(None, None)  # type: ignore[arg-type]
-        out = capsys.readouterr().out
-        assert out.startswith("\nType a date in any of the 50 languages, such as ")
-        assert out.splitlines()[2:] == ["  4 May by 1", "  5 May by 1"]
 
 
 def test_translations_are_compared_with_their_dates(

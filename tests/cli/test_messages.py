@@ -18,7 +18,7 @@ $ attent qqqq
 2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
-$ attent doctor --jsno
+$ attent info --jsno
 2 Unknown option: --jsno. Did you mean --json?
 $ attent doctor now
 2 unexpected argument `now`
@@ -49,7 +49,7 @@ $ attent demo --steps 0
 $ attent embed M "A text"
 2 there is no output: name a file with --output vectors.npy, or add --json
 $ attent embed M "A text" -o vectors.txt
-2 --output must end in .npy or .safetensors, but is vectors.txt
+2 --output must end in .npy, but is vectors.txt
 $ attent embed M "A text" -o nowhere/vectors.npy
 2 nowhere/vectors.npy: must be in an existing folder, but is not; create the folder first
 $ attent embed M "A text" --json --batch-tokens 0
@@ -90,8 +90,8 @@ $ attent look M "  "
 2 the sentence must not be empty; leave it out for the live page
 $ attent look M a --positions
 2 --positions does not depend on a sentence: leave it out
-$ attent look M --terminal
-2 --terminal needs a sentence: attent look MODEL "A man rides a bike."
+$ attent look M --mask decoder.blocks.0
+2 --mask needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look M a --ablate --data x
 2 --ablate and --prune run on the pairs of --data: leave the sentence out
 $ attent look M --ablate
@@ -142,8 +142,6 @@ $ attent score --data t.tsv --hypotheses out.txt -m
 2 -m must be followed by one or more of bleu, bleu-lc-tok, chrf, chrf++, ter, rouge-1, rouge-2, rouge-l, cider, wer, cer, exact
 $ attent score --data t.tsv --hypotheses out.txt --ensemble x
 2 --ensemble is for translating, and --hypotheses translates nothing: leave it out
-$ attent score --data t.tsv --hypotheses out.txt --json --score-only
-2 --json includes the numbers: leave --score-only out
 $ attent score --data t.tsv --hypotheses out.txt --save nowhere/x
 2 nowhere/x: must be in an existing folder, but is not; make the folder first
 $ attent score M --data t.tsv --threads 0
@@ -162,8 +160,6 @@ $ attent translate M --alignment soft
 2 --alignment soft needs --output-type json: add it, or use --alignment hard
 $ attent translate M --alignment hard --n-best 2
 2 --alignment is for the best translation only: leave --n-best out, or add --output-type json
-$ attent translate M text.txt --interactive
-2 --interactive reads what you type: leave FILE out
 $ attent translate M --in-place
 2 --in-place overwrites FILE: name one
 $ attent translate M text.po --in-place -o other.po

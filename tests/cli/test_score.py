@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
 from attent import cli, models
-from attent.cli.score import print_progress
 from attent.decoding.alignment import ALIGNMENT_FILE, load_selection
 from attent.decoding.forced_decoding import compute_perplexity, score_targets
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
@@ -60,13 +58,6 @@ def run_failing(capsys: Capture, *arguments: object, code: int = 1) -> str:
     return printed.err
 
 
-def test_progress_is_for_terminals(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda value=is_terminal: value, raising=False)
-        print_progress("translating")
-        assert capsys.readouterr() == ("", "translating\n" if is_terminal else "")
-
-
 # ---- languages ------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +66,7 @@ def test_wrong_direction_and_swapped_sides_are_warnings(data: list[str], tmp_pat
     identifier = LanguageIdentifier.learn({"en": lines()[0]}, {"de": lines()[1]})
     without_tags = train_tokenizer(*lines(), TokenizerConfig(vocab=tokenizer().source.size))
     write_model(path, model(), without_tags, {LANGUAGES_FILE: identifier.to_bytes()})
-    run_flags = [path, "-b", "--beam-size", "1", "--max-length", "2"]
+    run_flags = [path, "--beam-size", "1", "--max-length", "2"]
     swapped = [*data[:2], "--src", "de", "--tgt", "en"]
     for flags, expected in (
         (data, ""),
@@ -128,14 +119,14 @@ def test_the_page_has_scores_signatures_lengths_and_the_worst(data: list[str], t
 
 def test_exact_matches_are_a_metric(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     matches = sum(output == reference for output, reference in zip(WORSE, REFERENCES, strict=True))
-    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "exact", "chrf++")
-    assert printed.startswith(f"{100 * matches / COUNT:.2f}\n")
+    result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json", "-m", "exact", "chrf++"))
+    assert result["scores"][0]["value"] == pytest.approx(100 * matches / COUNT)
 
 
-def test_bare_numbers_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "-b", "-m", "ter", "bleu")
+def test_scores_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path, capsys: Capture) -> None:
+    result = json.loads(run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--json", "-m", "ter", "bleu"))
     ter, bleu = (metric(WORSE, [REFERENCES]).score for metric in (sacrebleu.corpus_ter, sacrebleu.corpus_bleu))
-    assert printed == f"{ter:.2f}\n{bleu:.2f}\n"
+    assert [(score["metric"], score["value"]) for score in result["scores"]] == [("ter", ter), ("bleu", bleu)]
 
 
 @pytest.mark.parametrize("where", ["-", "rows.tsv"])
@@ -167,7 +158,8 @@ def test_the_test_part_of_a_folder_is_scored(data: list[str], tmp_path: Path, ca
         (whole / name).write_bytes((tmp_path / name).read_bytes())
         (whole / name.replace("test", "train")).write_text("a dog\n" * 3, encoding="utf-8")
     languages = ["--src", "en", "--tgt", "de", "--hypotheses", tmp_path / "test.de"]
-    assert run(capsys, "--data", whole, *languages, "-b", "-m", "bleu") == "100.00\n"
+    result = json.loads(run(capsys, "--data", whole, *languages, "--json", "-m", "bleu"))
+    assert result["scores"][0]["value"] == pytest.approx(100)
     error = run_failing(capsys, "--data", whole / "train.en", *languages)
     assert f"a line for each of the 3 pairs of {whole / 'train.en'}" in error
 
@@ -197,7 +189,7 @@ def test_search_options_are_applied_and_reported(folder: Path, data: list[str], 
     values = [search[name] for name in ("beam_size", "beam_groups", "patience", "max_length", "length_penalty_type")]
     assert values == [4, 2, 2.0, 9, "wu"]
     assert search["formula"] == "score = log_prob / ((5 + length) / 6)^alpha, alpha = 1"
-    summary = f"beam 4 in 2 groups, diversity penalty 0.5, patience 2, {search['formula']}, at most 9 tokens"
+    summary = f"beam 4, {search['formula']}, at most 9 tokens, patience 2.0, beam_groups 2"
     page = run(capsys, *command).splitlines()
     assert [line.split(maxsplit=1)[1] for line in page if line.startswith("search ")] == [summary]
     longer = json.loads(run(capsys, folder, *data, "-m", "chrf", "--json"))
@@ -214,7 +206,7 @@ def test_the_same_seed_draws_the_same_translations(folder: Path, data: list[str]
     assert outputs[0] == outputs[1] != outputs[2]
     assert draws[2]["search"]["sampling"] == {"temperature": 1.0, "top_k": 5, "top_p": 1.0, "seed": 2}
     page = run(capsys, folder, *data, "--top-k", 5, "-m", "chrf")
-    assert "sampling at temperature 1, top-k 5, seed 1, score = " in page
+    assert "sampling (temperature 1, top_k 5, top_p 1, seed 1), score = " in page
 
 
 def test_an_ensemble_is_scored(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""`attent translate`: one line per line, documents, the interactive session, progress and error messages."""
+"""`attent translate`: one line per line, documents, typing at a terminal, progress and error messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +23,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli.interactive import COMMANDS, parse_count, run_session
 from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
 from attent.cli.translate import TranslateFlags, build_pipeline
@@ -778,127 +779,6 @@ def test_the_reason_for_another_engine_names_what_the_file_needs(
         assert (reason in capsys.readouterr().err) == expected
 
 
-# ---- interactive -----------------------------------------------------------------------------------------------------
-
-
-def run_typed(pipeline: TranslationPipeline, *typed: str) -> list[str]:
-    lines, out = iter(typed), io.StringIO()
-
-    def read(prompt: str) -> str:
-        line = next(lines, None)
-        if line is None:
-            raise EOFError
-        return line
-
-    run_session(pipeline, read, out)
-    return out.getvalue().rstrip("\n").split("\n")
-
-
-def test_session_translates_and_lists_n_best_and_alignment(pipeline: TranslationPipeline) -> None:
-    expected = pipeline.translate([DOG])[0].text
-    output = run_typed(pipeline, DOG, "", ":n 3", ":align")
-    assert output[0] == expected
-    best = [line.split(maxsplit=1)[1] for line in output[1:4]]
-    assert best[0] == expected
-    assert len(set(best)) == 3
-    assert [line.split()[0] for line in output[4:]] == expected.split()
-
-
-def test_session_alternatives_keep_the_prefix(pipeline: TranslationPipeline) -> None:
-    output = run_typed(pipeline, DOG, ":alt 2")
-    first = output[0].split()[0]
-    others = [line.split(maxsplit=1)[1].split() for line in output[1:]]
-    assert len(others) >= 2
-    assert {words[0] for words in others} == {first}
-    assert len({words[1] for words in others if words[1:]}) >= 2
-
-
-def test_session_constraints_hold_until_cleared(pipeline: TranslationPipeline) -> None:
-    output = run_typed(pipeline, DOG, ":require Eisenbahn", DOG, ":require", DOG, ":prefix Zwei Frauen", DOG)
-    assert output[1] == "required: Eisenbahn"
-    assert "Eisenbahn" in output[2]
-    assert output[4] == output[0]
-    assert output[6].startswith("Zwei Frauen ")
-
-
-def test_session_bans_phrases_until_cleared(pipeline: TranslationPipeline) -> None:
-    first = run_typed(pipeline, DOG)[0]
-    word = first.split()[1]
-    output = run_typed(pipeline, f":ban {word}", DOG, ":ban zwei", ":ban", DOG, ":prefix Ein", ":prefix", ":require")
-    assert output[0] == f"banned: {word}"
-    assert word not in output[1]
-    assert output[2:4] == [f"banned: {word}, zwei", "banned: nothing"]
-    assert output[4:] == [first, "prefix: Ein", "prefix: none", "required: nothing"]
-
-
-def test_session_translates_into_another_language(pipeline: TranslationPipeline) -> None:
-    german, *output = run_typed(pipeline, DOG, ":to pt-BR", DOG, ":n 1", ":to de", DOG)
-    assert (output[0], output[3], output[4]) == ("into pt-BR", "into de", german)
-    assert output[1] == pipeline.translator.translate([DOG], pipeline.options, to="pt-BR")[0].text
-    assert output[1] in output[2]
-
-
-def test_session_has_the_settings_of_the_command(pipeline: TranslationPipeline) -> None:
-    """Translations that are known only at the end are the same as those of a file."""
-    banned = pipeline.translate([DOG])[0].text.split()[1]
-    for changed in (
-        replace(pipeline, split_sentences=True),
-        replace(pipeline, mbr_candidates=3),
-        replace(pipeline, options=SearchOptions(sampling=SamplingOptions(seed=5), beam_size=1)),
-        replace(pipeline, constraints=PhraseConstraints(prefix="Ein ", required=("Eisenbahn",), banned=(banned,))),
-    ):
-        assert run_typed(changed, f"{DOG} {MAN}")[0] == changed.translate([f"{DOG} {MAN}"])[0].text
-    n_best = run_typed(replace(pipeline, options=SearchOptions(beam_size=2)), DOG, ":n")
-    assert len(n_best) == 6
-
-
-def test_session_reports_text_in_another_language(
-    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(pipeline.translator, "describe_wrong_language", lambda texts: f"{texts[0]} is not en")
-    set_stdin(monkeypatch, b"\xff")
-    assert run_typed(pipeline, DOG)[1:] == [f"({DOG} is not en)"]
-    assert (sys.stdin.encoding, sys.stdin.errors) == ("utf-8", "replace")
-    assert capsys.readouterr() == ("", "Type a sentence to translate it, :help for more, :quit or Ctrl-D to leave.\n")
-
-
-def test_a_sentence_that_cannot_be_translated_does_not_end_the_session(pipeline: TranslationPipeline) -> None:
-    output = run_typed(pipeline, ":prefix Ein Hund", ":ban Hund", DOG, ":prefix", DOG)
-    assert "Hund" in output[2]
-    assert "prefix" in output[2]
-    assert "Hund" not in output[4]
-
-
-def test_session_errors_do_not_end_the_session(pipeline: TranslationPipeline) -> None:
-    output = run_typed(pipeline, ":n", ":n x", ":nn", ":alt 99", DOG, ":alt 99", ":to xx", ":help", ":quit", DOG)
-    assert "there is no sentence yet" in output[0]
-    assert "must be a number from 1 to 1,000, but is `x`" in output[1]
-    assert "did you mean :n?" in output[2]
-    assert "there is no sentence yet" in output[3]
-    assert "the word must be one of the" in output[5]
-    assert "--to must be one of its target languages" in output[6]
-    assert [line.split()[0] for line in output[7:]] == [f":{name}" for name in COMMANDS]
-
-
-@pytest.mark.parametrize(
-    ("text", "is_valid"), [("0", False), ("1", True), ("1000", True), ("1001", False), ("-1", False)]
-)
-def test_counts_of_the_session_have_limits(text: str, is_valid: bool) -> None:
-    if is_valid:
-        assert parse_count(text, "the word") == int(text)
-    else:
-        with pytest.raises(ValueError, match="the word must be a number from 1 to 1,000"):
-            parse_count(text, "the word")
-
-
-def test_alternatives_start_at_any_word_or_after_the_last(pipeline: TranslationPipeline) -> None:
-    words = run_typed(pipeline, DOG)[0].split()
-    output = run_typed(pipeline, DOG, f":alt {len(words) + 1}", ":alt", f":alt {len(words) + 2}")
-    assert all(" ".join(words) in line for line in output[1:-6])
-    assert len(output[1:-6]) > 0
-    assert output[-1] == f"the word must be one of the {len(words)} of the translation, but is {len(words) + 2}"
-
-
 def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     for count, lines in ((0, 1), (20, 21), (21, 22)):
         skipped = tuple(SkippedUnit(line=i + 1, reason="it is long", source="a\tb") for i in range(count))
@@ -911,32 +791,47 @@ def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:
         assert len(messages) == lines
 
 
-def test_ctrl_c_at_the_prompt_discards_the_line_only(pipeline: TranslationPipeline) -> None:
-    typed = iter([DOG, KeyboardInterrupt(), ":require Hund", KeyboardInterrupt(), ":n 1", EOFError(), DOG])
-    prompts, out = list[str](), io.StringIO()
-
-    def read(prompt: str) -> str:
-        prompts.append(prompt)
-        line = next(typed)
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    run_session(pipeline, read, out)
-    lines = out.getvalue().split("\n")
-    assert lines[1:4] == ["", "required: Hund", ""]  # a new line each time, and the session goes on
-    assert "Hund" in lines[4]
-    assert lines[5:] == ["", ""]  # Ctrl-D ends it
-    assert prompts == ["> "] * 6
+# ---- typing at a terminal --------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_cancels_the_translation_only(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stream_then_interrupt(*arguments: object, **options: object) -> Iterator[str]:
-        yield "Ein"
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(("ending", "code", "last_words"), [("ctrl-d", 0, ""), ("ctrl-c", 130, "attent: interrupted")])
+def test_typed_lines_are_answered_until_ctrl_d_or_ctrl_c(
+    trained_model: Path, ending: str, code: int, last_words: str
+) -> None:
+    pty = pytest.importorskip("pty", reason="needs a pseudo-terminal")
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "attent", "translate", str(trained_model), "--to", "de", "--engine", "torch"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
+    output = ""
 
-    monkeypatch.setattr(pipeline.translator, "stream", stream_then_interrupt)
-    assert run_typed(pipeline, DOG, ":require Hund")[:2] == ["Ein ...", "required: Hund"]
+    def read_until(text: str) -> None:
+        nonlocal output
+        deadline = time.monotonic() + 60
+        while text not in output and select.select([controller], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            output += os.read(controller, 2**16).decode()
+
+    try:
+        read_until("end with Ctrl-D\r\n")
+        assert output == "attent: type one sentence per line; end with Ctrl-D\r\n"
+        expected = Translator.load(trained_model, engine="torch").translate([DOG], to="de")[0].text
+        for _ in range(2):
+            output = ""
+            os.write(controller, f"{DOG}\n".encode())
+            read_until(f"{expected}\r\n")
+            assert output == f"{DOG}\r\n{expected}\r\n"  # the terminal shows what is typed
+        output = ""
+        if ending == "ctrl-d":
+            os.write(controller, b"\x04")
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == code
+        read_until(last_words)
+        assert output.strip() == last_words
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(controller)
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------

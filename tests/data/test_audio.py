@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attent.data import audio
+from attent.data import audio, media_store
 from attent.data.arrays import Array
 from attent.data.audio import (
     AudioDataConfig,
@@ -508,7 +508,7 @@ def test_corpus_without_usable_recordings_is_an_error(tmp_path: Path) -> None:
 def test_interrupted_build_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     recordings, store = write_corpus(tmp_path / "corpus", 5), tmp_path / "store"
     expected = prepare_recordings(recordings, "corpus", CONFIG, tmp_path / "other")
-    monkeypatch.setattr(audio, "DECODE_BATCH", 2)
+    monkeypatch.setattr(media_store, "DECODE_BATCH", 2)
     done: list[int] = []
 
     def interrupt(count: int) -> None:
@@ -520,12 +520,12 @@ def test_interrupted_build_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         prepare_recordings(recordings, "corpus", CONFIG, store, progress=interrupt)
     (staging,) = store.glob("*.part")
     if damage == "entry":  # the process was killed while it wrote the file
-        with open(staging / audio.ENTRIES_FILE, "a", encoding="utf-8") as file:
+        with open(staging / media_store.ENTRIES_FILE, "a", encoding="utf-8") as file:
             file.write("12")
     elif damage == "samples":  # the machine lost power
-        os.truncate(staging / audio.SAMPLES_FILE, 100)
+        os.truncate(staging / media_store.VALUES_FILE, 100)
     elif damage == "more":
-        with open(staging / audio.SAMPLES_FILE, "ab") as samples_file:
+        with open(staging / media_store.VALUES_FILE, "ab") as samples_file:
             samples_file.write(b"xyz")
     dataset = prepare_recordings(recordings, "corpus", CONFIG, store, progress=done.append)
     assert done == ([2, 4, 2, 4, 5] if damage == "samples" else [2, 4, 5])
@@ -540,7 +540,7 @@ def test_damaged_store_is_built_again(tmp_path: Path) -> None:
     expected = first.get_samples(0).copy()
     del first
     (folder,) = (tmp_path / "store").glob("recordings-*")
-    os.truncate(folder / audio.SAMPLES_FILE, 10)
+    os.truncate(folder / media_store.VALUES_FILE, 10)
     assert np.array_equal(prepare_recordings(recordings, "corpus", CONFIG, tmp_path / "store").get_samples(0), expected)
 
 

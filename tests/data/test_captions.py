@@ -9,6 +9,7 @@ import pytest
 
 from attent.data.captions import CaptionItem, prepare_captions, read_captions
 from attent.data.images import ImageDataConfig, ImageError, ImageShape, choose_shape
+from attent.data.media_store import describe_skipped
 from attent.data.pairs import CorpusError
 from tests.data.image_sets import write_captions
 
@@ -56,8 +57,9 @@ def test_bad_rows_are_named_by_line(tmp_path: Path) -> None:
     )
     dataset = prepare_captions(captions, ImageShape(8, 1), tmp_path / "store")
     assert len(dataset) == 15
-    assert "4 rows or images are skipped" in (dataset.describe_skipped() or "")
-    assert ":17: gone.png does not exist" in (dataset.describe_skipped() or "")
+    message = describe_skipped(dataset.name, dataset.skipped) or ""
+    assert "skipped 4 entries" in message
+    assert ":17: gone.png does not exist" in message
 
 
 def test_damaged_images_are_left_out_with_their_captions(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from attent.data.contamination import (
     Contamination,
     ContaminationChecker,
     NearDuplicateIndex,
-    NearMatches,
     fold_texts,
-    fold_words,
 )
 from attent.data.pairs import BadLine, Pair
 
@@ -49,25 +47,19 @@ def near_misses(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 @settings(max_examples=150, deadline=None)
 @given(near_misses() | st.tuples(st.lists(SENTENCES, min_size=1), st.lists(SENTENCES, min_size=1)))
 def test_near_duplicates_equal_brute_force(texts: tuple[list[str], list[str]]) -> None:
-    tests, lines = texts
-    index = NearDuplicateIndex(fold_words(tests))
-    expected = {}
-    bags = [sorted(line.split()) for line in lines]
-    for i in (i for i, bag in enumerate(bags) if bag not in bags[:i]):  # the first of lines with the same words
-        for j, test in enumerate(tests):
-            words, test_words = set(bags[i]), set(test.split())
-            if (
-                len(test_words) >= MIN_NEAR_WORDS
-                and words
-                and len(words & test_words) / len(words | test_words) >= NEAR_THRESHOLD
-            ):
-                expected[i, int(index.text_ids[j])] = len(words & test_words) / len(words | test_words)
-    result = {(i, j): overlap for part in index.find_near(fold_words(lines)) for i, j, overlap in list_matches(part)}
-    assert result == expected
-
-
-def list_matches(near: NearMatches) -> list[tuple[int, int, float]]:
-    return list(zip(near.lines.tolist(), near.texts.tolist(), near.overlaps.tolist(), strict=True))
+    tests, lines = ([frozenset(text.split()) for text in side] for side in texts)
+    index = NearDuplicateIndex(tests)
+    expected: dict[frozenset[str], float] = {}
+    for test in (test for test in tests if len(test) >= MIN_NEAR_WORDS):
+        overlap = max((len(line & test) / len(line | test) for line in lines), default=0.0)
+        if overlap >= NEAR_THRESHOLD:
+            expected[test] = overlap
+    pairs = make_pairs(*((" ".join(sorted(line)), "") for line in lines))
+    index.update(zip(lines, pairs, strict=True))
+    assert {test: overlap for test, (overlap, _) in index.closest.items()} == expected
+    for test, (overlap, pair) in index.closest.items():
+        line = frozenset(pair.source.split())
+        assert len(line & test) / len(line | test) == overlap
 
 
 def test_case_punctuation_and_spacing_are_ignored() -> None:
@@ -184,7 +176,6 @@ def test_text_is_retired_after_enough_near_duplicates(monkeypatch: pytest.Monkey
     )
     assert check(test, train).matches[0].train.line == 2
     monkeypatch.setattr(contamination, "MAX_NEAR_MATCHES", 1)
-    monkeypatch.setattr(contamination, "COMPARISONS_PER_SLICE", 1)
     result = check(test, train)
     assert (result.near_duplicates, result.matches[0].train.line) == (1, 1)
 
@@ -195,35 +186,11 @@ def test_uncompared_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     train = make_pairs(*((f"{text} six seven one two three", "y") for text in openings))
     assert check(test, train).uncompared_lines == 0
     monkeypatch.setattr(contamination, "MAX_COMPARISONS", 500)
-    monkeypatch.setattr(contamination, "COMPARISONS_PER_SLICE", 200)
     assert 0 < check(test, train).uncompared_lines < len(train)
-
-
-@settings(max_examples=60, deadline=None)
-@given(near_misses(), st.integers(1, 40))
-def test_slice_size_does_not_change_matches(texts: tuple[list[str], list[str]], size: int) -> None:
-    tests, lines = texts
-    unsliced = {
-        row for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines)) for row in list_matches(part)
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contamination, "COMPARISONS_PER_SLICE", size)
-        sliced = {
-            row
-            for part in NearDuplicateIndex(fold_words(tests)).find_near(fold_words(lines))
-            for row in list_matches(part)
-        }
-    exact_matches = {
-        test for _, test, overlap in unsliced if overlap == 1
-    }  # no longer searched for after an exact match
-    assert sliced <= unsliced
-    assert {test for _, test, _ in sliced} == {test for _, test, _ in unsliced}
-    assert all(row in sliced or row[1] in exact_matches for row in unsliced)
 
 
 def test_exact_matches_are_found_in_the_whole_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contamination, "MAX_NEAR_SENTENCES", 3)
-    monkeypatch.setattr(contamination, "CHUNK_SENTENCES", 2)
     test = [*make_template(range(4), "a.tsv"), *make_template(range(4, 9), "b.tsv")]
     result = check(test, [Pair("Please open the file – number 7 – in the main WINDOW!", "y", "train", 5)])
     assert (result.sentences, result.near_checked, result.same_source, result.near_duplicates) == (9, 3, 1, 3)
@@ -250,4 +217,4 @@ def test_empty_inputs_have_no_matches() -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_every_text_folds_to_one_line(texts: list[str]) -> None:
-    assert len(fold_texts(texts).split("\n")) == max(len(texts), 1)
+    assert len(fold_texts(texts)) == len(texts)

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import attent
-from attent.data.batch_plan import LAYOUTS, BatchConfig, BatchPlan, Layout, draw_epoch_order, load_or_build_plan
+from attent.data.batch_plan import LAYOUTS, BatchConfig, Layout, draw_epoch_order
 from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
 from attent.data.packing import RowCapacity, best_fit
 from attent.data.pairs import CorpusError
@@ -185,9 +185,8 @@ def test_packing_matches_rows(lengths: list[tuple[int, int]], config: BatchConfi
             assert text.packing.max_length >= expected.max_length
 
 
-@pytest.mark.parametrize("layout", ["packed", "flat"])
-def test_all_packed_batches_have_one_shape(layout: Layout) -> None:
-    batches = PairLoader(make_store(draw_wmt_lengths(2000)), BatchConfig(layout=layout, batch_tokens=2048))
+def test_all_packed_batches_have_one_shape() -> None:
+    batches = PairLoader(make_store(draw_wmt_lengths(2000)), BatchConfig(layout="packed", batch_tokens=2048))
     shapes = {
         (tuple(side.ids.shape), tuple(side.packing.ends.shape), side.packing.max_length, number)
         for epoch in range(2)
@@ -205,7 +204,7 @@ def test_fixed_batches_have_one_shape_for_each_width() -> None:
     assert all(batch.source.ids.shape == batch.target.ids.shape for batch in list_epoch(batches))
 
 
-@pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("flat", 0.98), ("bucketed", 0.95), ("fixed", 0.7)])
+@pytest.mark.parametrize(("layout", "least"), [("packed", 0.96), ("bucketed", 0.95), ("fixed", 0.7)])
 def test_padding_is_small(layout: Layout, least: float) -> None:
     batches = PairLoader(make_store(draw_wmt_lengths(30_000)), BatchConfig(layout=layout, batch_tokens=4096))
     batches_of_epoch = list_epoch(batches)
@@ -266,7 +265,7 @@ def test_epoch_order_is_pinned() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "expected"),
-    [("packed", "bf1c673e"), ("flat", "f6d02284"), ("bucketed", "d987a1b2"), ("fixed", "a38151df")],
+    [("packed", "bf1c673e"), ("bucketed", "d987a1b2"), ("fixed", "a38151df")],
 )
 def test_epoch_batches_are_pinned(layout: Layout, expected: str) -> None:
     lengths = [(7919 * n % 61 + 1, 104729 * n % 53 + 1) for n in range(3000)]
@@ -377,7 +376,7 @@ def test_invalid_arguments_are_refused() -> None:
     store = make_store([(1, 1)])
     with pytest.raises(ValueError, match="`batch_tokens` must hold the longest sentence"):
         BatchConfig(batch_tokens=100, max_tokens=256)
-    with pytest.raises(ValueError, match="`layout` must be packed or flat or bucketed or fixed, but is 'paked'"):
+    with pytest.raises(ValueError, match="`layout` must be packed or bucketed or fixed, but is 'paked'"):
         BatchConfig(layout="paked")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`seed` must be 0 or more"):
         PairLoader(store, BatchConfig(), seed=-1)
@@ -389,23 +388,3 @@ def test_invalid_arguments_are_refused() -> None:
         PairLoader(store, BatchConfig(), weights=[1.0, 2.0])
     with pytest.raises(IndexError, match="epoch 0 has 1 batches, so there is no batch 1"):
         PairLoader(store, BatchConfig()).get_batch(0, 1)
-
-
-def test_plan_is_cached_on_disk(tmp_path: Path) -> None:
-    plans: list[BatchPlan] = []
-
-    def build_plan() -> BatchPlan:
-        plans.append(BatchPlan(np.arange(5), np.array([0, 2, 5]), np.array([0, 2]), np.empty(0, int)))
-        return plans[-1]
-
-    first = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-    again = load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-    assert len(plans) == 1
-    assert all(np.array_equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
-    for expected_count, damage in enumerate((b"PK\x03\x04 damaged", b""), 2):
-        next((tmp_path / "plans").glob("*.npz")).write_bytes(damage)
-        load_or_build_plan(tmp_path / "plans", ("key", 1), build_plan)
-        assert len(plans) == expected_count
-    for number in range(2, 12):
-        load_or_build_plan(tmp_path / "plans", ("key", number), build_plan)
-    assert len(list((tmp_path / "plans").iterdir())) <= 4

@@ -22,7 +22,7 @@ from attent.data.filters import FilterConfig
 from attent.data.loader import PairLoader
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store, store_key
-from attent.text.tokenizer import END, SubwordSampling, Tokenizer
+from attent.text.tokenizer import END, Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 
 LINES = [f"a small house number {n}\tein kleines Haus Nummer {n}" for n in range(300)]
@@ -103,8 +103,8 @@ def test_key_depends_on_everything_that_determines_the_ids(tmp_path: Path, token
         store_key(corpora, replace(config, tokenizer=other), tmp_path),
         store_key(corpora, replace(config, filters=FilterConfig.disabled()), tmp_path),
         store_key(corpora, replace(config, language_tags=True), tmp_path),
-        store_key(corpora, replace(config, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 1)), tmp_path),
-        store_key(corpora, replace(config, subword_sampling=SubwordSampling(rate=0.1), sampling_seed=(0, 2)), tmp_path),
+        store_key(corpora, replace(config, subword_sampling=0.1, sampling_seed=(0, 1)), tmp_path),
+        store_key(corpora, replace(config, subword_sampling=0.1, sampling_seed=(0, 2)), tmp_path),
         store_key(open_corpora([str(tmp_path / "a.tsv")], LanguagePair("de", "en")), config, tmp_path),
         store_key(corpora + corpora, config, tmp_path),
         store_key(write_corpus(tmp_path / "a.tsv", LINES[1:]), config, tmp_path),
@@ -151,7 +151,7 @@ def test_language_tags_need_a_target_language(tmp_path: Path, tokenizer: Tokeniz
 
 def test_resampled_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
     epochs = ResampledStores(corpora, config, tmp_path / "sampled", seed=5, workers=0)
     stores = [read_files(epochs(epoch)) for epoch in range(4)]
     assert len({store["source.ids"] for store in stores}) == 4
@@ -166,7 +166,7 @@ def test_stores_sampled_ahead_are_the_same(
 ) -> None:
     monkeypatch.setattr(stores, "MAX_SERIAL_PAIRS", max_serial_pairs)
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
     here = ResampledStores(corpora, config, tmp_path / "here", seed=5, workers=0)
     expected = [read_files(here(epoch)) for epoch in range(4)]
     with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=2)) as ahead:
@@ -181,7 +181,7 @@ def test_stores_sampled_ahead_are_the_same(
 
 def test_error_of_a_sampling_worker_is_raised(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
     with closing(ResampledStores(corpora, config, tmp_path / "ahead", seed=5, workers=1)) as ahead:
         ahead(0)
         (tmp_path / "a.tsv").unlink()
@@ -192,7 +192,7 @@ def test_error_of_a_sampling_worker_is_raised(tmp_path: Path, tokenizer: Tokeniz
 def test_loader_stops_the_sampling_workers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
     config = EncodingConfig(tokenizer=tokenizer)
-    sampled = replace(config, subword_sampling=SubwordSampling(rate=0.3))
+    sampled = replace(config, subword_sampling=0.3)
     ahead = ResampledStores(corpora, sampled, tmp_path / "ahead", seed=5, workers=1)
     store = prepare_store(corpora, config, tmp_path / "stores")
     loader = PairLoader(store, BatchConfig(batch_tokens=4096), store_for_epoch=ahead)
@@ -212,7 +212,7 @@ def test_number_of_workers_does_not_change_the_store(
     corpora = write_corpus(tmp_path / "a.tsv", [*LINES, "bad", *LINES[:50], "\t"])
     for config in (
         EncodingConfig(tokenizer=tokenizer),
-        EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.2), sampling_seed=(1, 2)),
+        EncodingConfig(tokenizer=tokenizer, subword_sampling=0.2, sampling_seed=(1, 2)),
     ):
         contents = [read_files(prepare_store(corpora, config, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
         assert contents[0] == contents[1]
@@ -220,7 +220,7 @@ def test_number_of_workers_does_not_change_the_store(
 
 def test_subword_sampling_differs_between_epochs_and_is_reproducible(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpora = write_corpus(tmp_path / "a.tsv", LINES)
-    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=SubwordSampling(rate=0.3))
+    config = EncodingConfig(tokenizer=tokenizer, subword_sampling=0.3)
     first, again, other = (
         prepare_store(corpora, replace(config, sampling_seed=(7, epoch)), tmp_path / root)
         for epoch, root in ((1, "x"), (1, "y"), (2, "x"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from attent.cli.line_progress import print_message
 from attent.data.pairs import CorpusError, LanguagePair, ReasonTally
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import score_targets
@@ -28,18 +28,18 @@ from attent.inspection.ablate import (
     AblationEffect,
     AblationMeasurement,
     AblationMeter,
-    BleuScorer,
-    build_grids,
     load_ablation,
 )
 from attent.inspection.ablation_report import AblationResult
-from attent.inspection.ablation_run import AblationJob, AblationReporter
+from attent.inspection.ablation_run import AblationJob, report_progress
 from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.prune import PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file
 from attent.nn import StackConfig
 from attent.scoring import pipeline
+from attent.scoring.metrics import MetricScore
 from attent.scoring.pipeline import read_test_set
 from attent.storage.errors import FolderError
 from attent.training.autoconfig import fit_to_tokenizer
@@ -58,7 +58,18 @@ def closeness(outputs: Sequence[str], references: Sequence[str]) -> float:
     return 100 * sum(len({*a} & {*b}) / max(1, len({*a} | {*b})) for a, b in pairs) / len(outputs)
 
 
-SCORE = BleuScorer(compute_bleu=closeness, signature="letters")
+@pytest.fixture
+def letter_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score by letters instead of BLEU."""
+
+    def score(outputs: Sequence[str], references: Sequence[str], *arguments: Any, **more: Any) -> list[MetricScore]:
+        return [
+            MetricScore(
+                metric="bleu", value=closeness(outputs, references), mean=None, ci_half_width=None, signature="letters"
+            )
+        ]
+
+    monkeypatch.setattr(ablations, "compute_metrics", score)
 
 
 @pytest.fixture
@@ -76,14 +87,15 @@ def translator(model: Seq2Seq) -> Translator:
     return Translator(model, tokenizer())
 
 
-def measure_ablation(translator: Translator, parts: Sequence[ModelPart], **more: object) -> Ablation:
-    meter = AblationMeter(translator=translator, data=SAMPLE, search=SEARCH, scorer=SCORE)
-    return meter.ablate(parts, **more)  # type: ignore[arg-type]
+def measure_ablation(translator: Translator, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Ablation:
+    *_, ablation = AblationMeter(translator=translator, data=SAMPLE, search=SEARCH).ablate(parts, previous)
+    return ablation
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("letter_scores")
 def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Seq) -> None:
     parts = [HEAD, ModelPart("encoder.blocks.0.feedforward"), ModelPart("decoder.blocks.1")]
     ablation = measure_ablation(translator, parts)
@@ -105,7 +117,7 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
 
 def test_ablation_restores_the_weights(translator: Translator, model: Seq2Seq) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measure_ablation(translator, list_parts(model, "heads")[:3])
+    measure_ablation(translator, list_parts(model, "head")[:3])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -154,7 +166,7 @@ def test_torch_is_used_if_ctranslate2_does_not_support_the_model(tmp_path: Path)
 def test_interrupted_ablation_resumes(
     translator: Translator, model: Seq2Seq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = list_parts(model, "heads")[:4]
+    parts = list_parts(model, "head")[:4]
     measured_parts: list[tuple[ModelPart, ...]] = []
     without = AblationMeter.measure_without
     monkeypatch.setattr(
@@ -163,23 +175,14 @@ def test_interrupted_ablation_resumes(
         lambda self, subset: measured_parts.append(tuple(subset)) or without(self, subset),
     )
 
-    def keep(ablation: Ablation) -> None:
-        ablations.save_ablation(tmp_path, ablation)
-        if len(ablation.effects) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_ablation(translator, parts, save=keep)
-    steps: list[tuple[int, int]] = []
+    for unfinished in AblationMeter(translator=translator, data=SAMPLE, search=SEARCH).ablate(parts):
+        ablations.save_ablation(tmp_path, unfinished)
+        if len(unfinished.effects) == 2:
+            break
+    assert measured_parts == [(), (parts[0],), (parts[1],)]
     measured_parts.clear()
-    ablation = measure_ablation(
-        translator,
-        parts,
-        previous=load_ablation(tmp_path),
-        progress=lambda done, total, _: steps.append((done, total)),
-    )
+    ablation = measure_ablation(translator, parts, previous=load_ablation(tmp_path))
     assert measured_parts == [(), (parts[2],), (parts[3],)]
-    assert steps == [(3, 4), (4, 4)]
     measured_parts.clear()
     assert (
         measure_ablation(translator, parts, previous=ablation) is ablation
@@ -192,7 +195,7 @@ def test_interrupted_ablation_resumes(
 def test_results_under_other_conditions_are_not_reused(translator: Translator, model: Seq2Seq, change: str) -> None:
     done = measure_ablation(translator, [HEAD])
     wrong = replace(done, effects=(replace(done.effects[0], bleu=-1.0),))
-    sample, search, score = SAMPLE, SEARCH, SCORE
+    sample, search = SAMPLE, SEARCH
     match change:
         case "weights":
             with torch.no_grad():
@@ -202,9 +205,8 @@ def test_results_under_other_conditions_are_not_reused(translator: Translator, m
         case "search":
             search = replace(SEARCH, beam_size=1)
         case "score":
-            score = replace(SCORE, signature="other letters")
-    meter = AblationMeter(translator=translator, data=sample, search=search, scorer=score)
-    ablation = meter.ablate([HEAD], previous=wrong)
+            sample = replace(SAMPLE, language="zh")  # tokenized otherwise
+    *_, ablation = AblationMeter(translator=translator, data=sample, search=search).ablate([HEAD], previous=wrong)
     assert ablation.effects[0].bleu >= 0
     assert measure_ablation(translator, [HEAD], previous=wrong).effects[0].bleu >= (0 if change == "weights" else -1)
 
@@ -248,7 +250,7 @@ def test_ensembles_are_rejected(model: Seq2Seq) -> None:
 def ablation_of(*effects: AblationEffect) -> Ablation:
     conditions = ablations.AblationConditions(
         dataset="toy|set",
-        digest="",
+        pairs_digest="",
         sentences=50,
         to=None,
         search=SEARCH,
@@ -259,7 +261,7 @@ def ablation_of(*effects: AblationEffect) -> Ablation:
     return Ablation(conditions=conditions, bleu=30.0, loss=1.0, num_tokens=9, effects=effects)
 
 
-def effect(part: str, bleu: float, loss: float = 1.0, p: float | None = None) -> AblationEffect:
+def effect(part: str, bleu: float, loss: float = 1.0, p: float = 0.01) -> AblationEffect:
     return AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=bleu, loss=loss, num_changed=5, p_value=p)
 
 
@@ -271,16 +273,6 @@ MIXED = ablation_of(
     effect("decoder.blocks.2", 1.0),
     effect("encoder.blocks.0.feedforward", 5.0),
 )
-
-
-def test_grids_have_layers_as_rows_and_heads_as_columns() -> None:
-    actual = {grid.title: grid for grid in build_grids(MIXED)}
-    assert list(actual) == ["encoder self-attention", "decoder cross-attention", "encoder sub-layers", "layers"]
-    cross = actual["decoder cross-attention"]
-    assert (cross.rows, cross.columns) == (("2", "10"), ("0", "1"))
-    values = [[None if item is None else item.bleu for item in line] for line in cross.effects]
-    assert values == [[29.0, 30.5], [None, 20.0]]
-    assert [grid.title for grid in build_grids(MIXED, ["layer"])] == ["layers"]
 
 
 def test_document_section() -> None:
@@ -296,7 +288,7 @@ def test_document_section() -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
+def test_report_lists_parts_worst_first() -> None:
     result = AblationResult(folder=Path("m"), ablation=MIXED, kinds=["head"])
     page = "\n".join(line.plain for line in ablation_report.render_ablation(result))
     names = re.findall(r"^(\S+:\d) ", page, re.MULTILINE)
@@ -307,7 +299,6 @@ def test_report_lists_parts_worst_first_with_a_heat_map() -> None:
         "decoder.blocks.2.cross_attn:1",
     ]
     assert "decoder.blocks.2 " not in page  # a layer, not requested
-    assert re.search(r"^  2 +-1\.0 +0\.5 $", page, re.MULTILINE)
     assert "-20.00" in page
     assert "not significant" in page
     assert "most important head is encoder.blocks.0.self_attn:0" in page
@@ -330,15 +321,14 @@ def test_report_has_the_conditions_and_every_column() -> None:
         "BLEU difference loss difference changed p",
         "encoder.blocks.0.self_attn:0 10.00 -20.00 1.0000 +0.0000 10.0% 0.001",
     ]
-    assert "BLEU difference: layers rows: layers, columns: stacks" in page
     assert not any(line.startswith("saved to") for line in page)
     greedy = replace(MIXED.conditions, search=replace(SEARCH, beam_size=1))
     shown = [line.plain for line in ablation_report.render_header(replace(MIXED, conditions=greedy))]
     assert shown[1].split(maxsplit=1)[1].startswith("greedy search, ")
 
 
-@pytest.mark.parametrize(("p", "shown"), [(0.0499, "0.050"), (0.05, "not significant"), (None, "")])
-def test_p_values_at_the_significance_level(p: float | None, shown: str) -> None:
+@pytest.mark.parametrize(("p", "shown"), [(0.0499, "0.050"), (0.05, "not significant")])
+def test_p_values_at_the_significance_level(p: float, shown: str) -> None:
     one = ablation_of(effect("encoder.blocks.0.self_attn:0", 29.8, p=p))
     assert ablation_report.format_effect(one.effects[0], one)[-1] == shown
     summary = " ".join(ablation_report.summarize_ablation(one, "head"))
@@ -357,43 +347,37 @@ def test_most_important_head_is_that_of_the_loss_where_bleu_is_too_low(bleu: flo
     assert ("By loss, which is less noisy, it is a.blocks.0.x:1: 2.500." in sentences) == (bleu >= 1)
 
 
-@pytest.mark.parametrize(("count", "rows", "more"), [(20, 20, None), (21, 20, "... 1 more"), (45, 20, "... 25 more")])
-def test_card_tables_have_at_most_twenty_rows(count: int, rows: int, more: str | None) -> None:
+@pytest.mark.parametrize(("count", "rows"), [(19, 19), (20, 20), (21, 20)])
+def test_card_tables_have_at_most_twenty_rows(count: int, rows: int) -> None:
     many = ablation_of(*(effect(f"encoder.blocks.0.self_attn:{i}", 30 - i / 10) for i in range(count)))
     section = "\n\n".join(ablation_report.build_card_section(many))
     assert section.count("| `encoder.blocks.") == rows
-    assert ("... " in section) == (more is not None)
-    assert more is None or more in section
+    assert f"| `encoder.blocks.0.self_attn:{count - 1}`" in section  # the lowest BLEU
 
 
-def test_heat_map_is_redder_for_larger_losses() -> None:
-    shades = [ablation_report.get_cell_style(value, 20.0) for value in (None, -1.0, 0.0, 0.1, 5.0, 20.0)]
-    assert shades[:3] == ["", "", ""]
-    greens = [int(re.findall(r"\d+", shade)[1]) for shade in shades[3:]]
-    assert greens == sorted(greens, reverse=True)
-
-
-def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    reporter = AblationReporter(sys.stderr, clock=lambda: now[0])
-    reporter.start("6 parts")
-    for number in (3, 4, 5, 6):  # two were measured before
-        now[0] += 20.0
-        reporter.report_progress(number, 6, effect("decoder.blocks.2.cross_attn:1", 30.5))
-    stderr = capsys.readouterr().err
-    assert "3 of 6, 1 min 0 s left: without decoder.blocks.2.cross_attn:1 30.50 BLEU" in stderr
-    assert "5 of 6, 20 s left" in stderr
-    assert "6 of 6, 0 s left" in stderr
+def test_progress_shows_the_remaining_time() -> None:
+    now, messages = [0.0], list[str]()
+    parts = [ModelPart(f"decoder.blocks.{i}") for i in range(6)]
+    effects = [effect(str(part), 30.5) for part in parts]
+    ablation_steps = (ablation_of(effect("encoder.blocks.0", 1.0), *effects[:count]) for count in range(2, 7))
+    for number, _ in enumerate(report_progress(ablation_steps, parts, messages.append, clock=lambda: now[0])):
+        now[0] += 5.0 if number == 3 else 20.0
+    assert [message.partition(":")[0] for message in messages] == [
+        "3 of 6, 1 min 0 s left",  # two were measured before, and the encoder's is not among the requested parts
+        "4 of 6, 40 s left",
+        "6 of 6, 0 s left",
+    ]
+    assert messages[0].endswith("left: without decoder.blocks.2 30.50 BLEU, loss 1.000")
 
 
 # --- card ------------------------------------------------------------------------------------------------------------
 
 
-def test_card_section_lists_most_and_least_important_parts() -> None:
+def test_card_section_lists_the_most_important_parts() -> None:
     many = ablation_of(*(effect(f"encoder.blocks.{i // 5}.self_attn:{i % 5}", 30 - i / 10) for i in range(30)))
     section = "\n\n".join(ablation_report.build_card_section(many))
     assert section.count("| `encoder.blocks.") == 20
-    assert "10 more" in section
+    assert "All parts are in `ablation.json`" in section
     assert "50 pairs of toy\\|set" in section
     assert "**30.00 BLEU**" in section
     assert "`sig`" in section
@@ -419,16 +403,14 @@ def run(
     data: str = "valid.tsv",
     tgt: str = "de",
     limit: int = 3,
-    scorer: BleuScorer | None = None,
     **more: Any,
 ) -> AblationResult:
     """Run as the command does, with the torch engine and a short search."""
     test_set = read_test_set([str(folder.parent / data)], LanguagePair("en", tgt))
     translator = Translator.load(folder, device="cpu", engine="torch")
     pairs = AblationData.from_test_set(test_set, translator, folder, to=None, limit=limit)
-    scorer = scorer or BleuScorer.from_sacrebleu(test_set.language, pairs.references)
-    meter = AblationMeter(translator=translator, data=pairs, search=SEARCH, scorer=scorer)
-    result = AblationJob(folder=folder, meter=meter, reporter=AblationReporter(sys.stderr)).run(**more)
+    meter = AblationMeter(translator=translator, data=pairs, search=SEARCH)
+    result = AblationJob(folder=folder, meter=meter, notify=print_message).run(**more)
     for line in ablation_report.render_ablation(result):
         print(line.plain)
     return result
@@ -504,21 +486,32 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
     card = (out / "card.md").read_text()
     assert card.startswith("# A toy, pruned\n")
     assert re.search(r"\| before \| [\d.]+ \| [\d.]+ \| 12 \| [\d,]+ \|\n\| pruned \| [\d.]+ \| [\d.]+ \| 0 \|", card)
-    assert "## Original model card\n\n### A toy\n\n#### Scores" in card
+    assert card.index("## Pruning\n") < card.index("## Scores\n") < card.index("## Limits\n")
     assert ", pruned" not in (folder / "card.md").read_text()
     run(out, selection="layers")  # can be ablated in turn
     again = (out / "card.md").read_text()
-    assert again.index("## Ablation\n") < again.index("## Original model card")
+    assert again.count("## Ablation\n") == again.count("## Pruning\n") == 1
+    assert again.startswith("# A toy, pruned\n")
 
 
+def test_pruned_card_keeps_a_card_without_a_title() -> None:
+    selection = PruneSelection(heads=(HEAD,), bleu=29.9, loss=1.0, trials=())
+    sizes = {"num_heads_before": 4, "parameters": 90, "parameters_before": 100}
+    pruned = ablation_report.PruneResult(folder=Path("out"), max_bleu_drop=0.2, selection=selection, **sizes)
+    card = ablation_report.build_pruned_card(Path("runs/toy"), "My notes.\n\n## Data\n\nMuch.\n", MIXED, pruned)
+    assert card.startswith("# toy, pruned\n\n`runs/toy` without 1 of its 4 heads, by attent. ")
+    assert card.index("My notes.\n") < card.index("## Pruning\n") < card.index("## Data\n\nMuch.\n")
+
+
+@pytest.mark.usefixtures("letter_scores")
 def test_pruned_model_itself_meets_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In int8 it may differ from the model with masked heads."""
     monkeypatch.setattr(AblationMeter, "measure_without", forbid_joint_masking(AblationMeter.measure_without))
-    result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0, scorer=SCORE)
+    result = run(folder, prune_to=folder.parent / "pruned", max_bleu_drop=8.0)
     ablation, pruned = result.ablation, result.pruned
     assert pruned is not None
     good = [trial for trial in pruned.selection.trials if trial.accepted]
-    assert pruned.bleu == good[-1].bleu >= ablation.bleu - 8.0
+    assert pruned.selection.bleu == good[-1].bleu >= ablation.bleu - 8.0
     assert 0 < len(pruned.selection.heads) == good[-1].num_removed
 
 
@@ -536,7 +529,9 @@ def forbid_joint_masking(
 
 def test_nothing_is_written_if_no_head_can_be_pruned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        ablation_run, "select_heads", lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, trials=())
+        ablation_run,
+        "select_heads",
+        lambda *_, **__: ablation_report.PruneSelection(heads=(), bleu=0.0, loss=0.0, trials=()),
     )
     with pytest.raises(ValueError, match="allow more with --max-bleu-drop"):
         run(folder, prune_to=folder.parent / "pruned")
@@ -573,15 +568,3 @@ def test_test_set_in_several_languages_needs_one(languages: list[str], translato
     with pytest.raises(ValueError, match="mixed: must have one target language; name it with --tgt"):
         make(to=None)
     assert make(to="pt-BR").to == "pt-BR"
-
-
-@pytest.mark.parametrize(
-    ("value", "worst", "style"),
-    [
-        (None, 1.0, ""), (0.0, 1.0, ""), (-1.0, 1.0, ""), (1.0, 0.0, ""), (1.0, 1.0, "white on rgb(195,45,45)"),
-        (0.25, 1.0, "black on rgb(225,140,140)"), (0.3025, 1.0, "black on rgb(222,130,130)"),
-        (0.31, 1.0, "white on rgb(222,129,129)"),
-    ],
-)  # fmt: skip
-def test_larger_losses_have_a_stronger_red(value: float | None, worst: float, style: str) -> None:
-    assert ablation_report.get_cell_style(value, worst) == style

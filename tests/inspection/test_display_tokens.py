@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from attent.inspection.attention_trace import DisplayToken
-from attent.inspection.display_tokens import build_display_tokens
+from attent.inspection.display_tokens import build_display_tokens, escape_control_characters, format_token
 from attent.text.tokenizer import Tokenizer
 from tests.inspection.models import tokenizer as with_mask
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 
 def test_wordpiece_continuations() -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "man", ".", "#"]
-    of = Tokenizer.from_files({"vocab.txt": "\n".join(pieces).encode()}).source
+    model = tokenizers.Tokenizer(tokenizers.models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    model.add_special_tokens(pieces[:5])
+    of = Tokenizer.from_files({"tokenizer.json": model.to_str().encode()}).source
     document = build_display_tokens(of, [2, 7, 5, 6, 4, 8, 1, 3])
     assert [(token.text, token.space, token.special) for token in document] == [
         ("start", False, "start"),
@@ -32,11 +33,13 @@ def test_wordpiece_continuations() -> None:
 
 def test_partial_characters_and_newlines() -> None:
     pieces = ["<|endoftext|>", "a", "Ġa", "Ċ", "Ã", "¤", "ĊĊ", "Ġ"]
-    files = {
-        "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}).encode(),
-        "merges.txt": "#version: 0.2\nĠ a\nĊ Ċ\n".encode(),
-    }
-    document = build_display_tokens(Tokenizer.from_files(files).source, [1, 2, 3, 4, 5, 6, 0])
+    vocab, merges = {piece: i for i, piece in enumerate(pieces)}, [("Ġ", "a"), ("Ċ", "Ċ")]
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    model.add_special_tokens(pieces[:1])
+    of = Tokenizer.from_files({"tokenizer.json": model.to_str().encode()}).source
+    document = build_display_tokens(of, [1, 2, 3, 4, 5, 6, 0])
     assert document == (
         DisplayToken("a", "a"),
         DisplayToken("Ġa", "a", True),
@@ -52,3 +55,24 @@ def test_added_mask_token() -> None:
     of = with_mask().source
     assert of.mask is not None
     assert build_display_tokens(of, [of.mask]) == (DisplayToken("<mask>", "mask", special="mask"),)
+
+
+def test_control_characters_are_replaced() -> None:
+    assert escape_control_characters("\x1b[0m\x00\x7f") == "␛[0m␀␡"
+    assert escape_control_characters("a\nb\tc") == "a⏎b⇥c"
+    assert escape_control_characters("\x85\u202e\ud800") == "\ufffd" * 3
+    assert escape_control_characters("naïve 日本 שלום \u200c") == "naïve 日本 שלום \u200c"
+
+
+@pytest.mark.parametrize(
+    ("text", "special", "label"),
+    [
+        ("end", "end", "‹end›"),
+        ("end", None, "end"),
+        ("", None, "␣"),
+        ("\u200c", None, "␣"),
+        ("\u0301", None, "◌\u0301"),
+    ],
+)
+def test_special_tokens_and_spaces_are_marked(text: str, special: str | None, label: str) -> None:
+    assert format_token({"text": text, "special": special}) == label

@@ -1,4 +1,4 @@
-"""Documents of speech and caption models: sources, weights, search, terminal, figures, errors."""
+"""Documents of speech and caption models: sources, weights, search, figures, errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import re
 import wave
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +19,12 @@ from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.transcriber import Transcriber
 from attent.inspection import Trace
-from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.inspectors import base, speech
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.captioning import CaptioningInspector
 from attent.inspection.inspectors.seq2seq import Seq2SeqInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.translation import TranslationInspector
-from attent.inspection.json_arrays import pack_array
 from attent.inspection.session import Inspection
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig
@@ -60,19 +57,6 @@ def make_source(kind: str, path: str) -> tuple[torch.Tensor, torch.Tensor | None
         return compute_audio_frames([torch.from_numpy(read_audio(path))], config, torch.device("cpu"))
     assert isinstance(config, ImageConfig)
     return normalize_pixels(ring()[None], config, torch.zeros(1)), None
-
-
-def align(document: dict[str, Any]) -> dict[str, Any]:
-    """Replace cross-attention: each word attends to its own part of the source, in order."""
-    queries, keys = (len(document["sides"][side]["tokens"]) for side in ("target", "source"))
-    weights = torch.zeros(queries, keys)
-    for q in range(queries):
-        weights[q, q * keys // queries : (q + 1) * keys // queries] = 1
-    weights /= weights.sum(1, keepdim=True)
-    for layer in document["layers"]:
-        if layer["kind"] == "cross":
-            layer["weights"] = pack_array(weights.expand(layer["heads"], -1, -1), "unit16")
-    return document | {"head_stats": measure_document_heads(document)}
 
 
 @pytest.mark.parametrize("kind", ["speech", "caption"])
@@ -230,21 +214,6 @@ def test_heads_are_described_in_terms_of_the_source(files: dict[str, str]) -> No
         assert not any(words in description for description in decoder)
         labels = {column["key"]: column["label"] for column in stats["columns"]}
         assert labels["previous"] != "left"  # columns are those of the decoder too
-
-
-def test_terminal_shows_time_and_patches(files: dict[str, str]) -> None:
-    document = align(make_inspector("speech").inspect(InspectionRequest(text=files["speech"], target=TARGET)))
-    lines = Inspection(document).render_terminal(width=60).splitlines()
-    rows = [line for line in lines if re.search(r"\|.*\|$", line)]
-    assert len(rows) == len(document["sides"]["target"]["tokens"])
-    starts = [row.partition("|")[2].index("█") for row in rows]
-    assert starts == sorted(set(starts))
-    assert any(line.strip().startswith("0 s") and line.endswith("1.2 s") for line in lines)
-    assert max(map(len, rows)) <= 60
-    document = align(make_inspector("caption").inspect(InspectionRequest(text=files["caption"], target=TARGET)))
-    text = Inspection(document).render_terminal()
-    assert "mean attention of all words" in text
-    assert re.search(r"dog ← \d,\d \d+%", text)
 
 
 def test_figures_of_one_head_and_of_all(files: dict[str, str]) -> None:

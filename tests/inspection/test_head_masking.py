@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_parts
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers
 from attent.nn.block import Block
@@ -26,7 +26,7 @@ def run(of: Seq2Seq) -> Tensor:
 
 
 def test_list_parts_names_every_part(of: Seq2Seq) -> None:
-    heads, sublayers, layers = (list_parts(of, grain) for grain in ("heads", "sublayers", "layers"))
+    heads, sublayers, layers = (list_parts(of, kind) for kind in PART_KINDS)
     assert [len(parts) for parts in (heads, sublayers, layers)] == [3 * (2 + 4), 2 * 2 + 2 * 3, 4]
     assert str(heads[0]) == "encoder.blocks.0.self_attn:0"
     assert str(layers[-1]) == "decoder.blocks.1"
@@ -39,11 +39,11 @@ def test_list_parts_names_every_part(of: Seq2Seq) -> None:
     ]
 
 
-@pytest.mark.parametrize("grain", ["heads", "sublayers", "layers"])
-def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, grain: str) -> None:
+@pytest.mark.parametrize("kind", PART_KINDS)
+def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, kind: PartKind) -> None:
     expected = run(of)
     weights = {name: value.clone() for name, value in of.state_dict().items()}
-    for part in list_parts(of, grain):
+    for part in list_parts(of, kind):
         with mask_parts(of, [part]):
             assert not torch.allclose(run(of), expected, atol=1e-4), f"{part} must be heard"
         assert all(torch.equal(value, weights[name]) for name, value in of.state_dict().items())

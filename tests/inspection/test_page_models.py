@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attent.decoding.transcriber import Transcriber
 from attent.inspection.head_masking import ModelPart
+from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.captioning import CaptioningInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.vision import VisionInspector
+from attent.inspection.json_arrays import pack_array
 from tests.inspection.models import (
     HIDDEN,
     TEXT,
@@ -29,8 +32,20 @@ from tests.inspection.models import (
     write_chirp,
     write_ring,
 )
-from tests.inspection.test_front_end_inspectors import align
 from tests.inspection.test_page_heads import SITE, Open, eventually, pixel, text
+
+
+def align(document: dict[str, Any]) -> dict[str, Any]:
+    """Replace cross-attention: each word attends to its own part of the source, in order."""
+    queries, keys = (len(document["sides"][side]["tokens"]) for side in ("target", "source"))
+    weights = torch.zeros(queries, keys)
+    for q in range(queries):
+        weights[q, q * keys // queries : (q + 1) * keys // queries] = 1
+    weights /= weights.sum(1, keepdim=True)
+    for layer in document["layers"]:
+        if layer["kind"] == "cross":
+            layer["weights"] = pack_array(weights.expand(layer["heads"], -1, -1), "unit16")
+    return document | {"head_stats": measure_document_heads(document)}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ every_model = parametrize_all("config", MODELS)
 
 def some_heads(model: Seq2Seq) -> list[ModelPart]:
     """Half of the heads, different ones in each layer, and all heads of one layer of each kind."""
-    heads = list_parts(model, "heads")
+    heads = list_parts(model, "head")
     chosen = set(Random(3).sample(heads, len(heads) // 2))
     emptied = ("encoder.blocks.1.self_attn", "decoder.blocks.0.self_attn", "decoder.blocks.1.cross_attn")
     return [part for part in heads if part in chosen or part.path in emptied]
@@ -111,7 +111,7 @@ def test_packed_rows_equal_separate_rows() -> None:
 
 def test_all_heads_can_be_pruned() -> None:
     model, batch = make_seq2seq(PLAIN, CPU), pairs(CPU).batch()
-    heads = list_parts(model, "heads")
+    heads = list_parts(model, "head")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")  # torch warns about empty parameters
         pruned = prune_heads(model, heads)
@@ -175,7 +175,7 @@ def test_pruned_model_compiles() -> None:
 
 def test_save_and_load_is_bit_identical(tmp_path: Path) -> None:
     model = make_seq2seq(PLAIN, CPU)
-    pruned = prune_heads(model, list_parts(model, "heads")[:9])
+    pruned = prune_heads(model, list_parts(model, "head")[:9])
     pruned.save(tmp_path / "model")
     loaded = attent.load(tmp_path / "model")
     assert loaded.config == pruned.config
@@ -215,7 +215,7 @@ def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
 def test_old_conversion_is_not_reused() -> None:
     pytest.importorskip("ctranslate2")
     model = make_seq2seq(PLAIN, CPU).float()
-    pruned = prune_heads(model, list_parts(model, "heads")[:1])
+    pruned = prune_heads(model, list_parts(model, "head")[:1])
     assert ctranslate2.compute_fingerprint(model, None, "int8", []) != ctranslate2.compute_fingerprint(
         pruned, None, "int8", []
     )
@@ -279,7 +279,7 @@ def test_pruned_encoder_with_a_full_decoder() -> None:
 def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
     conditions = AblationConditions(
         dataset="toy",
-        digest="",
+        pairs_digest="",
         sentences=1,
         to=None,
         search=SearchOptions(),
@@ -288,7 +288,7 @@ def ablation_of(changed: dict[str, int], bleu: float = 30.0) -> Ablation:
         weights_digest="",
     )
     effects = [
-        AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=29.9, loss=1.0, num_changed=count)
+        AblationEffect(part=part, kind=ModelPart.parse(part).kind, bleu=29.9, loss=1.0, num_changed=count, p_value=0.5)
         for part, count in changed.items()
     ]
     return Ablation(conditions=conditions, bleu=bleu, loss=1.0, num_tokens=1, effects=tuple(effects))
@@ -342,7 +342,7 @@ def test_heads_exactly_at_both_bounds_are_removed(bleu: float, loss: float, coun
     chosen = select_heads(ablation_of(HEADS), lambda _: (bleu, loss), max_bleu_drop=0.5, progress=trials.append)
     assert len(chosen.heads) == count
     assert tuple(trials) == chosen.trials
-    assert (trials[0].num_removed, len(trials[0].added), trials[0].bleu, trials[0].loss) == (8, 8, bleu, loss)
+    assert (trials[0].num_removed, trials[0].bleu, trials[0].loss) == (8, bleu, loss)
     assert chosen.bleu == (bleu if count else 30.0)
 
 
@@ -366,13 +366,11 @@ def test_groups_of_heads_are_bisected() -> None:
     trials: list[PruneTrial] = []
     selector = HeadSelector(
         measure_without=lambda parts: (30.0, 2.0) if heads[4] not in parts else (20.0, 2.0),
-        bleu=30.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
+        bleu=30.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
     )  # fmt: skip
     assert not selector.add_group(heads)
     assert selector.heads == heads[:4]
-    assert [(trial.num_removed, len(trial.added), trial.accepted) for trial in trials] == [
-        (5, 5, False), (3, 3, True), (4, 1, True),
-    ]  # fmt: skip
+    assert [(trial.num_removed, trial.accepted) for trial in trials] == [(5, False), (3, True), (4, True)]
     assert trials == selector.trials
     assert selector.add_group([])
 
@@ -381,7 +379,7 @@ def test_groups_of_heads_are_bisected() -> None:
     ("bleu", "loss", "accepted"), [(30.0, 2.0, True), (29.9, 2.0, False), (30.0, 2.1, False), (31.0, 1.0, True)]
 )
 def test_a_group_is_removed_at_the_limits_of_bleu_and_loss(bleu: float, loss: float, accepted: bool) -> None:
-    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, min_bleu=30.0, max_loss=2.0, progress=None)
+    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=None)
     assert selector.try_group([ModelPart("a", 1)]) is accepted
-    assert selector.bleu == (bleu if accepted else 35.0)
-    assert selector.trials == [PruneTrial(num_removed=1, added=("a:1",), bleu=bleu, loss=loss, accepted=accepted)]
+    assert (selector.bleu, selector.loss) == ((bleu, loss) if accepted else (35.0, 1.0))
+    assert selector.trials == [PruneTrial(num_removed=1, bleu=bleu, loss=loss, accepted=accepted)]

@@ -194,7 +194,7 @@ def test_labels_have_probabilities() -> None:
 def test_head_statistics_without_alignment(inspection: dict[str, Any]) -> None:
     columns = [column["key"] for column in inspection["head_stats"]["columns"]]
     assert "previous" in columns
-    assert not {"alignment", "aligned_on_output", "aligned_on_input", "diagonal", "next"} & set(columns)
+    assert not {"alignment", "aligned_on_output", "aligned_on_input", "next"} & set(columns)
     heads = inspection["head_stats"]["heads"]
     assert len(heads) == sum(layer.heads for layer in get_attention_layers(causal()).values())
     assert not any("input token" in head["description"] for head in heads)

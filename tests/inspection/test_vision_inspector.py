@@ -169,6 +169,6 @@ def test_figures_show_the_image_tinted_by_each_head(document: dict[str, Any]) ->
     assert axes.get_title() == f"layer 1, head 3, maximum {100 * float(from_class.max()):.0f}%"
     assert figure.get_suptitle().startswith("ring.png: ")
     heads = len(document["layers"][0]["masked_heads"]) + 4
-    grid = plot_heads(document, title="Mine")
+    grid = plot_heads(document)
     assert grid.get_size_inches().tolist() == pytest.approx([heads * 1.8 + 0.4, 2 * 1.95 + 0.6])
-    assert grid.get_suptitle() == "Mine"
+    assert grid.get_suptitle() == "ring.png: attention of the class token"

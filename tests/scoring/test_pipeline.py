@@ -79,22 +79,22 @@ PREFIX = f"{SEARCH.score_formula}, at most source + 50 tokens"
         (
             ScoreOptions(search=SearchOptions(beam_size=6, beam_groups=3, patience=2.0)),
             "float32",
-            f"beam 6 in 3 groups, diversity penalty 0.5, patience 2, {PREFIX}",
+            f"beam 6, {PREFIX}, patience 2.0, beam_groups 3",
         ),
         (
             ScoreOptions(search=SearchOptions(max_length=1_000, min_length=2, no_repeat_ngram_size=3)),
             "float32",
-            f"beam 4, {SEARCH.score_formula}, at most 1,000 tokens, at least 2, no repeated 3-grams",
+            f"beam 4, {SEARCH.score_formula}, at most 1,000 tokens, min_length 2, no_repeat_ngram_size 3",
         ),
         (
             ScoreOptions(search=SearchOptions(sampling=SamplingOptions(temperature=0.7, top_k=5, top_p=0.9, seed=3))),
             "float32",
-            f"sampling at temperature 0.7, top-k 5, top-p 0.9, seed 3, {PREFIX}",
+            f"sampling (temperature 0.7, top_k 5, top_p 0.9, seed 3), {PREFIX}",
         ),
         (
             ScoreOptions(search=SearchOptions(sampling=SamplingOptions()), device=DeviceOptions(engine="torch")),
             "float32",
-            f"sampling at temperature 1, seed 1, {PREFIX}, engine torch",
+            f"sampling (temperature 1, top_k 0, top_p 1, seed 1), {PREFIX}, engine torch",
         ),
         (ScoreOptions(ensemble=[Path("b"), Path("c")]), "float32", f"beam 4, {PREFIX}, with b, with c"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from attent.serving import Limits, create_app
-from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, RequestGuard
+from attent.serving.app import create_app
+from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
 from attent.serving.request import parse_request
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -155,7 +155,7 @@ def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_limits_have_a_minimum(name: str) -> None:
-    least = 0 if name == "max_queued" else 0.001
+    least = 0 if name in ("max_queued", "requests_per_minute") else 0.001
     assert getattr(Limits(**{name: least}), name) == least
     for value in (least - 0.0005, -1, float("nan")):
         with pytest.raises(ValueError, match=f"`{name}` must be at least {least:g}, but is"):
@@ -249,7 +249,8 @@ async def failing(scope: Any, receive: Any, send: Any) -> None:
 
 
 def http_scope(path: str) -> dict[str, Any]:
-    return {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"localhost")]}
+    headers = [(b"host", b"localhost")]
+    return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
 
 
 def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:

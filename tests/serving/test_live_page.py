@@ -17,8 +17,9 @@ from attent.inspection.head_masking import ModelPart
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
-from attent.serving import Limits, serve_in_thread
+from attent.serving.limits import Limits
 from attent.serving.live_page import create_live_app
+from attent.serving.server import serve_in_thread
 from tests.inspection import models
 from tests.inspection.toy_translator import TEXT, translator
 from tests.serving.toy import Client, post_bytes, wait_until

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from attent.serving import Limits, ServeError, create_app, serve_in_thread, server
-from attent.serving.server import reserve_port
+from attent.serving import server
+from attent.serving.app import create_app
+from attent.serving.limits import Limits, ServeError
+from attent.serving.server import reserve_port, serve_in_thread
 from tests.serving.toy import Client, Model, make_app, post_bytes, start_test_server, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -27,7 +29,8 @@ pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]
 
 PROGRAM = """
 import sys, time
-from attent.serving import create_app, serve_app
+from attent.serving.app import create_app
+from attent.serving.server import serve_app
 
 def handle(request, should_stop):
     while request.text == "wait" and not should_stop():
@@ -180,7 +183,7 @@ def test_a_port_of_another_program_is_skipped(monkeypatch: pytest.MonkeyPatch) -
 
 def test_settings_of_the_server() -> None:
     created = server._create_server(make_app(Model()), "127.0.0.1", 8017)
-    assert (created.bind_addr, created.bind_port, created.backpressure) == ("127.0.0.1", 8017, 512)
+    assert (created.bind_addr, created.bind_port, created.backpressure) == ("127.0.0.1", 8017, 4096)
     assert (created.websockets, created.log_enabled) == (False, False)
     assert (created.interface.value, created.http.value) == ("asginl", "1")
     settings = created.http1_settings
@@ -198,7 +201,7 @@ def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: py
 
     monkeypatch.setattr(server, "_create_server", keep_created)
     with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(ServeError, match="stopped unexpectedly; start it"):
-        asyncio.run(server._run_server(make_app(model), reserved, asyncio.Event(), lambda url: created[0].stop()))
+        asyncio.run(server._run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
 
 
 def test_signals_reach_the_callback_and_are_restored() -> None:
@@ -248,7 +251,7 @@ def test_localhost_and_ipv6(model: Model) -> None:
         assert url.startswith("http://[::1]:")
 
 
-@pytest.mark.parametrize(("absent", "sentence"), [("starlette", "needs Starlette"), ("granian", "needs granian")])
+@pytest.mark.parametrize(("absent", "sentence"), [("granian", "needs granian")])
 def test_missing_extra_is_reported(model: Model, monkeypatch: pytest.MonkeyPatch, absent: str, sentence: str) -> None:
     real = builtins.__import__
 

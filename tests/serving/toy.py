@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from attent.serving import Limits, LookApp, LookRequest, create_app, serve_in_thread
+from attent.serving.app import HttpApp, create_app
+from attent.serving.limits import Limits
+from attent.serving.request import LookRequest
+from attent.serving.server import serve_in_thread
 
 CSP = "default-src 'self'; script-src 'sha256-abc'"
 PAGE = "<!doctype html><title>look</title><p>Ein Hund läuft.</p>"
@@ -137,7 +140,7 @@ class Switch:
         return self.model.look(question, stop)
 
 
-def make_app(model: Model | Switch, limits: Limits | None = None) -> LookApp:
+def make_app(model: Model | Switch, limits: Limits | None = None) -> HttpApp:
     return create_app(page=PAGE, handler=model.look, csp=CSP, limits=limits, model_info={"name": "toy"})
 
 

@@ -74,8 +74,8 @@ def number_pieces(pieces: list[str]) -> dict[str, int]:
     return {piece: i for i, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
 
 
-def whisper_folder(folder: Path, timestamps: int = 1501, fast: bool = True) -> Path:
-    """Write a folder like those of Whisper: byte-level BPE, prompt tokens, then timestamps, in one file or in three."""
+def whisper_folder(folder: Path, timestamps: int = 1501) -> Path:
+    """Write a folder like those of Whisper: byte-level BPE, prompt tokens, then timestamps."""
     tokenizers = pytest.importorskip("tokenizers")
     folder.mkdir(parents=True, exist_ok=True)
     trained = tokenizers.ByteLevelBPETokenizer()
@@ -85,11 +85,7 @@ def whisper_folder(folder: Path, timestamps: int = 1501, fast: bool = True) -> P
     defaults = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), special[0])
     config = {"tokenizer_class": "WhisperTokenizer", **defaults, "additional_special_tokens": special[1:]}
     write_json(folder / "tokenizer_config.json", config)
-    if fast:
-        trained.add_special_tokens(special)
-        trained.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in times])
-        trained.save(str(folder / "tokenizer.json"))
-    else:
-        trained.save_model(str(folder))
-        write_json(folder / "added_tokens.json", {name: 300 + i for i, name in enumerate([*special, *times])})
+    trained.add_special_tokens(special)
+    trained.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in times])
+    trained.save(str(folder / "tokenizer.json"))
     return folder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attent.text.abbreviations import LANGUAGES, get_abbreviations
+from attent.text.abbreviations import get_abbreviations, load_languages
 from attent.text.sentence_splitter import (
     CLOSING_MARKS,
     FULL_STOPS,
@@ -123,15 +123,15 @@ def test_space_before_the_first_sentence_is_the_gap_of_an_empty_piece() -> None:
 
 
 def test_an_unknown_language_uses_the_abbreviations_of_all() -> None:
-    assert get_abbreviations("de-AT") is get_abbreviations("de_CH") is LANGUAGES["de"]
-    assert get_abbreviations(None).titles >= LANGUAGES["en"].titles | LANGUAGES["fr"].titles
+    assert get_abbreviations("de-AT") is get_abbreviations("de_CH") is load_languages()["de"]
+    assert get_abbreviations(None).titles >= load_languages()["en"].titles | load_languages()["fr"].titles
     assert sentences("Mr. A. Hr. Bo ca. 5", "xx") == ["Mr. A. Hr. Bo ca. 5"]
     assert get_abbreviations("fi").ordinals
     assert not get_abbreviations("xx").ordinals
 
 
 def test_abbreviations_are_stored_in_lookup_form() -> None:
-    for words in LANGUAGES.values():
+    for words in load_languages().values():
         assert all(word == word.lower() for word in words.numeric | words.general)
         assert not any(word.endswith(".") for word in words.titles | words.numeric | words.general)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
-from attent.text.tokenizer import END, PAD, START, UNKNOWN, SubwordSampling, Tokenizer, TokenizerError
+from attent.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, TokenizerError
 from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_tokenizer
 from tests.text.corpus import lines, tokenizer
 
@@ -187,7 +187,7 @@ def encode_in_worker(ours: Tokenizer) -> tuple[bool, list[list[int]]]:
 
 
 def test_a_vocabulary_that_has_sampled_can_be_pickled() -> None:
-    tokenizer().source.sample(ODD, SubwordSampling(), 1)
+    tokenizer().source.sample(ODD, 0.1, 1)
     assert copy.deepcopy(tokenizer().source).encode(ODD) == tokenizer().source.encode(ODD)
 
 
@@ -256,7 +256,7 @@ def error_message(folder: Path) -> str:
 def test_a_folder_without_a_tokenizer_names_the_expected_files(tmp_path: Path) -> None:
     assert error_message(tmp_path) == (
         f"{tmp_path}: has no tokenizer; it must have one of source.model, source.spm, tokenizer.model, spiece.model, "
-        f"tokenizer.json, merges.txt, vocab.txt"
+        f"tokenizer.json (which `save_pretrained` of transformers writes)"
     )
     assert "does not exist" in error_message(tmp_path / "none")
     (tmp_path / "file").write_text("")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from attent.text.tokenizer import SubwordSampling, Tokenizer, TokenizerError
+from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from tests.text.corpus import lines, tokenizer
 from tests.text.imported_tokenizers import TAGS, marian_folder, sentencepiece_model, whisper_folder, write_json
@@ -185,7 +185,7 @@ def test_a_foreign_model_with_the_escape_piece_stays_foreign(tmp_path: Path) -> 
         assert ours.source.encode(["a ▁ \x1a"]) == theirs.encode(["a ▁ \x1a"])
         assert ours.source.suffix_ids == ()
         with pytest.raises(TokenizerError, match="sampling"):
-            ours.sample_source(["A man."], SubwordSampling(), 1)
+            ours.sample_source(["A man."], 0.1, 1)
 
 
 def test_a_model_without_an_end_is_refused(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_tokenizer_json_can_be_saved_and_copied(tmp_path: Path) -> None:
     assert copy.deepcopy(first) == first
     assert first.joint
     with pytest.raises(TokenizerError, match="only tokenizers trained by attent"):
-        first.sample_source(["A man."], SubwordSampling(), 1)
+        first.sample_source(["A man."], 0.1, 1)
     with pytest.raises(TokenizerError, match="ids must be from 0"):
         first.target.decode([10**6])
     with pytest.raises(TokenizerError, match="no tag for 'de'"):
@@ -300,7 +300,7 @@ def test_mask_and_sentinel_tokens_are_read_from_either_file(tmp_path: Path) -> N
     assert Tokenizer.from_files(Tokenizer.load(tmp_path).files).source.mask == 3
 
 
-# --- files of GPT-2 and BERT without tokenizer.json -------------------------------------------------------------------
+# --- GPT-2 and BERT ---------------------------------------------------------------------------------------------------
 
 MIXED = [
     *SENTENCES,
@@ -321,13 +321,13 @@ def gpt2_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_gpt2_vocab_and_merges_encode_and_decode_as_transformers_does(tmp_path: Path, prefix: bool) -> None:
+def test_gpt2_tokenizers_encode_and_decode_as_transformers_does(tmp_path: Path, prefix: bool) -> None:
     transformers = pytest.importorskip("transformers")
     gpt2_folder(tmp_path)
-    write_json(tmp_path / "tokenizer_config.json", {"add_prefix_space": prefix})
-    ours = Tokenizer.load(tmp_path)
     vocab, merges = (str(tmp_path / name) for name in ("vocab.json", "merges.txt"))
     theirs = transformers.GPT2Tokenizer(vocab=vocab, merges=merges, add_prefix_space=prefix)
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
     plain = [text for text in MIXED if "<|" not in text]
     rows = ours.source.encode(plain)
     assert rows == theirs(plain)["input_ids"]
@@ -350,14 +350,14 @@ def bert_folder(folder: Path, lower: bool = True) -> Path:
 @pytest.mark.parametrize(
     "tokenizer_config", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}]
 )
-def test_bert_vocab_file_encodes_and_decodes_as_transformers_does(
+def test_bert_tokenizers_encode_and_decode_as_transformers_does(
     tmp_path: Path, tokenizer_config: dict[str, Any]
 ) -> None:
     transformers = pytest.importorskip("transformers")
     bert_folder(tmp_path, tokenizer_config.get("do_lower_case", True))
-    write_json(tmp_path / "tokenizer_config.json", tokenizer_config)
-    ours = Tokenizer.load(tmp_path).source
     theirs = transformers.BertTokenizer(vocab=str(tmp_path / "vocab.txt"), **tokenizer_config)
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path).source
     plain = [text for text in MIXED if "[" not in text]
     rows = [[*ours.prefix_ids, *row, *ours.suffix_ids] for row in ours.encode(plain)]
     assert rows == theirs(plain)["input_ids"]
@@ -373,19 +373,6 @@ def test_bert_vocab_file_encodes_and_decodes_as_transformers_does(
         theirs.mask_token_id,
     )
     assert ours.mask not in ours.encode(["x [MASK]"])[0]
-
-
-def test_inconsistent_files_are_refused(tmp_path: Path) -> None:
-    folder = gpt2_folder(tmp_path)
-    (folder / "merges.txt").write_bytes(b"#version: 0.2\nq zz\n")
-    assert error_message(folder).startswith(f"{folder}/merges.txt: does not fit vocab.json: ")
-    (folder / "merges.txt").write_bytes(b"\xff")
-    assert "must be UTF-8, but byte 1 is not" in error_message(folder)
-    (folder / "vocab.json").unlink()
-    assert error_message(folder) == f"{folder}/vocab.json: is missing; merges.txt needs it"
-    (folder / "merges.txt").unlink()
-    (folder / "vocab.txt").write_text("[CLS]\na\n", encoding="utf-8")
-    assert error_message(folder) == f"{folder}/vocab.txt: must have [SEP], but does not; download the file again"
 
 
 # --- added tokens -----------------------------------------------------------------------------------------------------
@@ -445,23 +432,6 @@ def test_our_own_model_needs_no_other_file(tmp_path: Path) -> None:
     assert (ours.size, ours.end, ours.prefix_ids) == (plain.size, plain.end, plain.prefix_ids)
 
 
-def test_added_tokens_of_gpt2_have_the_ids_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    gpt2_folder(tmp_path)
-    size = Tokenizer.load(tmp_path).target.size
-    write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 1, "   ": size})
-    write_json(tmp_path / "special_tokens_map.json", {"eos_token": "<|end|>", "bos_token": "<|endoftext|>"})
-    ours = Tokenizer.load(tmp_path).target
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="gpt2")
-    assert (ours.size, ours.end) == (size + 2, size + 1) == (len(theirs), theirs.eos_token_id)
-    (row,) = ours.encode(["a   b"])
-    assert row == theirs("a   b")["input_ids"]
-    assert size in row
-    assert ours.decode([*row, ours.end]) == "a   b"
-    write_json(tmp_path / "added_tokens.json", {"<|end|>": size + 3})
-    assert "must have consecutive ids from" in error_message(tmp_path)
-
-
 # --- Whisper ----------------------------------------------------------------------------------------------------------
 
 END, START, EN, TRANSCRIBE, NO_TIMESTAMPS = 300, 301, 302, 306, 310
@@ -473,11 +443,10 @@ def load_whisper(folder: Path) -> WhisperVocabulary:
     return vocabulary
 
 
-@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("timestamps", [1501, 0])  # the first published tokenizers have no names for them
-def test_whisper_encodes_and_decodes_as_transformers_does(tmp_path: Path, fast: bool, timestamps: int) -> None:
+def test_whisper_encodes_and_decodes_as_transformers_does(tmp_path: Path, timestamps: int) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = load_whisper(whisper_folder(tmp_path, timestamps, fast))
+    ours = load_whisper(whisper_folder(tmp_path, timestamps))
     theirs = transformers.WhisperTokenizer.from_pretrained(tmp_path)
     plain = [text for text in MIXED if "<|" not in text]
     rows = ours.encode(plain)

@@ -203,8 +203,7 @@ def test_other_architectures_have_their_own_learning_rate_and_clip_gradients(arc
     ("arch", "requested", "device", "layout"),
     [
         ("transformer", None, GPU, "packed"), ("transformer", None, CPU, "bucketed"), ("lstm", None, GPU, "fixed"),
-        ("transformer", "flat", CPU, "flat"), ("lstm", "bucketed", GPU, "bucketed"), ("lstm", "packed", GPU, None),
-        ("lstm", "flat", GPU, None),
+        ("transformer", "packed", CPU, "packed"), ("lstm", "bucketed", GPU, "bucketed"), ("lstm", "packed", GPU, None),
     ],
 )  # fmt: skip
 def test_rows_are_packed_where_layers_and_device_allow_it(

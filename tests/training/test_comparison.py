@@ -143,7 +143,7 @@ def test_report_states_jobs_and_precision_of_each_run(folder: Path, tmp_path: Pa
 
 def test_one_layout_for_all_entries(folder: Path) -> None:
     lstm = ComparisonEntry(name="lstm", label="lstm", settings={"arch": "lstm"})
-    flat = ComparisonEntry(name="flat", label="flat", settings={"data.layout": "flat"})
+    packed = ComparisonEntry(name="packed", label="packed", settings={"data.layout": "packed"})
     file = read_entries([folder / "out" / "runs" / "post-seed1" / "run.toml"])[0]  # which states `bucketed`
 
     def match(device: str, *entries: ComparisonEntry) -> list[str | None]:
@@ -151,7 +151,7 @@ def test_one_layout_for_all_entries(folder: Path) -> None:
         matched = comparison.match_layouts(planned, torch.device(device))
         return [each.settings.get("data.layout") for each in matched.values()]
 
-    assert match("cuda", POST, lstm, flat, file) == ["fixed", "fixed", "flat", "fixed"]
+    assert match("cuda", POST, lstm, packed, file) == ["fixed", "fixed", "packed", "fixed"]
     assert match("cuda", POST, file) == [None, None]  # packed
     assert match("cpu", POST, lstm) == [None, None]  # bucketed
 

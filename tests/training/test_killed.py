@@ -273,11 +273,10 @@ def cut(path: Path) -> None:
         pytest.param("state.json", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         ("weights.safetensors", lambda path: flip(path, 0.9)),
         pytest.param("optimizer.safetensors", lambda path: flip(path, 0.1), marks=pytest.mark.slow),
-        pytest.param("rng.safetensors", lambda path: flip(path, 0.5), marks=pytest.mark.slow),
         pytest.param("weights.safetensors", cut, marks=pytest.mark.slow),
-        ("rng.safetensors", Path.unlink),
+        ("optimizer.safetensors", Path.unlink),
     ],
-    ids=["manifest", "state", "weights", "optimizer", "rng", "cut", "missing"],
+    ids=["manifest", "state", "weights", "optimizer", "cut", "missing"],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_previous_used(
     name: str, damage: Callable[[Path], None], fork_server: ForkServer, corpus: Path, half_run: Path,

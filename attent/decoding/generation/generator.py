@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -43,6 +42,7 @@ from attent.models import CausalLM
 from attent.nn import RotaryConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
+from attent.storage.machine import measure_memory
 from attent.text.tokenizer import Tokenizer
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
@@ -220,7 +220,7 @@ class Generator:
                 )
         longest = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
         total, needed = get_total_memory(self.device), self._compute_sequence_bytes(longest) * options.beam_size
-        if total is not None and needed > total:
+        if needed > total:
             raise GenerationError(
                 f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
                 f"but is {options.max_new_tokens:,}, which takes {needed / 2**30:,.1f} GiB; lower it"
@@ -413,14 +413,9 @@ class Generator:
         return float(logits.log_softmax(-1).gather(1, targets).sum())
 
 
-def get_total_memory(device: torch.device) -> int | None:
-    """Return the bytes of the device's memory, or None where that is unknown."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+def get_total_memory(device: torch.device) -> int:
+    """Return the bytes of the device's memory."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else measure_memory()[0]
 
 
 def override_options(options: GenerationOptions | None, overrides: OptionOverrides) -> GenerationOptions:

@@ -138,7 +138,7 @@ class Inspector(Generic[ModelT]):
 
         `should_stop` is polled at every layer.
         """
-        selected = select_attention_layers(self.model, "*", request.kind, request.layers, None)
+        selected = select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
@@ -186,7 +186,7 @@ class PageBudget:
 
         def observer(record: AttentionRecord) -> None:
             check_cancelled(should_stop)
-            weights = record.compute_weights(range(record.q.shape[1])).float().cpu()
+            weights = record.weights.float().cpu()
             shown = crop_weights(weights, 0, shape, path)  # without the padding of a front-end
             causal, scale = record.mask.causal, record.scale
             top_k = None if path in self.dense_layers else self.weights_per_row

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx_rows, read_image
+from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx, read_image
 from attent.decoding.options import StopCheck
 from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
 from attent.inspection.inspectors import base
@@ -42,12 +42,10 @@ def load_pixels(location: str, config: ImageConfig) -> Tensor:
     path = Path(name).expanduser()
     if not (number.isdecimal() and is_idx_file(path, "images")):
         return read_image(location, ImageShape.from_config(config))
-    index = int(number)
-    for images in read_idx_rows(path, 3):
-        if index < len(images):
-            return torch.from_numpy(pad_or_resize(images[index : index + 1], ImageShape.from_config(config))[0])
-        index -= len(images)
-    raise ImageError(f"{name}: the index must be below {int(number) - index:,}, but is {int(number):,}")
+    index, images = int(number), read_idx(path, 3)
+    if index >= len(images):
+        raise ImageError(f"{name}: the index must be below {len(images):,}, but is {index:,}")
+    return torch.from_numpy(pad_or_resize(images[index : index + 1], ImageShape.from_config(config))[0])
 
 
 def build_image_side(pixels: Tensor, config: ImageConfig, name: str) -> TraceSide:

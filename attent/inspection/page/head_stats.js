@@ -133,7 +133,7 @@ function propText(number, { unit, digits }) {
   if (unit === "share") return `${Math.round(100 * number)}%`;
   if (unit === "percent") return `${formatDecimal(number, 1)}%`;
   if (unit === "change") return `${number > 0 && Number(number.toFixed(digits)) !== 0 ? "+" : ""}${formatDecimal(number, digits)}`;
-  return formatDecimal(number, unit === "correlation" ? 2 : 1);
+  return formatDecimal(number, 1);
 }
 
 // --- the table -------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ function propRow({ store }, row) {
 }
 
 function propCell(column, number, most) {
-  const below = number * (column.bad ?? -1) > 0 && (column.bad || column.unit === "correlation");
+  const below = column.bad && number * column.bad > 0;
   const strength = number === null || !(most > 0) ? 0 : Math.min(1, Math.abs(number) / most);
   const name = below ? "prop-n prop-below" : "prop-n";
   return h("td", { class: name, style: { "--bar": `${100 * strength}%` } }, propText(number, column));

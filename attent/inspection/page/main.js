@@ -156,12 +156,14 @@ function buildPage(page, doc) {
   performance.mark("attent-ready");
 }
 
-/** A reloaded live page requests the sentence in its URL again. */
+/** A live page that is reloaded, or opened by a link of the translation page, requests the sentence in its URL. */
 async function restoreFromUrl(store, actions, address) {
-  const text = new URLSearchParams(address.slice(1)).get("text");
-  if (!text || !store.get().doc.json.live || store.get().doc.layers.length) return;
+  const parameters = new URLSearchParams(address.slice(1));
+  const [text, to] = [parameters.get("text"), parameters.get("to")];
+  const { live, languages = [] } = store.get().doc.json;
+  if (!text || !live || store.get().doc.layers.length) return;
   document.getElementById("sentence").value = text;
-  await actions.ask({ text });
+  await actions.ask({ text, ...(languages.includes(to) ? { to } : {}) });
   store.set(readUrl(store.get().doc, store.get(), TABS, address));
 }
 

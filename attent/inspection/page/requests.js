@@ -5,7 +5,7 @@ import { openDocument } from "./data.js";
 import { clampSelection } from "./url_state.js";
 
 async function fetchDocument(request, signal) {
-  const response = await fetch("api/look", {
+  const response = await fetch(`api/look${location.search}`, { // with the API key, if the page was opened with one
     method: "POST",
     signal,
     headers: { "Content-Type": "application/json" },

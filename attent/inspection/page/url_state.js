@@ -60,11 +60,11 @@ export function readUrl(doc, state, tabs, address = location.hash) {
   return { ...selection, tab };
 }
 
-function formatUrl({ doc, text, tab, path, heads, query, pinnedKey }) {
+function formatUrl({ doc, text, to, tab, path, heads, query, pinnedKey }) {
   const parts = [`tab=${tab}`, path && `layer=${encodeURIComponent(path)}`, `heads=${heads.join(",")}`];
   if (query !== null) parts.push(`query=${query}`);
   if (pinnedKey !== null) parts.push(`key=${pinnedKey}`);
-  if (doc.json.live && doc.layers.length) parts.push(`text=${encodeURIComponent(text)}`);
+  if (doc.json.live && doc.layers.length) parts.push(`text=${encodeURIComponent(text)}`, to && `to=${encodeURIComponent(to)}`);
   return `#${parts.filter(Boolean).join("&")}`;
 }
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attent.data.arrays import Array
 from attent.data.batch_plan import BatchConfig
-from attent.data.loader import LoaderPosition, TokenBatch
+from attent.data.loader import PrefetchLoader, TokenBatch
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
@@ -117,19 +117,7 @@ class RowBatch:
         return replace(self, **changes)
 
 
-class BatchLoader(Protocol):
-    """All batches, each a pure function of the epoch, its index and the seed (see `attent.data.loader`)."""
-
-    def num_batches(self, epoch: int) -> int: ...
-
-    def get_batch(self, epoch: int, batch_index: int) -> TrainBatch: ...
-
-    def iter_batches(
-        self, start: LoaderPosition = ..., *, workers: int = ..., prefetch: int = ..., pin_memory: bool = ...
-    ) -> Iterator[tuple[LoaderPosition, Any]]: ...
-
-    def describe_too_long(self, epoch: int = 0) -> str | None:
-        """A sentence about examples that are dropped or truncated, if there are any."""
+BatchLoader = PrefetchLoader[Any]  # all batches, each a pure function of the epoch, its index and the seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from attent.data import captions as caption_data
 from attent.data.arrays import Array
 from attent.data.captions import CaptionDataset, CaptionRows
 from attent.data.images import ImageDataConfig, ImageShape, choose_shape, compute_channel_stats
+from attent.data.media_store import describe_skipped
 from attent.data.pairs import CorpusError
 from attent.data.text_batches import IGNORE_INDEX
 from attent.data.text_corpus import find_text_files, list_eval_files
@@ -40,8 +41,8 @@ from attent.training.events import EventHandler
 from attent.training.objective import Objective
 from attent.training.tasks import base
 from attent.training.tasks import image_classification as classification
+from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.image_batches import ShuffledLoader, augment_pixels
-from attent.training.tasks.source_task import EvalSet, SourceTask, draw_held_out
 from attent.training.tasks.text_task import hash_texts
 
 DROPOUT = 0.1
@@ -132,7 +133,7 @@ class CaptionObjective(Objective):
         return states
 
 
-class CaptioningTask(SourceTask):
+class CaptioningTask(GenerationTask):
     pretrained_classes = (VisionTransformer,)
     objective_class = CaptionObjective
     unit, source_noun = "caption", "images"
@@ -153,8 +154,6 @@ class CaptioningTask(SourceTask):
         """Read the images at the size of the model to resume or to start from, if there is one."""
         self.context, self.image_options, data = context, run.data.images or ImageDataConfig(), run.data
         self.max_tokens, self.is_new_decoder = data.max_tokens, False
-        if self.image_options.mixup:
-            raise TrainError("`data.images.mixup` must be 0 for captions, which cannot be mixed; leave it out")
         files = find_text_files(data.train, caption_data.SUFFIXES)
         rows = caption_data.read_captions(files.train)
         initial = find_image_config(run.model or (load(run.init_from).config if run.init_from else None))
@@ -185,7 +184,7 @@ class CaptioningTask(SourceTask):
 
     def load_captions(self, rows: CaptionRows) -> CaptionDataset:
         dataset = caption_data.prepare_captions(rows, self.shape, self.context.data_dir)
-        if problem := dataset.describe_skipped():
+        if problem := describe_skipped(dataset.name, dataset.skipped):
             self.context.warn(problem)
         return dataset
 

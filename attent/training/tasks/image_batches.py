@@ -1,4 +1,4 @@
-"""Batches of images with random augmentation (shift, flip, erasing, mixup), and the classification loss on them.
+"""Batches of images with random augmentation (shift, flip, erasing), and the classification loss on them.
 
 `attent.data.images` reads the files.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ class ImageBatch(RowBatch):
     pixels: Tensor  # (B, C, S, S)
     labels: Tensor  # (B,)
     num_patches: int
-    mixup_labels: Tensor | None = None  # (B,) of the image that is mixed in
-    mixup_weights: Tensor | None = None  # (B,) of `labels`; the rest is that of `mixup_labels`
 
     @property
     def num_targets(self) -> int:
@@ -85,24 +83,9 @@ class ImageLoader(ShuffledLoader[ImageBatch]):
 
     def build_batch(self, ids: Array, rng: np.random.Generator) -> ImageBatch:
         pixels, labels = self.images.take(ids)
-        batch = ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), self.row_length, example_ids=ids)
-        return batch if self.config is None else augment(batch, self.config, rng)
-
-
-def augment(batch: ImageBatch, config: ImageDataConfig, rng: np.random.Generator) -> ImageBatch:
-    pixels = augment_pixels(batch.pixels.numpy(), config, rng)
-    if not config.mixup:
-        return replace(batch, pixels=torch.from_numpy(pixels))
-    partners = rng.permutation(len(pixels))
-    weights = rng.beta(config.mixup, config.mixup, len(pixels)).astype(np.float32)
-    weight = weights[:, None, None, None]
-    mixed = pixels * weight + pixels[partners] * (1 - weight)  # mixup, Zhang et al. 2018
-    return replace(
-        batch,
-        pixels=torch.from_numpy(np.rint(mixed).astype(np.uint8)),
-        mixup_labels=batch.labels[torch.from_numpy(partners)],
-        mixup_weights=torch.from_numpy(weights),
-    )
+        if self.config is not None:
+            pixels = augment_pixels(pixels, self.config, rng)
+        return ImageBatch(torch.from_numpy(pixels), torch.from_numpy(labels), self.row_length, example_ids=ids)
 
 
 def augment_pixels(pixels: Array, config: ImageDataConfig, rng: np.random.Generator) -> Array:
@@ -165,17 +148,9 @@ class ImageObjective(nn.Module):
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the images: the loss, and the plain cross-entropy in nats without a gradient."""
-        logits = self._logits(batch.pixels).float()
-        return mixup_loss(logits, batch, self.smoothing), mixup_loss(logits.detach(), batch, 0.0)
+        logits, labels = self._logits(batch.pixels).float(), batch.labels
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="none").sum()
+        return loss, F.cross_entropy(logits.detach(), labels, reduction="none").sum()
 
     def logits(self, pixels: Tensor) -> Tensor:
         return self.model(self.model.normalize(pixels))
-
-
-def mixup_loss(logits: Tensor, batch: ImageBatch, smoothing: float) -> Tensor:
-    """Cross-entropy with both labels of a mixed image, by their weights."""
-    loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="none")
-    if batch.mixup_labels is not None and batch.mixup_weights is not None:
-        other = F.cross_entropy(logits, batch.mixup_labels, label_smoothing=smoothing, reduction="none")
-        loss = loss * batch.mixup_weights + other * (1 - batch.mixup_weights)
-    return loss.sum()

@@ -16,6 +16,7 @@ import torch
 
 from attent.data import images as image_data
 from attent.data.images import ImageDataConfig, ImageDataset, ImageShape, ImageSplit
+from attent.data.media_store import describe_skipped
 from attent.interop import load_as
 from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import ImageConfig, LearnedConfig
@@ -106,7 +107,7 @@ class ImageClassificationTask(base.Task):
     def load_splits(self, splits: list[ImageSplit]) -> list[ImageDataset]:
         datasets = [image_data.prepare_images(split, self.shape, self.context.data_dir) for split in splits]
         for dataset in datasets:
-            if problem := image_data.describe_skipped(dataset):
+            if problem := describe_skipped(dataset.name, dataset.skipped):
                 self.context.warn(problem)
         return datasets
 
@@ -356,6 +357,5 @@ def count_positions(config: ImageConfig) -> int:
 def describe_augmentation(config: ImageDataConfig, image_size: int) -> str:
     flip = ", random flip (--set data.images.flip=0 where left and right matter)" if config.flip else ""
     erase = f", random erasing of {config.erase:.0%}" if config.erase else ""
-    mixup = f", mixup with alpha {config.mixup:g}" if config.mixup else ""
     shift = round(config.shift * image_size)
-    return f"augmentation: shift by up to {shift} pixels{flip}{erase}{mixup}"
+    return f"augmentation: shift by up to {shift} pixels{flip}{erase}"

@@ -25,10 +25,10 @@ from attent.data.audio import (
     prepare_recordings,
 )
 from attent.data.batch_plan import WIDTH_MULTIPLE
+from attent.data.media_store import describe_skipped
 from attent.decoding.options import SearchOptions
 from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
-from attent.formatting import format_count
 from attent.interop.whisper import WhisperSettings, read_kept_files, read_settings
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -51,7 +51,7 @@ from attent.training.config import (
 )
 from attent.training.events import EventHandler, Note
 from attent.training.tasks import base
-from attent.training.tasks.source_task import EvalSet, SourceTask, draw_held_out
+from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.speech_batches import SpeechLoader, SpeechObjective, count_states, get_frontend
 
 STACKS_BY_SIZE: dict[Size, tuple[int, dict[str, Any]]] = {  # layers of the decoder; the encoder
@@ -79,7 +79,7 @@ MAX_HELD_OUT = 1_000
 MIN_SUBWORD_CHARS = 1_000_000  # with less text, some 20 hours of speech, the tokens are characters
 
 
-class SpeechTask(SourceTask):
+class SpeechTask(GenerationTask):
     objective_class = SpeechObjective
     unit, source_noun = "recording", "recordings"
     resamples = NUM_RESAMPLES
@@ -129,9 +129,8 @@ class SpeechTask(SourceTask):
             report = self.context.track_progress(f"reading {name}", "recordings", len(recordings))
             data_dir = self.context.data_dir
             dataset = prepare_recordings(recordings, name, self.audio_options, data_dir, progress=report)
-            if dataset.skipped:
-                count = format_count(len(dataset.skipped), "recording")
-                self.context.warn(f"{name}: skipped {count}, such as {'; '.join(dataset.skipped[:3])}")
+            if problem := describe_skipped(dataset.name, dataset.skipped):
+                self.context.warn(problem)
             datasets.append(dataset)
         return datasets
 

@@ -22,7 +22,7 @@ from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTa
 from attent.data.split import default_validation_size, hold_out, summarize_split
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.formatting import format_precise_percent
-from attent.text.tokenizer import SubwordSampling, Tokenizer
+from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.tasks import base
@@ -265,7 +265,7 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
     if data.subword_sampling:
-        encoding = replace(prepared.encoding, subword_sampling=SubwordSampling(rate=data.subword_sampling))
+        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling)
         stores = ResampledStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
     weights = [corpus.weight for corpus in prepared.splits.train]
     return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)

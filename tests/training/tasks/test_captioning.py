@@ -233,7 +233,6 @@ def test_a_run_starts_from_an_image_encoder(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixup": 0.2}, "`data.images.mixup` must be 0 for captions"),
         ({"overrides": ["model.frontend.patch_size=3"]}, "patch_size` must divide 8"),
         ({"hold_out": 12}, "must be less than the 12 images"),
     ],

@@ -55,10 +55,10 @@ def test_an_epoch_has_every_image_at_most_once() -> None:
 
 
 def test_a_batch_depends_on_seed_epoch_and_step_alone() -> None:
-    config = ImageDataConfig(mixup=0.4, erase=1.0)
+    config = ImageDataConfig(erase=1.0)
     first, again, other = (ImageLoader(bars(), config, batch_size=16, row_length=4, seed=seed) for seed in (1, 1, 2))
     list(zip(range(5), first.iter_batches(workers=2), strict=False))  # iterating changes nothing
-    for name in ("pixels", "labels", "mixup_labels", "mixup_weights"):
+    for name in ("pixels", "labels"):
         tensor, same, other_step, other_seed = (
             getattr(batch, name)
             for batch in (first.get_batch(2, 1), again.get_batch(2, 1), first.get_batch(2, 2), other.get_batch(2, 1))
@@ -76,13 +76,11 @@ def test_validation_batches_are_all_images_unchanged() -> None:
 
 
 def test_a_slice_of_a_batch_has_its_rows() -> None:
-    batch = ImageLoader(bars(), ImageDataConfig(mixup=1.0), batch_size=10, row_length=4).get_batch(0, 0)
+    batch = ImageLoader(bars(), ImageDataConfig(), batch_size=10, row_length=4).get_batch(0, 0)
     part = batch.slice_rows(3, 7)
     assert (part.num_targets, part.num_tokens, part.num_padded_tokens, len(part)) == (4, 16, 16, 4)
     assert torch.equal(part.pixels, batch.pixels[3:7])
-    assert part.mixup_weights is not None
-    assert batch.mixup_weights is not None
-    assert torch.equal(part.mixup_weights, batch.mixup_weights[3:7])
+    assert torch.equal(part.labels, batch.labels[3:7])
     assert np.array_equal(part.example_ids, batch.example_ids[3:7])
 
 
@@ -113,24 +111,19 @@ def test_images_are_erased_at_the_rate() -> None:
     assert share.max() < 0.3
 
 
-def test_the_description_names_mixup_if_it_is_on() -> None:
+def test_the_description_names_the_augmentations_that_are_on() -> None:
     config = ImageDataConfig(shift=0.1, flip=0.0, erase=0.25)
-    without = "augmentation: shift by up to 3 pixels, random erasing of 25%"
-    assert describe_augmentation(config, 28) == without
-    assert describe_augmentation(replace(config, mixup=0.2), 28) == f"{without}, mixup with alpha 0.2"
+    assert describe_augmentation(config, 28) == "augmentation: shift by up to 3 pixels, random erasing of 25%"
 
 
-def test_mixed_images_count_by_their_weights() -> None:
+def test_the_loss_is_smoothed_and_the_reported_one_is_not() -> None:
     images = bars()
     model = small(images)
     torch.nn.init.normal_(model.classifier.weight)  # type: ignore[union-attr]
-    batch = ImageLoader(images, replace(PLAIN, mixup=1.0), batch_size=12, row_length=4).get_batch(0, 0)
-    assert batch.mixup_labels is not None
-    assert batch.mixup_weights is not None
+    batch = ImageLoader(images, PLAIN, batch_size=12, row_length=4).get_batch(0, 0)
     loss, plain = ImageObjective(model, smoothing=0.1)(batch)
     log_probs = model(model.normalize(batch.pixels)).log_softmax(-1)
-    target = torch.zeros(12, 3).scatter_add_(1, batch.labels[:, None], batch.mixup_weights[:, None])
-    target = target.scatter_add_(1, batch.mixup_labels[:, None], 1 - batch.mixup_weights[:, None])
+    target = torch.nn.functional.one_hot(batch.labels, 3)
     assert torch.allclose(loss, -((target * 0.9 + 0.1 / 3) * log_probs).sum(), atol=1e-4)
     assert torch.allclose(plain, -(target * log_probs).sum(), atol=1e-4)
 
@@ -209,11 +202,11 @@ def test_a_resumed_run_gives_the_same_weights(tmp_path: Path) -> None:
 def test_a_model_is_fine_tuned_on_other_labels(tmp_path: Path) -> None:
     settings = ["--steps", "2", "--batch-tokens", "16"]
     assert train(write_idx(tmp_path / "set", test=False), tmp_path / "first", *settings, *SMALL) == 0
-    (tmp_path / "set" / "labels.txt").write_text("lying\nstanding\nnone\n", encoding="utf-8")
-    assert train(tmp_path / "set", tmp_path / "second", *settings, "--from", str(tmp_path / "first")) == 0
+    other = write_class_folders(tmp_path / "other", count=4)
+    assert train(other, tmp_path / "second", *settings, "--from", str(tmp_path / "first")) == 0
     first, second = load(tmp_path / "first"), load(tmp_path / "second")
     assert isinstance(second, VisionTransformer)
-    assert second.config.labels == ("lying", "standing", "none")
+    assert second.config.labels == ("cat", "dog")
     assert first.config.stack == second.config.stack  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""The translation task: evaluation sets are read once, and scoring reports its progress without changing a result."""
+"""The translation task: scoring reports its progress without changing a result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import SearchOptions
 from attent.training.config import DataConfig, DecodeConfig, RunConfig, TrainConfig
 from attent.training.stop_signals import StopRequested
-from attent.training.tasks import translation
+from attent.training.tasks import generation_task, translation
 from attent.training.tasks.base import RunContext
+from attent.training.tasks.generation_task import get_search_options
 from attent.training.tasks.translation import TranslationTask
 from tests.text.corpus import lines, tokenizer
 from tests.training import toys
@@ -31,8 +33,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
 def test_scoring_in_blocks_gives_the_same_translations_and_reports_them(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, texts = toys.model(), task.valid_texts
-    at_once = task.translate(model, texts, beam_size=2, length_penalty=0.6)
+    model, run = toys.model(), RunConfig(decode=DecodeConfig(beam_size=2))
+    (examples,) = task.list_eval_sets()
+    at_once = task.generate(model, examples, run, get_search_options(run))
     reported: list[tuple[str, str, int, int]] = []
     monkeypatch.setattr(translation, "SCORED_BLOCK", {"cpu": 3})
     monkeypatch.setattr(
@@ -40,10 +43,10 @@ def test_scoring_in_blocks_gives_the_same_translations_and_reports_them(
         "track_progress",
         lambda self, action, unit, total: lambda done: reported.append((action, unit, total, done)),
     )
-    (scores,) = task.score_model(model, RunConfig(decode=DecodeConfig(beam_size=2)))
+    (scores,) = task.score_model(model, run)
     assert [sample.output for sample in scores.samples] == [at_once[7 * i // 5] for i in range(5)]
     assert scores.num_examples == len(at_once) == 7
-    assert reported == [(f"scoring validation {texts.name}", "sentences", 7, done) for done in (3, 6, 7)]
+    assert reported == [("scoring validation held-out part", "pairs", 7, done) for done in (3, 6, 7)]
     assert scores.decoding == "beam 2, length penalty 0.6"
 
 
@@ -52,18 +55,19 @@ def test_the_time_of_the_scores_is_estimated_from_a_sample(
 ) -> None:
     calls: list[Any] = []
     clock = iter([100.0, 104.0])
-    monkeypatch.setattr(translation, "NUM_TIMED_SENTENCES", 2)
-    monkeypatch.setattr(translation.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(generation_task, "NUM_TIMED_SOURCES", 2)
+    monkeypatch.setattr(generation_task.time, "monotonic", lambda: next(clock))
 
-    def translate(model: Any, texts: Any, **options: Any) -> list[str]:
-        calls.append((len(texts.sources), model.training, options))
-        return texts.sources
+    def generate(model: Any, examples: Any, run: Any, options: Any) -> list[str]:
+        calls.append((examples, model.training, options.beam_size, options.length_penalty))
+        return list(examples.titles)
 
-    monkeypatch.setattr(task, "translate", translate)
+    monkeypatch.setattr(task, "generate", generate)
     seconds = task.estimate_scoring_seconds(toys.model().train(), RunConfig(decode=DecodeConfig(beam_size=3)))
-    assert calls == [(2, False, {"beam_size": 3, "length_penalty": 0.6})]
-    store = task.prepared.store
-    source, target = (store.meta.token_counts[side] / len(store) for side in ("source", "target"))
+    ((examples, *options),) = calls
+    assert options == [False, 3, 0.6]
+    source = sum(map(len, task.tokenizer.encode_source(examples.titles))) / 2
+    target = sum(map(len, task.tokenizer.encode_target(examples.references))) / 2
     assert seconds == pytest.approx(4.0 * 7 / 2 * target / (source + 50))
 
 
@@ -73,12 +77,7 @@ def test_a_cancelled_search_stops_the_run(task: TranslationTask, monkeypatch: py
 
     monkeypatch.setattr(translation, "translate_texts", cancel)
     with pytest.raises(StopRequested):
-        task.translate(toys.model(), task.valid_texts, beam_size=1, length_penalty=0.0)
-
-
-def test_the_validation_set_is_read_once(task: TranslationTask) -> None:
-    assert task.valid_texts is task.valid_texts
-    assert len(task.valid_texts.sources) == 7
+        task.generate(toys.model(), task.list_eval_sets()[0], RunConfig(), SearchOptions(beam_size=1))
 
 
 def test_the_data_summary_counts_what_was_read_used_and_held_out(task: TranslationTask) -> None:
@@ -140,16 +139,16 @@ def test_validations_translate_the_requested_number_of_sentences(
     assert task.build_evaluator(RunConfig(train=TrainConfig(valid_sentences=0))) is None
     calls: list[Any] = []
 
-    def translate(model: Any, texts: Any, **options: Any) -> list[str]:
-        calls.append((texts.sources, options))
-        return texts.references
+    def generate(model: Any, examples: Any, run: Any, options: Any) -> list[str]:
+        calls.append((examples.titles, options))
+        return list(examples.references)
 
-    monkeypatch.setattr(task, "translate", translate)
+    monkeypatch.setattr(task, "generate", generate)
     evaluate = task.build_evaluator(RunConfig(train=TrainConfig(valid_sentences=4)))
     assert evaluate is not None
     result = evaluate(toys.model())
     ((sources, options),) = calls
-    assert (len(sources), options) == (4, {"beam_size": 1, "length_penalty": 0.0})
+    assert (len(sources), options.beam_size, options.length_penalty) == (4, 1, 0.0)
     assert result.metrics["chrf"] == pytest.approx(100)
     assert [sample.source for sample in result.samples] == [sources[4 * i // 3] for i in range(3)]
     assert all(sample.output == sample.reference for sample in result.samples)

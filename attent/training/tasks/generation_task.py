@@ -1,5 +1,5 @@
-"""Common parts of the tasks that generate the text of audio or images: they are evaluated by generating the texts of a
-validation set and of test sets.
+"""Common parts of the tasks that train an encoder-decoder to write a text: translation, speech and captions. They are
+evaluated by generating the texts of a validation set and of test sets.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.weights import assign_weights
 from attent.nn.eval_mode import eval_mode
 from attent.scoring.metrics import (
+    VALIDATION_METRICS,
     MetricScore,
     Reference,
     compute_metrics,
@@ -75,8 +76,8 @@ class EvalSet:
         return base.select_samples(self.titles, references, outputs, count)
 
 
-class SourceTask(base.Task):
-    """Train an encoder-decoder with a front-end; subclasses add the data, the batches and the search."""
+class GenerationTask(base.Task):
+    """Train an encoder-decoder; subclasses add the data, the batches and the search."""
 
     model_class = Seq2Seq
     config_class = Seq2SeqConfig
@@ -87,7 +88,7 @@ class SourceTask(base.Task):
 
     context: base.RunContext
     tokenizer: Tokenizer
-    metric_names: tuple[str, ...]  # of validations and final scores
+    metric_names: tuple[str, ...] = VALIDATION_METRICS  # of validations and final scores
     train_data: Any
     data_files: Sequence[Path]
     validation: Any
@@ -142,7 +143,7 @@ class SourceTask(base.Task):
         """Generate the texts of a part of the validation set greedily."""
         if self.validation is None or not run.train.valid_sentences:
             return None
-        examples = self.list_eval_sets()[0].select_evenly(run.train.valid_sentences)
+        examples = self.build_eval_set(self.validation, "validation").select_evenly(run.train.valid_sentences)
 
         def evaluate(model: Seq2Seq) -> base.EvalResult:
             outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
@@ -170,9 +171,10 @@ class SourceTask(base.Task):
         names = tuple(dict.fromkeys((*self.metric_names, *selected)))
         scores = compute_metrics(outputs, examples.references, names, examples.language, resamples=self.resamples)
         metrics, beam = {score.metric: score.value for score in scores}, f"beam {run.decode.beam_size}"
-        summary = format_intervals(scores) if self.resamples else format_metrics(metrics)
-        counted = format_count(len(np.unique(examples.ids)), self.source_noun[:-1])
-        captions = f"{format_count(len(examples), self.unit)} of " if len(set(examples.languages)) > 1 else ""
+        summary = format_intervals(scores) if self.resamples else format_metrics(metrics, digits=2)
+        num_sources = len(np.unique(examples.ids))
+        counted = format_count(num_sources, self.source_noun[:-1])
+        captions = f"{format_count(len(examples), self.unit)} of " if num_sources < len(examples) else ""
         return base.FinalScores(
             name=examples.name,
             split=examples.split,

@@ -1,0 +1,205 @@
+"""Continuous batching: what shares a batch, who goes first, cancellation, failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.serving import batching
+from attent.serving.batching import SearchBatcher
+from tests.serving.toy import wait_until
+
+GREEDY, BEAM = SearchOptions(beam_size=1), SearchOptions(beam_size=4)
+
+
+def source(*ids: int, length: int = 1, max_length: int = 0) -> SearchRequest:
+    return SearchRequest(source_ids=(ids or (7,)) * length, max_length=max_length)
+
+
+class Engine:
+    """Returns the source as its only hypothesis; waits for `release` before each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[SearchRequest], SearchOptions]] = []
+        self.release = threading.Semaphore(0)
+        self.stop_checks: list[StopCheck] = []
+
+    def __call__(
+        self, requests: list[SearchRequest], options: SearchOptions, should_stop: StopCheck
+    ) -> list[list[Hypothesis]]:
+        self.batches.append((requests, options))
+        self.stop_checks.append(should_stop)
+        self.release.acquire()
+        if any(13 in request.source_ids for request in requests):
+            raise ValueError("13 is not translated")
+        if should_stop():
+            raise SearchCancelled
+        return [
+            [Hypothesis(token_ids=tuple(request.source_ids), log_prob=0.0, score=0.0, is_finished=True)]
+            for request in requests
+        ]
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        return [[len(request.source_ids) for request in requests] for requests, _ in self.batches]
+
+
+Submit = Callable[..., "Future[list[list[Hypothesis]]]"]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def batcher(engine: Engine) -> Iterator[SearchBatcher]:
+    made = SearchBatcher(engine, max_batch_tokens=64)
+    yield made
+    for _ in range(200):
+        engine.release.release()
+    made.close()
+
+
+@pytest.fixture
+def submit(batcher: SearchBatcher, engine: Engine) -> Iterator[Submit]:
+    """Search in a thread. The first search occupies the engine, so that the next ones wait together."""
+    with ThreadPoolExecutor(64) as threads:
+
+        def run(
+            *requests: SearchRequest,
+            options: SearchOptions = GREEDY,
+            client: str = "",
+            stop: StopCheck = lambda: False,
+        ) -> Future[list[list[Hypothesis]]]:
+            before, num_batches = count_waiting(batcher), len(engine.batches)
+            future = threads.submit(batcher.search, requests, options, stop, client)
+            assert wait_until(lambda: count_waiting(batcher) > before or len(engine.batches) > num_batches)
+            return future
+
+        run(source(1))
+        assert wait_until(lambda: len(engine.batches) == 1)
+        yield run
+        for _ in range(200):
+            engine.release.release()
+
+
+def count_waiting(batcher: SearchBatcher) -> int:
+    with batcher._changed:
+        return sum(len(row) for clients in batcher._waiting.values() for row in clients.values())
+
+
+def get_ids(future: Future[list[list[Hypothesis]]]) -> list[tuple[int, ...]]:
+    return [hypotheses[0].token_ids for hypotheses in future.result(10)]
+
+
+def test_waiting_requests_share_a_batch_and_get_their_own_results(engine: Engine, submit: Submit) -> None:
+    futures = [submit(source(number), source(number + 100)) for number in range(2, 8)]
+    engine.release.release(2)
+    assert [get_ids(future) for future in futures] == [[(n,), (n + 100,)] for n in range(2, 8)]
+    assert engine.lengths == [[1], [1] * 12]
+
+
+def test_other_options_are_another_batch(engine: Engine, submit: Submit) -> None:
+    futures = [submit(source(2)), submit(source(3), options=BEAM), submit(source(4))]
+    engine.release.release(3)
+    assert [get_ids(future) for future in futures] == [[(2,)], [(3,)], [(4,)]]
+    assert sorted((len(requests), options.beam_size) for requests, options in engine.batches[1:]) == [(1, 4), (2, 1)]
+
+
+def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) -> None:
+    # 64 tokens: 6 sources of 10 tokens, or one of 20 with 4 beams, which is more by itself.
+    plain = [submit(source(2, length=10)) for _ in range(8)]
+    wide = [submit(source(3, length=20), options=BEAM) for _ in range(2)]
+    engine.release.release(8)
+    for future in (*plain, *wide):
+        get_ids(future)
+    assert sorted(map(len, engine.lengths[1:])) == [1, 1, 2, 6]
+
+
+def test_short_sources_go_before_long_ones_until_those_have_waited(
+    engine: Engine, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = submit(source(2, length=200))
+    short = submit(source(3))
+    engine.release.release(3)
+    get_ids(long), get_ids(short)
+    assert engine.lengths == [[1], [1], [200]]
+    monkeypatch.setattr(batching, "MAX_WAIT", 0.0)
+    submit(source(1))
+    assert wait_until(lambda: len(engine.batches) == 4)
+    long, short = submit(source(2, length=200)), submit(source(3))
+    engine.release.release(3)
+    get_ids(long), get_ids(short)
+    assert engine.lengths[4:] == [[200], [1]]
+
+
+def test_clients_take_turns(engine: Engine, submit: Submit) -> None:
+    flood = submit(*[source(2, length=10) for _ in range(60)], client="flood")
+    other = submit(source(3, length=10), client="other")
+    engine.release.release(2)
+    assert get_ids(other) == [(3,) * 10]  # in the first batch, although 60 were there before
+    assert not flood.done()
+    assert engine.lengths[1] == [10] * 6
+
+
+def test_a_cancelled_search_leaves_the_queue_at_once(engine: Engine, batcher: SearchBatcher, submit: Submit) -> None:
+    gone = threading.Event()
+    cancelled = submit(source(2), stop=gone.is_set)
+    kept = submit(source(3))
+    gone.set()
+    with pytest.raises(SearchCancelled):
+        cancelled.result(10)
+    engine.release.release(2)
+    assert get_ids(kept) == [(3,)]
+    assert engine.lengths == [[1], [1]]
+
+
+def test_the_engine_is_told_to_stop_when_all_clients_of_a_batch_are_gone(engine: Engine, submit: Submit) -> None:
+    first, second = threading.Event(), threading.Event()
+    searches = [submit(source(2), stop=first.is_set), submit(source(3), stop=second.is_set)]
+    engine.release.release()
+    assert wait_until(lambda: len(engine.batches) == 2)
+    first.set()
+    assert not engine.stop_checks[1]()
+    second.set()
+    assert engine.stop_checks[1]()
+    for search in searches:
+        with pytest.raises(SearchCancelled):
+            search.result(10)
+    next_search = submit(source(4))
+    engine.release.release(2)
+    assert get_ids(next_search) == [(4,)]
+
+
+def test_one_request_that_fails_does_not_fail_the_others(engine: Engine, submit: Submit) -> None:
+    searches = [submit(source(2)), submit(source(13)), submit(source(4))]
+    engine.release.release(10)
+    assert get_ids(searches[0]) == [(2,)]
+    assert get_ids(searches[2]) == [(4,)]
+    with pytest.raises(ValueError, match="13 is not translated"):
+        searches[1].result(10)
+
+
+def test_close_cancels_what_waits(engine: Engine) -> None:
+    batcher = SearchBatcher(engine, max_batch_tokens=64)
+    with ThreadPoolExecutor(3) as threads:
+        running = threads.submit(batcher.search, [source(1)], GREEDY, lambda: False)
+        assert wait_until(lambda: engine.batches)
+        waiting = threads.submit(batcher.search, [source(2)], GREEDY, lambda: False)
+        assert wait_until(lambda: count_waiting(batcher) == 1)
+        closing = threads.submit(batcher.close)
+        assert wait_until(lambda: batcher._closed)
+        engine.release.release()
+        assert get_ids(running) == [(1,)]
+        with pytest.raises(SearchCancelled):
+            waiting.result(10)
+        closing.result(10)
+    with pytest.raises(SearchCancelled):
+        batcher.search([source(1)], GREEDY, lambda: False)
+    assert batcher.search([], GREEDY, lambda: False) == []

@@ -1,0 +1,454 @@
+"""The translation server with real models: equal to `Translator`, requests with their own options, workers that die,
+changed models, overload, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attent.decoding.options import SamplingOptions, SearchOptions
+from attent.decoding.translator import Translator
+from attent.serving import backend as backends
+from attent.serving.backend import Backend, LocalBackend, ServiceConfig, WorkerPool
+from attent.serving.limits import ApiError, Limits, ServeError
+from attent.serving.messages import ServiceInfo, TextTranslation, TranslateRequest
+from attent.serving.run import build_configs, check_host
+from attent.serving.server import serve_in_thread
+from attent.serving.service import TranslationService
+from attent.serving.translation_app import ServerOptions, TranslationApp
+from tests.serving.toy import Client, Reply, wait_until
+
+pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
+
+MODEL = Path(__file__).parent.parent / "models" / "saved_model"
+LANGUAGES = ("en", "de")
+WORDS = "one two three four five six seven eight nine ten".split()
+
+
+def make_sentences(count: int, seed: int = 1, longest: int = 30) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[TranslationService]:
+    made = TranslationService([MODEL], languages=LANGUAGES)
+    yield made
+    made.close()
+
+
+@contextmanager
+def serve(backend: Backend, **options: Any) -> Iterator[Client]:
+    with serve_in_thread(TranslationApp(backend, ServerOptions(**options))) as url:
+        yield Client(url)
+
+
+@pytest.fixture(scope="module")
+def client(service: TranslationService) -> Iterator[Client]:
+    with serve(LocalBackend(service)) as client:
+        yield client
+
+
+def post(client: Client, path: str = "/v1/translate", headers: dict[str, str] | None = None, **body: Any) -> Reply:
+    return client.post(body, headers, path)
+
+
+def translate(client: Client, text: str, **options: Any) -> str:
+    reply = post(client, text=text, source="en", target="de", **options)
+    assert reply.status == 200, reply.body
+    (translation,) = reply.json["translations"]
+    return str(translation["text"])
+
+
+# --- equal to the translator -----------------------------------------------------------------------------------------
+
+
+def test_concurrent_clients_get_what_the_translator_gives(client: Client) -> None:
+    sentences = make_sentences(200)
+    options = [SearchOptions(), SearchOptions(beam_size=1), SearchOptions(length_penalty=1.0)]
+    translator = Translator.load(MODEL)
+    expected = [[item.text for item in translator.translate(sentences, each)] for each in options]
+    fields = [{}, {"beam_size": 1}, {"length_penalty": 1.0}]
+    with ThreadPoolExecutor(32) as threads:
+        got = list(threads.map(lambda i: translate(client, sentences[i % 200], **fields[i % 3]), range(600)))
+    assert got == [expected[i % 3][i % 200] for i in range(600)]
+
+
+def test_searches_share_batches(service: TranslationService, client: Client) -> None:
+    batches = service.translators["saved_model"].batcher.batch_sizes
+    batches.clear()
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(lambda text: translate(client, text), make_sentences(64, seed=2)))
+    assert sum(size * count for size, count in batches.items()) >= 60
+    assert max(batches) > 1
+
+
+def test_every_option_reaches_the_search(service: TranslationService, client: Client) -> None:
+    text, translator = "one two three four", service.translators["saved_model"]
+    expected = translator.translate([text], SearchOptions(beam_size=6, n_best=3), alignment=True)[0]
+    (answer,) = post(client, text=text, source="en", beam_size=6, n_best=3, alignment=True).json["translations"]
+    assert [item["text"] for item in answer["n_best"]] == [item.text for item in expected.n_best]
+    assert [item["score"] for item in answer["n_best"]] == pytest.approx(
+        [item.score for item in expected.n_best], rel=1e-3
+    )
+    assert expected.alignment is not None
+    assert answer["alignment"] == [list(link) for link in expected.alignment.links]
+    assert 0 < answer["confidence"] <= 1
+    sampled = translator.translate([text], SearchOptions(beam_size=1, sampling=SamplingOptions(seed=5, top_k=3)))
+    assert translate(client, text, seed=5, top_k=3, beam_size=1) == sampled[0].text
+    assert "sieben" in translate(client, text, require=["sieben"])
+    assert translate(client, text, prefix="neun").startswith("neun")
+    best = translate(client, text).split()[0]
+    assert best not in translate(client, text, ban=[best]).split()
+    assert "sieben" in translate(client, text, glossary={"two": "sieben"})
+    assert len(translate(client, text, max_length=2).split()) <= 2
+
+
+def test_lines_keep_their_layout(service: TranslationService, client: Client) -> None:
+    translator = service.translators["saved_model"]
+    one, two = (item.text for item in translator.translate(["one two", "three"]))
+    assert translate(client, "  one two\n\n\tthree ") == f"  {one}\n\n\t{two} "
+    assert translate(client, "") == ""
+    (answer,) = post(client, text="one two\nthree", source="en", alignment=True, n_best=2).json["translations"]
+    assert {source for source, _ in answer["alignment"]} <= {0, 1, 2}
+    assert [item["text"].count("\n") for item in answer["n_best"]] == [1, 1]
+
+
+def test_a_stream_is_the_same_text_in_pieces(client: Client) -> None:
+    text = "One two three. Four five.\n Six seven. "
+    reply = post(client, text=text, source="en", stream=True, split_sentences=True)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in reply.body.decode().split("\n\n") if line]
+    assert events[-1] == {"done": True}
+    pieces = [event["text"] for event in events[:-1]]
+    assert len([piece for piece in pieces if piece.strip()]) == 3
+    assert "".join(pieces) == translate(client, text, split_sentences=True)
+    assert post(client, text=["one", "two"], stream=True).status == 400
+
+
+def test_suggestions_differ_in_the_next_word(client: Client) -> None:
+    best = translate(client, "one two three").split()
+    reply = post(client, "/v1/suggest", text="one two three", prefix=best[0], count=4)
+    texts = [item["text"] for item in reply.json["suggestions"]]
+    assert all(text.startswith(best[0]) for text in texts)
+    assert len(set(texts)) == len(texts) > 1
+
+
+def test_attention_of_a_sentence(client: Client) -> None:
+    page = client.get("/look/saved_model/")
+    assert page.status == 200
+    assert b"attent look" in page.body
+    assert "script-src 'sha256-" in page.headers["content-security-policy"]
+    for path in ("/v1/look", "/look/saved_model/api/look"):
+        document = post(client, path, text="one two", masked_parts=["decoder.blocks.0.cross_attn:0"]).json
+        assert document["format"] == "attent-trace"
+    assert client.get("/look/nothing/").status == 404
+    assert post(client, "/v1/look", text="one", beam_size=1000).status == 422
+
+
+# --- the state of the server -----------------------------------------------------------------------------------------
+
+
+def test_info_health_metrics_and_documentation(client: Client) -> None:
+    info = client.get("/v1/info").json
+    assert info["directions"] == [{"source": "en", "target": "de", "model": "saved_model", "tag": None}]
+    assert info["languages"] == {"de": "German", "en": "English"}
+    assert {".txt", ".po", ".md"} <= set(info["file_suffixes"])
+    assert client.get("/health").json == {"status": "ok"}
+    assert client.get("/ready").json == {"status": "ready"}
+    metrics = client.get("/metrics").body.decode()
+    assert 'attent_requests_total{path="/v1/info",status="200"}' in metrics
+    assert "attent_pending_requests 0" in metrics
+    document = client.get("/openapi.json").json
+    properties = document["components"]["schemas"]["TranslateBody"]["properties"]
+    assert {"text", "beam_size", "length_penalty", "top_p", "glossary", "stream"} <= set(properties)
+    assert "greedy search" in properties["beam_size"]["description"]
+    page = client.get("/docs")
+    assert b"/v1/translate" in page.body
+    assert b"<script" not in page.body
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "noun"),
+    [
+        ({"text": 5}, 400, "`text`"),
+        ({}, 400, "`text`"),
+        ({"text": "a", "target": "xx"}, 400, "`target`"),
+        ({"text": "a", "source": "xx"}, 400, "`source`"),
+        ({"text": "a", "model": "nothing"}, 404, "`model`"),
+        ({"text": "a", "beam_size": 0}, 400, "`beam_size`"),
+        ({"text": "a", "beam_size": 65}, 400, "`beam_size`"),
+        ({"text": "a", "n_best": 65, "sample": True}, 400, "`n_best`"),
+        ({"text": "a", "temperature": -1}, 400, "`temperature`"),
+        ({"text": "a\0b"}, 400, "NUL"),
+        ({"text": "\ud800"}, 400, "surrogate"),
+        ({"text": ["a"] * 129}, 413, "128 texts"),
+        ({"text": "a" * 10_001}, 413, "10000 characters"),
+        ({"text": "a", "require": ["x"], "ban": ["x"]}, 400, "banned"),
+    ],
+)
+def test_wrong_requests_get_one_sentence(client: Client, body: dict[str, Any], status: int, noun: str) -> None:
+    reply = client.post(body, path="/v1/translate")
+    assert reply.status == status
+    assert noun in reply.error
+    assert len(reply.body) < 400
+
+
+def test_limits_are_met_exactly(client: Client) -> None:
+    assert post(client, text=["one"] * 128, source="en").status == 200
+    assert post(client, text="one ", source="en", beam_size=64).status == 200
+
+
+def test_request_ids_are_echoed_or_made(client: Client) -> None:
+    assert client.get("/health", headers={"X-Request-ID": "abc-1.2"}).headers["x-request-id"] == "abc-1.2"
+    for given in ("", "a b", "x" * 65):
+        made = client.get("/health", headers={"X-Request-ID": given}).headers["x-request-id"]
+        assert len(made) == 32
+
+
+def test_keys_guard_everything_but_health(service: TranslationService) -> None:
+    with serve(LocalBackend(service), keys=frozenset({"secret"})) as client:
+        assert client.get("/health").status == client.get("/ready").status == client.get("/").status == 200
+        for path in ("/v1/info", "/metrics", "/look/saved_model/"):
+            assert client.get(path).status == 403
+            assert client.get(path, headers={"Authorization": "Bearer secret"}).status == 200
+            assert client.get(f"{path}?api_key=secret").status == 200
+        assert post(client, text="one", source="en").status == 403
+        assert post(client, text="one", source="en", api_key="wrong").status == 403
+        assert post(client, text="one", source="en", api_key="secret").status == 200
+
+
+def test_the_cache_answers_repeated_texts(service: TranslationService) -> None:
+    batches = service.translators["saved_model"].batcher.batch_sizes
+    for characters, num_searches in ((4_000_000, 1), (0, 3)):
+        with serve(LocalBackend(service), cached_characters=characters) as client:
+            batches.clear()
+            assert len({translate(client, "five six seven") for _ in range(3)}) == 1
+            assert batches.total() == num_searches
+            assert translate(client, "five six seven", beam_size=2) is not None
+
+
+def test_other_sites_are_refused_unless_allowed(service: TranslationService) -> None:
+    origin = {"Origin": "https://example.org"}
+    with serve(LocalBackend(service)) as client:
+        assert post(client, headers=origin, text="one", source="en").status == 403
+        assert client.get("/health", headers={"Host": "example.org"}).status == 421
+    with serve(LocalBackend(service), origins=("https://example.org",), hosts=("*",)) as client:
+        reply = post(client, headers=origin, text="one", source="en")
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "https://example.org")
+        assert post(client, headers={"Origin": "https://other.org"}, text="one", source="en").status == 403
+        assert client.get("/health", headers={"Host": "example.org"}).status == 200
+
+
+def test_overload_is_refused_at_once_and_others_are_served(service: TranslationService) -> None:
+    limits = Limits(max_queued=7, response_timeout=30.0, requests_per_minute=0)
+    with serve(LocalBackend(service), limits=limits, cached_characters=0, keys=frozenset({"a", "b"})) as client:
+        texts = make_sentences(60, seed=3, longest=80)
+
+        def flood(text: str) -> tuple[int, float]:
+            begin = time.monotonic()
+            reply = post(client, text=text, source="en", api_key="a", beam_size=16)
+            assert reply.status == 200 or int(reply.headers["retry-after"]) >= 1
+            return reply.status, time.monotonic() - begin
+
+        with ThreadPoolExecutor(30) as threads:
+            answers = threads.map(flood, texts)
+            served = [post(client, text="one", source="en", api_key="b").status for _ in range(5)]
+            statuses = [status for status, _ in answers]
+    assert served == [200] * 5
+    assert set(statuses) == {200, 429}
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+
+
+CONFIG = ServiceConfig(folders=(MODEL,), languages=LANGUAGES)
+
+
+@asynccontextmanager
+async def start_pool(*configs: ServiceConfig) -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool(configs or (CONFIG,))
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def translate_text(pool: Backend, text: str) -> str:
+    (translation,) = await pool.call("translate", TranslateRequest(texts=(text,), source="en"))
+    assert isinstance(translation, TextTranslation)
+    return translation.text
+
+
+async def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_killed_worker_is_replaced_and_its_requests_are_answered(service: TranslationService) -> None:
+    sentences = make_sentences(40, seed=4)
+    request = TranslateRequest(texts=tuple(sentences), source="en")
+    expected = [item.text for item in service.translate(request, "", lambda: False)]
+
+    async def run() -> None:
+        async with start_pool(CONFIG, CONFIG) as pool:
+            assert isinstance(pool.info, ServiceInfo)
+            first, second = pool.process_ids
+            calls = [asyncio.create_task(translate_text(pool, text)) for text in sentences]
+            await asyncio.sleep(0)
+            os.kill(first, signal.SIGKILL)
+            assert await asyncio.gather(*calls) == expected
+            assert pool.is_ready
+            await wait_for(lambda: len(pool.process_ids) == 2)
+            assert first not in pool.process_ids
+            assert second in pool.process_ids
+            assert await translate_text(pool, sentences[0]) == expected[0]
+            assert pool.num_restarts == 1
+
+    asyncio.run(run())
+
+
+def test_without_a_worker_requests_get_503_until_there_is_one() -> None:
+    async def run() -> None:
+        async with start_pool() as pool:
+            (process_id,) = pool.process_ids
+            os.kill(process_id, signal.SIGKILL)
+            await wait_for(lambda: not pool.is_ready)
+            with pytest.raises(ApiError) as caught:
+                await translate_text(pool, "one")
+            assert caught.value.status == 503
+            assert "retry-after" in caught.value.headers
+            await wait_for(lambda: pool.is_ready)
+            assert await translate_text(pool, "one")
+
+    asyncio.run(run())
+
+
+def test_a_changed_model_is_loaded_without_losing_a_request(
+    service: TranslationService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "WATCH_SECONDS", 0.05)
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    expected = service.translate(TranslateRequest(texts=("one two",), source="en"), "", lambda: False)[0].text
+
+    async def run() -> None:
+        async with start_pool(ServiceConfig(folders=(folder,), languages=LANGUAGES)) as pool:
+            (old,) = pool.process_ids
+            (folder / "manifest.json").write_text("{ damaged")
+            await asyncio.sleep(1.0)
+            assert await translate_text(pool, "one two") == expected
+            shutil.copy(MODEL / "manifest.json", folder / "manifest.json")
+            answers = []
+            async with asyncio.timeout(60):
+                while pool.version == 0:
+                    answers.append(await translate_text(pool, "one two"))
+                    await asyncio.sleep(0.01)
+            assert set(answers) == {expected}
+            assert old not in pool.process_ids
+            assert await translate_text(pool, "one two") == expected
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"), [("missing", "does not exist|config.json"), ("weights", "checksum|damaged|hash|size")]
+)
+def test_a_model_that_cannot_be_loaded_is_an_error_at_the_start(tmp_path: Path, damage: str, problem: str) -> None:
+    folder = tmp_path / "model"
+    if damage == "weights":
+        shutil.copytree(MODEL, folder)
+        with (folder / "model.safetensors").open("r+b") as weights:
+            weights.seek(-1, 2)
+            weights.write(b"\xff")
+
+    async def run() -> None:
+        with pytest.raises(ServeError, match=problem):
+            async with start_pool(ServiceConfig(folders=(folder,), languages=LANGUAGES)):
+                pass
+
+    asyncio.run(run())
+
+
+def test_a_call_that_is_cancelled_stops_its_work(service: TranslationService) -> None:
+    async def run() -> None:
+        backend = LocalBackend(service)
+        await backend.start()
+        long = TranslateRequest(
+            texts=tuple(make_sentences(100, seed=6)), source="en", search=SearchOptions(beam_size=32)
+        )
+        call = asyncio.create_task(backend.call("translate", long))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        begin = time.monotonic()
+        await translate_text(backend, "one")
+        assert time.monotonic() - begin < 10
+
+    asyncio.run(run())
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def run_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attent", "serve", str(MODEL), "--src", "en", "--tgt", "de", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, Client(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGTERM to one process")
+def test_sigterm_lets_running_requests_finish() -> None:
+    with run_command() as (process, client), ThreadPoolExecutor(9) as threads:
+        assert client.get("/ready").status == 200
+        texts = ["\n".join(make_sentences(30, seed=number, longest=60)) for number in range(8)]
+        replies = [threads.submit(post, client, text=text, source="en", beam_size=32) for text in texts]
+        assert wait_until(lambda: "attent_pending_requests 8" in client.get("/metrics").body.decode())
+        process.send_signal(signal.SIGTERM)
+        assert [reply.result(60).status for reply in replies] == [200] * 8
+        assert process.wait(20) == 0
+
+
+def test_a_server_for_other_machines_needs_a_key() -> None:
+    with pytest.raises(ServeError, match="--api-key"):
+        check_host("0.0.0.0", ServerOptions(), allow_public=False)
+    check_host("0.0.0.0", ServerOptions(), allow_public=True)
+    check_host("0.0.0.0", ServerOptions(keys=frozenset({"a"})), allow_public=False)
+    check_host("127.0.0.1", ServerOptions(), allow_public=False)
+
+
+def test_workers_share_cores_and_devices() -> None:
+    from attent.decoding.options import DeviceOptions
+
+    configs = build_configs([MODEL], (None, None), 3, ["cuda:0", "cuda:1"], DeviceOptions(threads=2), ServerOptions())
+    assert [config.device.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert {config.device.threads for config in configs} == {2}
+    (single,) = build_configs([MODEL], (None, None), None, [], DeviceOptions(), ServerOptions())
+    assert single.device.threads == os.cpu_count()
