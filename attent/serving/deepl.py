@@ -64,7 +64,7 @@ async def list_languages(call: Call[LanguagesQuery]) -> Any:
 
 
 async def show_usage(call: Call[None]) -> Any:
-    return {"character_count": call.gateway.used_characters[call.client], "character_limit": NO_LIMIT}
+    return {"character_count": call.gateway.used_characters.get(call.client, 0), "character_limit": NO_LIMIT}
 
 
 class GlossaryBody(Body):

@@ -90,10 +90,10 @@ def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]
     paths: dict[str, dict[str, Endpoint]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-    return [Route(path, partial(handle, group, gateway), methods=list(group)) for path, group in paths.items()]
+    return [Route(path, partial(handle_request, group, gateway), methods=list(group)) for path, group in paths.items()]
 
 
-async def handle(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
+async def handle_request(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
     endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
     try:
         data, is_typed = await read_fields(request, endpoint)

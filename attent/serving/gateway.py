@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
-from prometheus_client import Counter as CounterMetric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import Request
 
 from attent.decoding.options import SearchOptions
@@ -36,7 +35,7 @@ class Metrics:
 
     def __init__(self, admission: Admission) -> None:
         self.registry = CollectorRegistry()
-        self.requests = CounterMetric(
+        self.requests = Counter(
             "attent_requests", "HTTP requests by path and status", ["path", "status"], registry=self.registry
         )
         self.seconds = Histogram(
@@ -46,8 +45,8 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
-        self.characters = CounterMetric("attent_characters", "Characters translated", registry=self.registry)
-        self.cache_hits = CounterMetric("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
+        self.characters = Counter("attent_characters", "Characters translated", registry=self.registry)
+        self.cache_hits = Counter("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
         pending = Gauge("attent_pending_requests", "Requests that wait for a model", registry=self.registry)
         pending.set_function(lambda: admission.num_pending)
 
@@ -136,7 +135,7 @@ class Gateway:
         self.suggestions = suggestions
         self.files = ItemStore(max(STORED_BYTES, 4 * limits.max_file_bytes), FILE_SECONDS)
         self.glossaries = ItemStore(STORED_BYTES)
-        self.used_characters: Counter[str] = Counter()  # client -> characters of its texts
+        self.used_characters: dict[str, int] = {}  # client -> characters of its texts
 
     def identify(self, request: Request, key: str, *, is_public: bool) -> str:
         """Return the client of a request, and count the request; raise 403 or 429."""
@@ -159,7 +158,7 @@ class Gateway:
         self.check_sizes(request)
         if self._log_text:
             log.info("translate from %s to %s: %r", request.source, request.target, request.texts)
-        self.used_characters[client] += sum(map(len, request.texts))
+        self.used_characters[client] = self.used_characters.get(client, 0) + sum(map(len, request.texts))
         if len(self.used_characters) > MAX_KNOWN_CLIENTS:
             del self.used_characters[next(iter(self.used_characters))]
         version = self.backend.version

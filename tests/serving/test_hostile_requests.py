@@ -86,9 +86,7 @@ def test_hostile_bodies(endpoint: Endpoint, path: str, client: Client) -> None:
 
 
 def test_hostile_fields(endpoint: Endpoint, path: str, client: Client) -> None:
-    if endpoint.body is None:
-        pytest.skip("no fields")
-    fields = endpoint.body.model_fields
+    fields = endpoint.body.model_fields if endpoint.body else {}
     valid = {name: value for name, value in VALID.items() if name in fields}
     for name in fields:
         for value in HOSTILE_VALUES:
