@@ -60,7 +60,7 @@ class HttpApp:
         routes: Sequence[Route] = (),
         hosts: Sequence[str] = LOCAL_HOSTS,
         origins: Sequence[str] = (),
-        body_limits: Mapping[str, int] | None = None,
+        file_paths: Sequence[str] = (),
         drain_timeout: float = DRAIN_TIMEOUT,
     ) -> None:
         """`routes` are further ones, without a key; the other arguments are those of `RequestGuard`."""
@@ -68,7 +68,7 @@ class HttpApp:
         app: AsgiApp = build_starlette([*build_routes(endpoints, gateway), *routes])
         if origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-        self._guard = RequestGuard(app, limits=gateway.limits, hosts=hosts, origins=origins, body_limits=body_limits)
+        self._guard = RequestGuard(app, limits=gateway.limits, hosts=hosts, origins=origins, file_paths=file_paths)
         self._paths = {endpoint.path for endpoint in endpoints}
         self._drain_timeout = drain_timeout
         self._num_running = 0

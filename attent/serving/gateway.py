@@ -19,7 +19,7 @@ from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Backend, Method
 from attent.serving.limits import ApiError, Limits
-from attent.serving.messages import TextTranslation, TranslateRequest
+from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
 STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
@@ -129,6 +129,8 @@ class Gateway:
         self.limits = limits
         self.needs_key = bool(keys)
         self.admission = Admission(limits, keys)
+        # A file takes minutes, so that it would spoil the measured speed; its sentences take turns with other clients'.
+        self.file_admission = Admission(replace(limits, max_queued=limits.max_files - 1, max_queue_seconds=1e9))
         self.metrics = Metrics(self.admission)
         self._cache = TranslationCache(cached_characters)
         self._trust_proxy, self._log_text = trust_proxy, log_text
@@ -177,6 +179,11 @@ class Gateway:
                 if use_cache:
                     self._cache.add(version, single[index], translation)
         return [result for result in results if result is not None]
+
+    async def translate_file(self, request: FileRequest, client: str) -> bytes:
+        with self.file_admission.admit(client, 1):
+            content: bytes = await self.backend.call("translate_file", request, client)
+            return content
 
     async def call(self, method: Method, request: Any, client: str, *, characters: int) -> Any:
         """Run a method of the service; `characters` is the amount of work."""

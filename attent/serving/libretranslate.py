@@ -127,7 +127,7 @@ async def translate_file(call: Call[TranslateFileBody]) -> Any:
     body, gateway = call.body, call.gateway
     path, content = PurePath(body.file.name.replace("\\", "/")), body.file.content
     request = FileRequest(name=path.name, content=content, source=body.source or AUTO, target=body.target)
-    content = await gateway.call("translate_file", request, call.client, characters=len(content) + 1)
+    content = await gateway.translate_file(request, call.client)
     item = (f"{path.stem}_{body.target}{path.suffix}", content)
     name = gateway.files.add("", item, len(content), path.suffix)  # whoever knows the name may download it
     return {"translatedFileUrl": gateway.build_url(call.request, f"/download_file/{name}")}

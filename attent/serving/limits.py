@@ -54,6 +54,8 @@ class Limits:
     max_masked_parts: int = 2_048
     max_texts: int = 128  # of a request to translate
     max_file_bytes: int = 2**20
+    max_files: int = 4  # that are translated at once; further ones get 503
+    file_timeout: float = 600.0  # from the end of the body to the start of the response
     max_queue_seconds: float = 10.0  # of work: beyond it, requests get 503
     max_client_share: float = 0.5  # of the queue that one client may fill; beyond it, its requests get 429
     requests_per_minute: int = 3_000  # of a client; 0: any number
@@ -121,18 +123,18 @@ class RequestGuard:
         limits: Limits,
         hosts: Sequence[str] = LOCAL_HOSTS,
         origins: Sequence[str] = (),
-        body_limits: Mapping[str, int] | None = None,
+        file_paths: Sequence[str] = (),
     ) -> None:
         """
-        hosts        accepted host names, without ports; "*": any
-        origins      other websites whose scripts may send requests; "*": any
-        body_limits  maximum bytes of a body for some paths
+        hosts       accepted host names, without ports; "*": any
+        origins     other websites whose scripts may send requests; "*": any
+        file_paths  paths with the limits of files
         """
         self._app = app
         self._limits = limits
         self._hosts = tuple(host.lower() for host in hosts)
         self._origins = tuple(origin.lower().rstrip("/") for origin in origins)
-        self._body_limits = dict(body_limits or {})
+        self._file_paths = file_paths
         self._active_tasks: set[asyncio.Future[Any]] = set()
         self._closing = False
 
@@ -195,7 +197,8 @@ class RequestGuard:
             self._active_tasks.discard(task)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        max_bytes = self._body_limits.get(scope["path"], self._limits.max_body_bytes)
+        is_file = scope["path"] in self._file_paths
+        max_bytes = self._limits.max_file_bytes if is_file else self._limits.max_body_bytes
         # The server has validated the header. A body without a length is counted while it arrives.
         if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
             raise _make_body_size_error(max_bytes)
@@ -229,7 +232,8 @@ class RequestGuard:
         work = asyncio.ensure_future(self._app(scope, _replay_body(body), sender.send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         self._active_tasks.add(work)
-        seconds = self._limits.response_timeout
+        is_file = scope["path"] in self._file_paths
+        seconds = self._limits.file_timeout if is_file else self._limits.response_timeout
         try:
             await asyncio.wait({work, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -69,7 +69,7 @@ class TranslationApp(HttpApp):
             ],
             hosts=options.hosts,
             origins=options.origins,
-            body_limits={"/translate_file": options.limits.max_file_bytes},
+            file_paths=["/translate_file"],
             drain_timeout=options.drain_timeout,
         )
 
