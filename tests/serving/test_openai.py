@@ -93,7 +93,7 @@ def test_streams(client: Client) -> None:
 
 
 def test_weblate_sends_json(client: Client) -> None:
-    """As Weblate 5.15 and later; the glossary is a list since 5.17."""
+    """As current versions do; the glossary was an object once, and is a list now."""
     strings = [
         {"source": "one", "parts": [{"type": "text", "text": "one"}], "context": "x"},
         {"source": "two", "translation": "zwo"},
@@ -111,7 +111,7 @@ def test_weblate_sends_json(client: Client) -> None:
 
 
 def test_weblate_separates_texts(client: Client) -> None:
-    """As Weblate before 5.15."""
+    """As older versions do."""
     system = (
         "You are a translation assistant, adept at translating text\nfrom language 'en'\nto language '{}'\nwith care."
     )
