@@ -56,7 +56,7 @@ class Limits:
     max_file_bytes: int = 2**20
     max_files: int = 4  # that are translated at once; further ones get 503
     file_timeout: float = 600.0  # from the end of the body to the start of the response
-    max_queue_seconds: float = 10.0  # of work: beyond it, requests get 503
+    max_queue_seconds: float = 20.0  # of work: beyond it, requests get 503
     max_client_share: float = 0.5  # of the queue that one client may fill; beyond it, its requests get 429
     requests_per_minute: int = 3_000  # of a client; 0: any number
 
