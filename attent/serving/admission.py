@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from attent.serving.limits import ApiError, Limits
 
 MAX_KNOWN_CLIENTS = 10_000  # whose rate is remembered
+BUSY_REQUESTS = 8  # from this number of pending requests on, the speed is measured
 SPEED_HALF_LIFE = 10.0  # seconds of work after which a measured speed counts half
 MAX_RETRY_AFTER = 60.0  # seconds
 MIN_MEASURED_SECONDS = 0.5  # of work, before the speed is known
@@ -28,9 +29,9 @@ class Admission:
         self._pending: Counter[str] = Counter()  # client -> characters of its pending requests
         self._counts: Counter[str] = Counter()  # client -> pending requests
         self.num_pending = 0
-        self._busy_since = 0.0
-        self._busy_seconds = 0.0
-        self._done_characters = 0.0
+        self._last_change = 0.0
+        self._busy_seconds = 0.0  # of times with at least `BUSY_REQUESTS` pending requests
+        self._done_characters = 0.0  # in these times
 
     def identify(self, address: str, key: str) -> str:
         """Return the client of a request: its key, or its address; raise 403 for a wrong key."""
@@ -58,36 +59,33 @@ class Admission:
 
     @contextmanager
     def admit(self, client: str, characters: int) -> Iterator[None]:
-        """Hold a place in the queue; raise 503 if it is full, or 429 if it is full of this client's requests."""
+        """Hold a place in the queue; raise 503 if it is full, or 429 if the client fills its share of it."""
         self._check_queue(client, characters)
-        if not self.num_pending:
-            self._busy_since = time.monotonic()
+        self._measure_speed(0)
         self.num_pending += 1
         self._counts[client] += 1
         self._pending[client] += characters
         try:
             yield
-            self._done_characters += characters
         finally:
+            self._measure_speed(characters)
             self.num_pending -= 1
             self._counts[client] -= 1
             self._pending[client] -= characters
             if not self._counts[client]:
                 del self._counts[client], self._pending[client]
-            self._measure_speed()
 
     def _check_queue(self, client: str, characters: int) -> None:
-        """A client with waiting requests gets at most its share of what the others leave free."""
-        share, is_waiting = self._limits.max_client_share, client in self._pending
-        own = self._compute_load(self._counts[client] + 1, self._pending[client] + characters)
-        others = self._compute_load(
-            self.num_pending - self._counts[client], self._pending.total() - self._pending[client]
-        )
-        retry_after = min(MAX_RETRY_AFTER, (own + others - 1) * self._limits.max_queue_seconds)
-        if is_waiting and share < 1 and own > share * (1 - others):
-            raise make_limit_error("your requests fill your share of the queue", retry_after)
-        if self.num_pending and own + others > 1:
-            raise make_limit_error("the server is busy", retry_after, status=503)
+        """A client without pending requests is admitted while there is a place; others get a share of the rest."""
+        if self.num_pending > self._limits.max_queued:
+            raise make_limit_error("the server is busy", 1.0, status=503)
+        own_count, own_characters = self._counts[client], self._pending[client]
+        own = self._compute_load(own_count + 1, own_characters + characters)
+        others = self._compute_load(self.num_pending - own_count, self._pending.total() - own_characters)
+        share = self._limits.max_client_share
+        if own_count and share < 1 and own > share * max(0.0, 1 - others):
+            retry_after = (own + others - share) * self._limits.max_queue_seconds
+            raise make_limit_error("your requests fill your share of the queue", min(MAX_RETRY_AFTER, retry_after))
 
     def _compute_load(self, requests: int, characters: int) -> float:
         """Return the share of the queue that these requests fill, by their number and by the seconds they take."""
@@ -97,16 +95,16 @@ class Admission:
 
     @property
     def characters_per_second(self) -> float | None:
-        """The speed of the last seconds of work; None: not known yet."""
+        """The speed when many requests share batches; None: not known yet. With few requests it would be lower."""
         return self._done_characters / self._busy_seconds if self._busy_seconds > MIN_MEASURED_SECONDS else None
 
-    def _measure_speed(self) -> None:
+    def _measure_speed(self, done_characters: int) -> None:
         now = time.monotonic()
-        seconds, self._busy_since = now - self._busy_since, now
-        self._busy_seconds += seconds
-        decay = 0.5 ** (seconds / SPEED_HALF_LIFE)
-        self._busy_seconds *= decay
-        self._done_characters *= decay
+        seconds, self._last_change = now - self._last_change, now
+        if self.num_pending >= BUSY_REQUESTS:
+            decay = 0.5 ** (seconds / SPEED_HALF_LIFE)
+            self._busy_seconds = decay * (self._busy_seconds + seconds)
+            self._done_characters = decay * (self._done_characters + done_characters)
 
 
 def make_limit_error(problem: str, retry_after: float, status: int = 429) -> ApiError:

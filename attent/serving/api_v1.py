@@ -114,7 +114,7 @@ async def stream_translation(call: Call[Any], request: TranslateRequest) -> Resp
     if len(request.texts) != 1 or request.search.n_best > 1 or request.alignment or request.mbr_candidates:
         raise ApiError(400, "`stream` is for one text without `n_best`, `alignment` and `mbr_candidates`")
     call.gateway.check_sizes(request)
-    characters = count_characters(request.texts, request.search)
+    characters = count_characters(request)
     pieces = call.gateway.stream("stream", request, call.client, characters=characters)
     first = await anext(pieces, "")  # an error before it has a status of its own
 

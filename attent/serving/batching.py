@@ -13,7 +13,8 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from attent.decoding.engines.reference import SearchCancelled
@@ -43,11 +44,12 @@ class SearchJob:
     def add_hypotheses(self, index: int, hypotheses: list[Hypothesis]) -> None:
         self.hypotheses[index] = hypotheses
         self.num_missing -= 1
-        if self.num_missing == 0 and not self.done.done():
-            self.done.set_result(None)
+        if self.num_missing == 0:
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        if not self.done.done():
+        with suppress(InvalidStateError):  # finished meanwhile
             self.done.set_exception(error)
 
 

@@ -18,13 +18,14 @@ from starlette.requests import Request
 from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Backend, Method
-from attent.serving.limits import ApiError, Limits
+from attent.serving.limits import ApiError, Limits, get_header
 from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
 STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
 ITEM_BYTES = 1_000  # that a stored item takes besides its content
 FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
+MAX_PHRASE_CHARACTERS = 500  # of all required phrases, of all banned ones, and of a translation in a glossary
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 log = logging.getLogger("attent.serving")
@@ -77,8 +78,7 @@ class TranslationCache:
 
     @staticmethod
     def _count_characters(request: TranslateRequest, translation: TextTranslation) -> int:
-        texts = (*request.texts, translation.text, *(each.text for each in translation.n_best))
-        return 200 + sum(map(len, texts)) + 16 * len(translation.alignment or ())
+        return len(repr(request)) + len(repr(translation))
 
 
 class ItemStore:
@@ -143,10 +143,14 @@ class Gateway:
         """Return the client of a request, and count the request; raise 403 or 429."""
         address = request.client.host if request.client else ""
         if self._trust_proxy:
-            address = request.headers.get("x-forwarded-for", address).rpartition(",")[2].strip()
+            address = get_header(request.scope, "x-forwarded-for").rpartition(",")[2].strip() or address
         if is_public:
             return address
-        client = self.admission.identify(address, key)
+        try:
+            client = self.admission.identify(address, key)
+        except ApiError:
+            self.admission.check_rate(f"without a key: {address}")
+            raise
         self.admission.check_rate(client)
         return client
 
@@ -171,9 +175,9 @@ class Gateway:
         self.metrics.cache_hits.inc(len(results) - len(missing))
         if missing:
             texts = tuple(request.texts[index] for index in missing)
-            searched = await self.call(
-                "translate", replace(request, texts=texts), client, characters=count_characters(texts, request.search)
-            )
+            missing_request = replace(request, texts=texts)
+            work = count_characters(missing_request)
+            searched = await self.call("translate", missing_request, client, characters=work)
             for index, translation in zip(missing, searched, strict=True):
                 results[index] = translation
                 if use_cache:
@@ -208,18 +212,28 @@ class Gateway:
             raise ApiError(413, f"a request must have at most {limits.max_texts} texts, but has {len(request.texts)}")
         if characters > limits.max_characters:
             raise ApiError(413, f"a request must have at most {limits.max_characters} characters, but has {characters}")
-        for name, value in (
-            ("beam_size", search.beam_size),
-            ("n_best", search.n_best),
-            ("mbr_candidates", request.mbr_candidates),
-        ):
-            if value > limits.max_beam_size:
-                raise ApiError(400, f"`{name}` must be at most {limits.max_beam_size}, but is {value:.6g}")
+        constraints = request.constraints
+        bounds = {
+            "beam_size": (search.beam_size, limits.max_beam_size),
+            "n_best": (search.n_best, limits.max_beam_size),
+            "mbr_candidates": (request.mbr_candidates, limits.max_beam_size),
+            "max_length": (search.max_length or 0, limits.max_tokens),
+            "min_length": (search.min_length, limits.max_tokens),
+            "prefix": (len(constraints.prefix), limits.max_characters),
+            "require": (sum(map(len, constraints.required)), MAX_PHRASE_CHARACTERS),
+            "ban": (sum(map(len, constraints.banned)), MAX_PHRASE_CHARACTERS),
+            "glossary": (max((len(text) for _, text in request.glossary), default=0), MAX_PHRASE_CHARACTERS),
+        }
+        for name, (value, maximum) in bounds.items():
+            if value > maximum:
+                unit = " characters" if name in ("prefix", "require", "ban", "glossary") else ""
+                raise ApiError(400, f"`{name}` must be at most {maximum}{unit}, but is {value:.6g}")
         if any("\0" in text for text in request.texts):
             raise ApiError(400, "the text contains a NUL character; remove it")
 
 
-def count_characters(texts: tuple[str, ...], search: SearchOptions) -> int:
+def count_characters(request: TranslateRequest) -> int:
     """Return the amount of work: the characters, times the beams relative to the default."""
-    beams = max(search.beam_size, search.n_best) / SearchOptions.beam_size
-    return round(sum(map(len, texts)) * max(1.0, beams)) + 1
+    search = request.search
+    beams = max(search.beam_size, search.n_best, request.mbr_candidates) / SearchOptions.beam_size
+    return round((sum(map(len, request.texts)) + 4 * search.min_length) * max(1.0, beams)) + 1

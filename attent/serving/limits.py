@@ -23,6 +23,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_ERROR_LENGTH = 600  # bytes; too short to echo a request
 RETRY_AFTER_SECONDS = 2
+FORM_BYTES = 16 * 1024  # of a form besides the content of its file
 
 # On every response; a page's own content security policy replaces the first.
 SECURITY_HEADERS = {
@@ -174,9 +175,9 @@ class RequestGuard:
         if len(named) != 1 or not {_strip_port(named[0]), "*"} & set(self._hosts):
             host = ascii(", ".join(named)[:80]) if any(named) else "no host"
             raise ApiError(421, f"the host must be {' or '.join(self._hosts)}, but is {host}")
-        if scope["method"] in ("GET", "HEAD"):
-            return
         origins = _get_header_values(scope, "origin")
+        if scope["method"] in ("GET", "HEAD") and get_header(scope, "sec-fetch-dest") == "document":
+            return  # a link to the page
         if origins and all({origin.lower(), "*"} & set(self._origins) for origin in origins):
             return
         if any(not _is_same_origin(origin, named[0]) for origin in origins):
@@ -198,7 +199,7 @@ class RequestGuard:
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         is_file = scope["path"] in self._file_paths
-        max_bytes = self._limits.max_file_bytes if is_file else self._limits.max_body_bytes
+        max_bytes = self._limits.max_file_bytes + FORM_BYTES if is_file else self._limits.max_body_bytes
         # The server has validated the header. A body without a length is counted while it arrives.
         if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
             raise _make_body_size_error(max_bytes)

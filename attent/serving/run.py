@@ -48,7 +48,7 @@ def serve(
     for folder in folders:
         if not folder.expanduser().is_dir():
             raise ServeError(f"{folder}: must be a model folder, but does not exist; train one with attent train")
-    if host not in LOCAL_HOSTS and options.hosts == LOCAL_HOSTS:
+    if host not in (*LOCAL_HOSTS, "::1") and options.hosts == LOCAL_HOSTS:
         hosts = ("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host)
         options = replace(options, hosts=hosts)
     if replicas is not None:
@@ -68,7 +68,7 @@ def serve(
 
 def check_host(host: str, options: ServerOptions, allow_public: bool) -> None:
     """Refuse to serve other machines without a key, unless it is allowed explicitly."""
-    if host not in LOCAL_HOSTS and not options.keys and not allow_public:
+    if host not in (*LOCAL_HOSTS, "::1") and not options.keys and not allow_public:
         raise ServeError(
             f"`host` {host} accepts requests from other machines, so there must be an API key, but there is none; "
             f"set one with --api-key, or allow everybody with --allow-public"
@@ -85,8 +85,6 @@ def build_configs(
 ) -> list[ServiceConfig]:
     """Return the configuration of each worker. They share the CPU's cores, and take the devices in turn."""
     count = workers or max(1, len(devices))
-    if count < 1:
-        raise ServeError(f"`workers` must be 1 or more, but is {count}")
     threads = device.threads or max(1, (os.cpu_count() or 1) // count)
     names = [devices[index % len(devices)] if devices else device.device for index in range(count)]
     return [

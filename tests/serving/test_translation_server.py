@@ -24,6 +24,7 @@ from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
 from attent.serving.backend import Backend, LocalBackend, ServiceConfig, WorkerPool
+from attent.serving.gateway import TranslationCache
 from attent.serving.limits import ApiError, Limits, ServeError
 from attent.serving.messages import ServiceInfo, TextTranslation, TranslateRequest
 from attent.serving.run import build_configs, check_host
@@ -204,6 +205,15 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
         ({"text": "a", "beam_size": 65}, 400, "`beam_size`"),
         ({"text": "a", "n_best": 65, "sample": True}, 400, "`n_best`"),
         ({"text": "a", "temperature": -1}, 400, "`temperature`"),
+        ({"text": "a", "max_length": 513}, 400, "`max_length`"),
+        ({"text": "a", "min_length": 513}, 400, "`min_length`"),
+        ({"text": "a", "mbr_candidates": 65}, 400, "`mbr_candidates`"),
+        ({"text": "a", "prefix": "x" * 10_001}, 400, "`prefix`"),
+        ({"text": "a", "require": ["x" * 250, "y" * 251]}, 400, "`require`"),
+        ({"text": "a", "ban": ["x" * 501]}, 400, "`ban`"),
+        ({"text": "a", "glossary": {"a": "x" * 501}}, 400, "`glossary`"),
+        ({"text": "one", "require": ["x" * 450], "source": "en"}, 400, "must fit into max_length"),
+        ({"text": "a", "beam": 3}, 400, "did you mean `beam_size`?"),
         ({"text": "a\0b"}, 400, "NUL"),
         ({"text": "\ud800"}, 400, "surrogate"),
         ({"text": ["a"] * 129}, 413, "128 texts"),
@@ -242,6 +252,31 @@ def test_keys_guard_everything_but_health(service: TranslationService) -> None:
         assert post(client, text="one", source="en", api_key="secret").status == 200
 
 
+def test_wrong_keys_are_counted(service: TranslationService) -> None:
+    options = {"keys": frozenset({"secret"}), "limits": Limits(requests_per_minute=3)}
+    with serve(LocalBackend(service), **options) as client:
+        assert [client.get("/v1/info").status for _ in range(5)] == [403, 403, 403, 429, 429]
+        assert client.get("/v1/info", headers={"Authorization": "Bearer secret"}).status == 200
+
+
+def test_the_last_proxy_names_the_client(service: TranslationService) -> None:
+    with serve(LocalBackend(service), trust_proxy=True, limits=Limits(requests_per_minute=2)) as client:
+        head = (
+            b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 6.6.6.%d\r\nX-Forwarded-For: 9.9.9.9\r\n\r\n"
+        )
+        assert [client.raw(head % number).status for number in range(4)] == [200, 200, 429, 429]
+
+
+def test_the_cache_counts_all_that_it_keeps() -> None:
+    cache = TranslationCache(10_000)
+    translation = TextTranslation(text="", score=0.0, source="en", target="de", model="", confidence=1.0)
+    for number in range(100):
+        request = TranslateRequest(texts=(str(number),), glossary=(("a", "x" * 3_000),))
+        cache.add(0, request, translation)
+        assert cache.get(0, request) is translation
+    assert len(cache._entries) == 2
+
+
 def test_the_cache_answers_repeated_texts(service: TranslationService) -> None:
     batches = service.translators["saved_model"].batcher.batch_sizes
     for characters, num_searches in ((4_000_000, 1), (0, 3)):
@@ -257,6 +292,9 @@ def test_other_sites_are_refused_unless_allowed(service: TranslationService) -> 
     with serve(LocalBackend(service)) as client:
         assert post(client, headers=origin, text="one", source="en").status == 403
         assert client.get("/health", headers={"Host": "example.org"}).status == 421
+        foreign = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}
+        assert client.get("/v1/info", headers=foreign).status == client.get("/v1/info", headers=origin).status == 403
+        assert client.get("/", headers=foreign | {"Sec-Fetch-Dest": "document"}).status == 200  # a link to the page
     with serve(LocalBackend(service), origins=("https://example.org",), hosts=("*",)) as client:
         reply = post(client, headers=origin, text="one", source="en")
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "https://example.org")

@@ -55,6 +55,13 @@ class RequiredPhrases:
         word_continuations: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        for request in requests:  # at once: the tables of a phrase grow with the square of its length
+            longest = max(map(len, request.required_phrases), default=0)
+            if request.max_length and longest >= request.max_length + len(request.prefix_ids):
+                raise ValueError(
+                    f"the required phrases must fit into max_length={request.max_length} tokens, but one has "
+                    f"{longest}; require less or raise max_length"
+                )
         counts = [count_required_phrases(request) for request in requests]
         phrases = list(dict.fromkeys(phrase for count in counts for phrase in count))
         length = max(map(len, phrases), default=1)
