@@ -15,7 +15,7 @@ MAX_KNOWN_CLIENTS = 10_000  # whose rate is remembered
 BUSY_REQUESTS = 8  # from this number of pending requests on, the speed is measured
 SPEED_HALF_LIFE = 10.0  # seconds of work after which a measured speed counts half
 MAX_RETRY_AFTER = 60.0  # seconds
-MIN_MEASURED_SECONDS = 0.5  # of work, before the speed is known
+MIN_MEASURED_SECONDS = 5.0  # of work, before the speed is known: batches finish all at once
 
 
 class Admission:
