@@ -25,6 +25,7 @@ from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress
 from attent.storage.errors import StorageError
+from attent.storage.manifest import hash_file
 from attent.text.language_tags import LANGUAGE_TAG, normalize_tag
 
 SOURCE_FILE = "SOURCE.json"
@@ -116,7 +117,7 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
 
 def _write_source_file(staging: Path, origin: Mapping[str, object]) -> None:
     """Write SOURCE.json as the last file of a folder; the files are verified from then on."""
-    files = {path.name: download.compute_sha256(path) for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
+    files = {path.name: hash_file(path).sha256 for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
     text = json.dumps({**origin, "sha256": files}, indent=2, ensure_ascii=False)
     (staging / SOURCE_FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -128,7 +129,7 @@ def _verify_checksums(folder: Path) -> None:
     checksums = settings.read_json(folder / SOURCE_FILE).get("sha256")
     for name, expected in checksums.items() if isinstance(checksums, dict) else ():
         path = folder / Path(name).name
-        if not path.is_file() or download.compute_sha256(path) != expected:
+        if not path.is_file() or hash_file(path).sha256 != expected:
             problem = "has changed" if path.exists() else "is missing"
             raise CorpusError(
                 f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete "

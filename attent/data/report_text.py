@@ -10,12 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attent.data.contamination import ContaminationMatch
+from attent.data.contamination import Contamination, ContaminationMatch
 from attent.data.diagnostics import describe_limits, diagnose
 from attent.data.estimate import CorpusEstimate, TrainingEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, LineExample, SideStats
+from attent.data.report import CorpusReport, SideStats
 from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
@@ -140,7 +140,7 @@ def _render_count(label: str, count: int, report: CorpusReport, style: str = "")
     return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
 
 
-def _format_location(example: LineExample | Pair, side: str = "source") -> str:
+def _format_location(example: Pair, side: str = "source") -> str:
     file = (side == "target" and example.target_file) or example.file
     return f"{Path(file).name}:{example.line}"
 
@@ -149,11 +149,10 @@ def _render_line(location: str, text: str) -> Text:
     return Text.assemble("    ", (location, "cyan"), "  ", escape_invisible(text), no_wrap=True, overflow="ellipsis")
 
 
-def _render_test_set(test_set: ContaminationReport) -> RenderableType:
-    overlap = test_set.contamination
+def _render_test_set(overlap: Contamination) -> RenderableType:
     rows: list[RenderableType] = [
-        _render_heading(f"Overlap with {test_set.name}", format_count(overlap.sentences, "sentence")),
-        Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
+        _render_heading(f"Overlap with {overlap.name}", format_count(overlap.sentences, "sentence")),
+        Text(f"from {_format_files(overlap.files)}", "dim", overflow="fold"),
     ]
     counts = [
         (overlap.same_pair, "in the corpus, with the same translation"),
@@ -161,7 +160,7 @@ def _render_test_set(test_set: ContaminationReport) -> RenderableType:
         (overlap.same_target, "with the translation of another line of the corpus"),
         (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
         (overlap.short_matches, "of three words or less that recur, as such sentences do"),
-        (test_set.bad_lines, "lines that are not pairs"),
+        (overlap.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
     if overlap.sentences:
