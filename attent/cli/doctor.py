@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -26,36 +25,16 @@ MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
 PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it")
 
 
-@dataclass(frozen=True)
-class DoctorReport:
-    """Facts and findings: `problems` prevent attent from working, `advice` does not."""
-
-    machine: SystemInfo
-    torch: TorchInfo
-    packages: tuple[Package, ...]
-    problems: tuple[str, ...]
-    advice: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        if self.problems:
-            return "not ready: " + "; ".join(self.problems)
-        dtype = "bfloat16" if self.torch.is_bf16_fast else "float32"
-        devices, threads = self.torch.devices, format_count(self.torch.threads or 1, "thread")
-        return f"ready: {devices[0].name if devices else f'CPU, {threads}'}, {dtype}"
-
-
 def doctor() -> int:
     """Check whether this machine is ready, and what is installed."""
     machine, torch, packages = get_system_info(), get_torch_info(), list_packages()
-    problems, advice = find_problems(torch, packages), find_advice(machine, torch, packages)
-    report = DoctorReport(machine, torch, packages, tuple(problems), tuple(advice))
     console = Console(highlight=False)
-    console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
-    return 1 if report.problems else 0
+    console.print(*render_report(machine, torch, packages), sep="\n", soft_wrap=not console.is_terminal)
+    return 1 if any(find_problems(torch, packages)) else 0
 
 
 def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
+    """Yield what prevents attent from working."""
     if torch.error and any(package.name == "torch" and package.version for package in installed):
         yield torch.error  # installed, but broken
     if not installed:
@@ -66,6 +45,7 @@ def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[
 
 
 def find_advice(machine: SystemInfo, torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
+    """Yield what could be better, though attent works."""
     if machine.nvidia_driver and torch.build == "CPU only":
         yield "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
     if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
@@ -117,9 +97,11 @@ def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, st
     return rows
 
 
-def render_report(report: DoctorReport) -> list[Text]:
-    """Return the lines for a terminal, a pipe or a log; colors only show at a terminal."""
-    machine, torch = report.machine, report.torch
+def render_report(machine: SystemInfo, torch: TorchInfo, packages: tuple[Package, ...]) -> list[Text]:
+    """Return the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
+    problems, threads = "; ".join(find_problems(torch, packages)), format_count(torch.threads or 1, "thread")
+    device = torch.devices[0].name if torch.devices else f"CPU, {threads}"
+    ready = f"ready: {device}, {'bfloat16' if torch.is_bf16_fast else 'float32'}"
     rows = [
         ("attent", __version__),
         ("python", f"{machine.python}, {machine.system}"),
@@ -133,10 +115,10 @@ def render_report(report: DoctorReport) -> list[Text]:
     return [
         *_align_columns([((name, "cyan"), (value, "")) for name, value in rows]),
         Text(),
-        *_align_columns([headings, *list_package_rows(report.packages)]),
+        *_align_columns([headings, *list_package_rows(packages)]),
         Text(),
-        *(Text.assemble(("advice: ", "yellow"), line) for line in report.advice),
-        Text(report.verdict, "bold red" if report.problems else "bold green"),
+        *(Text.assemble(("advice: ", "yellow"), line) for line in find_advice(machine, torch, packages)),
+        Text(f"not ready: {problems}", "bold red") if problems else Text(ready, "bold green"),
     ]
 
 
