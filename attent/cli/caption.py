@@ -20,6 +20,7 @@ from attent.cli.search_flags import (
     SEARCH_GROUP,
     check_positive,
     derive_flags,
+    flag,
     use_flag_names,
 )
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
@@ -32,13 +33,11 @@ DerivedFlags: Any = make_dataclass("DerivedFlags", [*SEARCH_FLAGS, *DEVICE_FLAGS
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFlags(DerivedFlags):  # type: ignore[misc]  # derived from the options
-    to: Annotated[str | None, Parameter(group=COMMON_GROUP, help="language, for a model of several")] = None
-    output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="output file; by default stdout")
-    ] = None
-    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print one JSON object per line")] = False
-    max_length: Annotated[int | None, Parameter(group=SEARCH_GROUP, help="maximum tokens, by default 100")] = None
-    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default float32")] = None
+    to: Annotated[str | None, flag(COMMON_GROUP, "language, for a model of several")] = None
+    output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
+    json: Annotated[bool, flag(OUTPUT_GROUP, "print one JSON object per line")] = False
+    max_length: Annotated[int | None, flag(SEARCH_GROUP, "maximum tokens, by default 100")] = None
+    dtype: Annotated[DtypeName | None, flag(DEVICE_GROUP, "by default float32")] = None
 
 
 def caption(

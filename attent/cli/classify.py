@@ -21,27 +21,23 @@ from attent.cli.input_texts import (
     reads_images,
 )
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import OUTPUT_GROUP, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification, Predictor
 
 MAX_LISTED_CONFUSIONS = 3
+ITEMS_HELP = "texts, or files with one text per line, by default standard input; for an image model, image files"
+DATA_HELP = "labelled test set: a .tsv or .jsonl of texts, or a folder of images per class"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFlags(TextInputFlags):
-    data: Annotated[
-        Path | None,
-        Parameter(help="labelled test set: a .tsv or .jsonl of texts, or a folder of images per class"),
-    ] = None
+    data: Annotated[Path | None, Parameter(help=DATA_HELP)] = None
     pairs: Annotated[
         bool, Parameter(negative="", help="each line is two texts separated by a tab, for a sentence-pair model")
     ] = False
-    top: Annotated[
-        int,
-        Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="labels to print, most likely first; by default 1"),
-    ] = 1
+    top: Annotated[int, flag(OUTPUT_GROUP, "labels to print, most likely first; by default 1", "--top", "-n")] = 1
 
 
 def classify(
@@ -49,12 +45,7 @@ def classify(
         Path, Parameter(help="a folder of `attent train --task classify` or `--task images`, or a Hugging Face one")
     ],
     /,
-    *items: Annotated[
-        str,
-        Parameter(
-            help="texts, or files with one text per line, by default standard input; for an image model, image files"
-        ),
-    ],
+    *items: Annotated[str, Parameter(help=ITEMS_HELP)],
     flags: Annotated[ClassifyFlags, Parameter(name="*", show_default=False)] = ClassifyFlags(),  # noqa: B008 - frozen
 ) -> None:
     """Classify texts or images: prints the text, its label and the probability.

@@ -18,7 +18,7 @@ from attent.cli.input_texts import (
     read_inputs,
 )
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import OUTPUT_GROUP, flag
 from attent.formatting import format_count
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class EmbedFlags(TextInputFlags):
     output: Annotated[
-        Path | None,
-        Parameter(name=["--output", "-o"], group=OUTPUT_GROUP, help="NumPy file for the vectors (N, width), .npy"),
+        Path | None, flag(OUTPUT_GROUP, "NumPy file for the vectors (N, width), .npy", "--output", "-o")
     ] = None
     pooling: Annotated[Literal["mean", "class"], Parameter(help="the mean of all tokens, or the first one, [CLS]")] = (
         "mean"

@@ -20,7 +20,7 @@ from attent.cli.input_texts import (
     read_text_blocks,
 )
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import OUTPUT_GROUP, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import FilledText, Predictor
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FillFlags(TextInputFlags):
-    top: Annotated[
-        int, Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="words per mask; 1: print only the filled text")
-    ] = 5
+    top: Annotated[int, flag(OUTPUT_GROUP, "words per mask; 1: print only the filled text", "--top", "-n")] = 5
 
 
 def fill(

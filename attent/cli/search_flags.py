@@ -18,6 +18,10 @@ COMMON_GROUP, CONSTRAINT_GROUP, SEARCH_GROUP, SAMPLING_GROUP, OUTPUT_GROUP, DOCU
 DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
+def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Parameter:
+    return Parameter(name=names or None, group=group, help=help_text, negative=negative, negative_iterable="")
+
+
 def derive_flags(
     options: type, unset: Container[str] = (), exclude: Container[str] = ()
 ) -> Iterator[tuple[str, Any, Any]]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
 
-from cyclopts import CycloptsError, Group, Parameter
+from cyclopts import CycloptsError, Parameter
 
 from attent.cli.search_flags import (
     COMMON_GROUP,
@@ -23,6 +23,7 @@ from attent.cli.search_flags import (
     build_device_options,
     build_search_options,
     check_positive,
+    flag,
     use_flag_names,
 )
 from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
-
-
-def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Parameter:
-    return Parameter(name=names or None, group=group, help=help_text, negative=negative, negative_iterable="")
 
 
 @dataclass(frozen=True, kw_only=True)
