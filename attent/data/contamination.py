@@ -128,11 +128,6 @@ def fold_pairs(pairs: Sequence[Pair]) -> list[tuple[FoldedText, FoldedText]]:
 # ---- matches ---------------------------------------------------------------------------------------------------------
 
 
-def count_prefix_words(size: int) -> int:
-    """Return how many of the rarest words of two near-duplicate sets, one of this size, must have one in common."""
-    return size - int(np.ceil(NEAR_THRESHOLD * size - 1e-9)) + 1
-
-
 class NearDuplicateIndex:
     """Inverted index of the unique texts of one side of the test set; finds near-duplicate training lines."""
 
@@ -140,7 +135,9 @@ class NearDuplicateIndex:
         unique = dict.fromkeys(words for words in texts if len(words) >= MIN_NEAR_WORDS)
         by_frequency = Counter(word for words in unique for word in words).most_common()
         self._ranks = {word: -count for count, (word, _) in enumerate(by_frequency)}  # the rarest is the lowest
-        self._prefix_words = [count_prefix_words(size) for size in range(1 + max(map(len, unique), default=0) * 2)]
+        # How many of the rarest words of two near-duplicate sets, one of each size, must have one in common.
+        sizes = range(1 + max(map(len, unique), default=0) * 2)
+        self._prefix_words = [size - int(np.ceil(NEAR_THRESHOLD * size - 1e-9)) + 1 for size in sizes]
         self._postings: defaultdict[int, set[frozenset[str]]] = defaultdict(set)  # texts by their rarest words
         for words in unique:
             for rank in self._select_rarest(words):

@@ -16,7 +16,7 @@ from attent.data.estimate import CorpusEstimate, TrainingEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
 from attent.data.report import CorpusReport, SideStats
-from attent.formatting import escape_invisible, format_count, format_precise_percent
+from attent.formatting import escape_invisible, format_count, format_precise_percent, format_short
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
 MAX_NAME_WIDTH = 50  # a longer path is split into folder and file
@@ -193,15 +193,15 @@ def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> Renderab
     tokens, training = estimate.tokens, estimate.training
     is_complete = tokens.sampled_pairs >= report.kept_pairs
     sample = "all pairs" if is_complete else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
-    source, target = format_rounded(tokens.source_tokens), format_rounded(tokens.target_tokens)
+    source, target = format_short(tokens.source_tokens), format_short(tokens.target_tokens)
     fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
     in_words = report.source.lengths.unit == report.target.lengths.unit == "words"
     rows: list[tuple[str, str | Text]] = [
         ("vocabulary", f"{tokens.vocab_size:,} subwords, shared by both languages"),
         ("tokens", f"about {source} source and {target} target"),
         *([("tokens per word", fertility)] if in_words else []),
-        ("model", f"{training.size}, {format_rounded(training.parameters)} parameters"),
-        ("speed", f"{format_rounded(training.tokens_per_second)} tokens per second ({training.device})"),
+        ("model", f"{training.size}, {format_short(training.parameters)} parameters"),
+        ("speed", f"{format_short(training.tokens_per_second)} tokens per second ({training.device})"),
         ("training", Text(format_duration_range(*training.seconds), "bold")),
         ("", _describe_epochs(training)),
     ]
@@ -219,14 +219,6 @@ def _describe_epochs(training: TrainingEstimate) -> str:
         minutes = f"{training.seconds[1] / 60:.0f} minutes"
         return f"for about {planned} of {epochs} epochs: at most {minutes} on a CPU by default (see --minutes)"
     return f"for {epochs} epochs, which are often enough for this amount of data"
-
-
-def format_rounded(count: int) -> str:
-    """1.2 million for 1,234,567: two digits, as exact as an estimate is."""
-    for size, name in ((10**9, " billion"), (10**6, " million")):
-        if count >= size:
-            return f"{count / size:.2g}{name}" if count < 100 * size else f"{count / size:.0f}{name}"
-    return f"{float(f'{count:.2g}'):,.0f}"
 
 
 def format_duration_range(low: int, high: int) -> str:

@@ -158,7 +158,7 @@ def plot_heads(
     panels = select_panels(document, path, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
     with plot_context(["".join(words) for words in tokens.values()]):
-        if all(is_patch_layer(document, panel.layer) for panel in panels):
+        if all(get_key_image(document, layer) and not get_key_seconds(document, layer) for layer, *_ in panels):
             return plot_patches(document, panels)
         if len(panels) == 1:
             return plot_heatmap(document, panels[0])
@@ -187,10 +187,6 @@ def get_key_seconds(document: Mapping[str, Any], layer: Mapping[str, Any]) -> fl
     """Return the duration of the recording that a layer's keys are moments of."""
     audio = document["sides"][layer["keys"]].get("audio")
     return len(document["sides"][layer["keys"]]["tokens"]) * audio["step"] if audio else None
-
-
-def is_patch_layer(document: Mapping[str, Any], layer: Mapping[str, Any]) -> bool:
-    return get_key_image(document, layer) is not None and get_key_seconds(document, layer) is None
 
 
 def describe_layer(layer: Mapping[str, Any]) -> str:
@@ -272,12 +268,13 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
 
 
 def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: float, rotation: float = 0) -> None:
-    """Label an axis with tokens, special ones in italics; no labels if they would be too small."""
+    """Label an axis with tokens, special ones in italics and another color; no labels if they would be too small."""
     if font_size < MIN_FONT_SIZE:
         return
     axis.set_ticks(range(len(tokens)), [format_token(token) for token in tokens], fontsize=font_size)
     for text, token in zip(axis.get_ticklabels(), tokens, strict=True):
-        style_token(text, token)
+        text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
+        text.set_style("italic" if token["special"] else "normal")
         if rotation:
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
@@ -390,12 +387,6 @@ def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any
     assert image is not None
     pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
     return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
-
-
-def style_token(text: Any, token: Mapping[str, Any]) -> None:
-    """Show special tokens in italics and another color."""
-    text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
-    text.set_style("italic" if token["special"] else "normal")
 
 
 def style_colorbar(bar: Any) -> None:
