@@ -185,13 +185,13 @@ def write_folder(
         root.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(root) as staged:
             for name, data in {CONFIG_FILE: config, **(extra_files or {})}.items():
-                write_json(staged / name, data)
+                (staged / name).write_bytes(to_json_bytes(data))
             write_safetensors(dict(tensors), staged / WEIGHTS_FILE)
             shutil.copymode(staged / CONFIG_FILE, staged / WEIGHTS_FILE)  # safetensors files are private to their owner
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def to_json_bytes(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def quote_value(value: object) -> str:

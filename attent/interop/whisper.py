@@ -293,9 +293,8 @@ def check_expressible(config: Seq2SeqConfig) -> AudioConfig:
             required={"positions": (positions[side],), "norm_order": ("pre",), "norm_eps": (marian.NORM_EPS,)},
         )
     marian.check_equal_sides(config, FAMILY, ("width", *marian.SHARED_STACK_FIELDS))
-    for name in ("output_bias", "scale_embeddings", "scale_output", "output_transform", "ctc"):
-        if getattr(config, name):
-            conversion.reject_field(FAMILY, name, True, "False")
+    names = ("output_bias", "scale_embeddings", "scale_output", "output_transform", "ctc")
+    conversion.check_fields(config, FAMILY, dict.fromkeys(names, False))
     return frontend
 
 
