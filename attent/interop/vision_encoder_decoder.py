@@ -17,14 +17,7 @@ from typing import Any
 import torch
 
 from attent.interop import bert, conversion, gpt2, hf_folder, vit
-from attent.interop.conversion import (
-    TRANSPOSED,
-    ConfigKeys,
-    OpenFolder,
-    TensorMapping,
-    concat_transposed,
-    map_attention,
-)
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
 from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build_empty
 from attent.models.folder import check_tensors
@@ -76,13 +69,13 @@ DECODER_MAPPINGS = {
     "gpt2": [
         *move_mappings(gpt2.TENSOR_MAPPINGS, "decoder.", {"embedding": "target_embedding"}),
         TensorMapping(CROSS_ATTENTION_NORM, f"{GPT2_LAYER}.ln_cross_attn"),
-        TensorMapping(f"{CROSS_ATTENTION}.query", f"{GPT2_LAYER}.crossattention.q_attn", TRANSPOSED),
+        TensorMapping(f"{CROSS_ATTENTION}.query", f"{GPT2_LAYER}.crossattention.q_attn", conversion.TRANSPOSED),
         TensorMapping(
             (f"{CROSS_ATTENTION}.key", f"{CROSS_ATTENTION}.value"),
             f"{GPT2_LAYER}.crossattention.c_attn",
-            concat_transposed(2),
+            conversion.concat_transposed(2),
         ),
-        TensorMapping(f"{CROSS_ATTENTION}.output", f"{GPT2_LAYER}.crossattention.c_proj", TRANSPOSED),
+        TensorMapping(f"{CROSS_ATTENTION}.output", f"{GPT2_LAYER}.crossattention.c_proj", conversion.TRANSPOSED),
     ],
 }
 TIED_NAMES = {  # where the decoder's section ties them
