@@ -18,7 +18,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli import search_flags
 from attent.cli.input_texts import STDIN_NAMES, prepare_loading
-from attent.cli.search_flags import COMMON_GROUP, DEVICE_GROUP, OUTPUT_GROUP, derive_flags, flag, use_flag_names
+from attent.cli.search_flags import derive_flags, flag, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ GenerationFlags: Any = make_dataclass(
 class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the options
     """The flags of `attent generate`; None leaves an option at its default."""
 
-    file: Annotated[
-        Path | None, flag(COMMON_GROUP, "prompts, one per line; by default standard input", "--file", "-f")
-    ] = None
-    json: Annotated[bool, flag(OUTPUT_GROUP, JSON_HELP)] = False
-    echo: Annotated[bool, flag(OUTPUT_GROUP, "print the prompt before the text", negative="--no-echo")] = True
-    dtype: Annotated[DtypeName | None, flag(DEVICE_GROUP, "by default as stored")] = None
-    batch_size: Annotated[int | None, flag(DEVICE_GROUP, "texts per batch")] = None
+    file: Annotated[Path | None, flag("Common", "prompts, one per line; by default standard input", "--file", "-f")] = (
+        None
+    )
+    json: Annotated[bool, flag("Output", JSON_HELP)] = False
+    echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
+    dtype: Annotated[DtypeName | None, flag("Device", "by default as stored")] = None
+    batch_size: Annotated[int | None, flag("Device", "texts per batch")] = None
 
 
 def generate(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import DEVICE_GROUP, OUTPUT_GROUP, check_positive, flag
+from attent.cli.search_flags import check_positive, flag
 from attent.decoding.options import DtypeName
 
 if TYPE_CHECKING:
@@ -25,13 +25,11 @@ TEXTS_HELP = "texts, or files with one text per line; by default, or with -, sta
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputFlags:
-    json: Annotated[bool, flag(OUTPUT_GROUP, "print one JSON object per line")] = False
-    device: Annotated[str | None, flag(DEVICE_GROUP, "cuda, cuda:1, mps or cpu; by default the fastest available")] = (
-        None
-    )
-    dtype: Annotated[DtypeName, flag(DEVICE_GROUP, "by default float32")] = "float32"
-    threads: Annotated[int | None, flag(DEVICE_GROUP, "CPU threads, by default all cores")] = None
-    batch_tokens: Annotated[int | None, flag(DEVICE_GROUP, "tokens per batch")] = None
+    json: Annotated[bool, flag("Output", "print one JSON object per line")] = False
+    device: Annotated[str | None, flag("Device", "cuda, cuda:1, mps or cpu; by default the fastest available")] = None
+    dtype: Annotated[DtypeName, flag("Device", "by default float32")] = "float32"
+    threads: Annotated[int | None, flag("Device", "CPU threads, by default all cores")] = None
+    batch_tokens: Annotated[int | None, flag("Device", "tokens per batch")] = None
 
 
 def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> None:

@@ -13,16 +13,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import (
-    COMMON_GROUP,
-    DEVICE_GROUP,
-    OUTPUT_GROUP,
-    SEARCH_GROUP,
-    check_positive,
-    derive_flags,
-    flag,
-    use_flag_names,
-)
+from attent.cli.search_flags import check_positive, derive_flags, flag, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
@@ -47,22 +38,22 @@ SpeechSearchFlags: Any = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
-    output: Annotated[str | None, flag(COMMON_GROUP, OUTPUT_HELP, "--output", "-o")] = None
-    format: Annotated[TranscriptFormat, flag(OUTPUT_GROUP, FORMAT_HELP, "--format", "-f")] = "text"
+    output: Annotated[str | None, flag("Common", OUTPUT_HELP, "--output", "-o")] = None
+    format: Annotated[TranscriptFormat, flag("Output", FORMAT_HELP, "--format", "-f")] = "text"
     partial: Annotated[
-        bool, flag(COMMON_GROUP, "print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz")
+        bool, flag("Common", "print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz")
     ] = False
-    language: Annotated[
-        str | None, flag(COMMON_GROUP, "of the recordings, for Whisper; by default detected in each")
-    ] = None
+    language: Annotated[str | None, flag("Common", "of the recordings, for Whisper; by default detected in each")] = (
+        None
+    )
     task: Annotated[
         Literal["transcribe", "translate"] | None,
-        flag(COMMON_GROUP, "for Whisper, by default that of its training; translate: to English"),
+        flag("Common", "for Whisper, by default that of its training; translate: to English"),
     ] = None
-    dtype: Annotated[DtypeName | None, flag(DEVICE_GROUP, "by default float32")] = None
+    dtype: Annotated[DtypeName | None, flag("Device", "by default float32")] = None
     max_seconds: Annotated[
         float | None,
-        flag(SEARCH_GROUP, "longest segment of a long recording; by default what the model was trained with"),
+        flag("Search", "longest segment of a long recording; by default what the model was trained with"),
     ] = None
 
 
