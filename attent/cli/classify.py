@@ -14,7 +14,7 @@ from cyclopts import CycloptsError, Parameter
 from attent.cli import input_texts
 from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import flag
+from attent.cli.search_flags import check_positive, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification, Predictor
@@ -45,7 +45,7 @@ def classify(
 
     attent classify runs/sst2 "A film to remember."
     """
-    input_texts.check_flags(flags, "classify", flags.top)
+    check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
     if flags.data is not None and (items or flags.pairs):
         problem = "--data names a test set: leave the texts out"
         if not items:

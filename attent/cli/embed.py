@@ -12,7 +12,7 @@ from cyclopts import CycloptsError, Parameter
 from attent.cli import input_texts
 from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import flag
+from attent.cli.search_flags import check_positive, flag
 from attent.formatting import format_count
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def embed(
 
 
 def check_usage(flags: EmbedFlags) -> None:
-    input_texts.check_flags(flags, "embed")
+    check_positive("embed", threads=flags.threads, batch_tokens=flags.batch_tokens)
     problem = None
     if flags.output is None and not flags.json:
         problem = "there is no output: name a file with --output vectors.npy, or add --json"

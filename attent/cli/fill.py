@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from attent.cli import input_texts
 from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import flag
+from attent.cli.search_flags import check_positive, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import FilledText, Predictor
@@ -36,7 +36,7 @@ def fill(
 
     attent fill runs/mlm "The [MASK] sat on the mat."
     """
-    input_texts.check_flags(flags, "fill", flags.top)
+    check_positive("fill", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
     predictor = input_texts.load_predictor(model, flags)
     without_mask = 0
     for block in input_texts.read_text_blocks(texts):

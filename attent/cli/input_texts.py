@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import check_positive, flag
+from attent.cli.search_flags import flag
 from attent.decoding.options import DtypeName
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ class TextInputFlags:
     dtype: Annotated[DtypeName, flag("Device", "by default float32")] = "float32"
     threads: Annotated[int | None, flag("Device", "CPU threads, by default all cores")] = None
     batch_tokens: Annotated[int | None, flag("Device", "tokens per batch")] = None
-
-
-def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> None:
-    check_positive(command, threads=flags.threads, batch_tokens=flags.batch_tokens, top=top)
 
 
 def prepare_loading(folder: Path, threads: int | None) -> None:

@@ -16,7 +16,7 @@ from attent.cli.search_flags import DeviceFlags, SearchFlags, flag
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS, SPEECH_METRICS
 
 if TYPE_CHECKING:
-    from attent.scoring.pipeline import ScoreOptions, ScoreReport
+    from attent.scoring.pipeline import ScoreReport
 
     MetricName = str
 else:
@@ -82,7 +82,17 @@ def score(
     check_usage(model, flags)
     from attent.scoring import pipeline
 
-    options = build_score_options(flags)
+    try:
+        search = search_flags.build_search_options(flags)
+    except ValueError as error:
+        raise CycloptsError(msg=search_flags.use_flag_names(str(error)), command_chain=("score",)) from error
+    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
+    options = pipeline.ScoreOptions(
+        **{name: getattr(flags, name) for name in names},
+        search=search,
+        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
+        device=search_flags.build_device_options(flags),
+    )
     scores = pipeline.score(
         model,
         data,
@@ -94,22 +104,6 @@ def score(
     )
     print_report(scores, flags)
     return 1 if scores.num_unreadable else 0
-
-
-def build_score_options(flags: ScoreFlags) -> ScoreOptions:
-    from attent.scoring.pipeline import ScoreOptions
-
-    try:
-        search = search_flags.build_search_options(flags)
-    except ValueError as error:
-        raise CycloptsError(msg=search_flags.use_flag_names(str(error)), command_chain=("score",)) from error
-    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
-    return ScoreOptions(
-        **{name: getattr(flags, name) for name in names},
-        search=search,
-        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
-        device=search_flags.build_device_options(flags),
-    )
 
 
 def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:

@@ -11,7 +11,6 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -147,15 +146,11 @@ def warn_missing_glyphs(texts: Iterable[str]) -> None:
 def plot_heads(
     document: Mapping[str, Any],
     *,
-    path: str = "*",
     kind: Literal["self", "cross"] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Figure:
-    """Plot one head large with its tokens, or several in a grid with a row per layer.
-
-    path  glob of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
-    """
-    panels = select_panels(document, path, kind, heads)
+    """Plot one head large with its tokens, or several in a grid with a row per layer."""
+    panels = select_panels(document, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
     with plot_context(["".join(words) for words in tokens.values()]):
         if all(get_key_image(document, layer) and not get_key_seconds(document, layer) for layer, *_ in panels):
@@ -165,18 +160,16 @@ def plot_heads(
         return plot_head_grid(document, panels)
 
 
-def select_panels(
-    document: Mapping[str, Any], path: str, kind: str | None, heads: Sequence[int] | None
-) -> list[HeadPanel]:
+def select_panels(document: Mapping[str, Any], kind: str | None, heads: Sequence[int] | None) -> list[HeadPanel]:
     panels = []
     for layer in document["layers"]:
-        if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
+        if kind in (None, layer["kind"]):
             weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
             chosen = [head for head in range(len(weights)) if heads is None or head in heads]
             panels += [HeadPanel(layer, head, weights[head]) for head in chosen]
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
-        selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
+        selection = (f"{kind}-attention" if kind else "any layer") + (f", heads {list(heads)}" if heads else "")
         raise ValueError(f"no head matches {selection}; the layers are: {paths}")
     if not all(panel.weights.numel() for panel in panels):
         raise ValueError("there must be tokens on both sides, but there are none; give another sentence")
