@@ -870,7 +870,7 @@ FAULTS = """
 + [str(name) for name in names.values()]
 
 # bert: wrong default of layer_norm_eps
-@ interop/bert.py::BertKeys: interop/test_defaults.py
+@ interop/encoder_family.py::EncoderKeys: interop/test_defaults.py
 - layer_norm_eps: float = 1e-12
 + layer_norm_eps: float = 1e-5
 

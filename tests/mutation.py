@@ -28,14 +28,13 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Triton kernels and CUDA graphs run on a GPU (`make test-device`); abbreviations are a list of words.
+# Triton kernels and CUDA graphs run on a GPU (`make test-device`).
 EXCLUDED = (
     "nn/kernels/",
     "nn/fused",
     "decoding/engines/gpu/",
     "decoding/engines/graphed_search",
     "training/step_graphs",
-    "text/abbreviations",
     "__",
 )
 SLOW_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")

@@ -141,7 +141,7 @@ def format_failure(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
-            from attent.cli.system_info import install_command
+            from attent.cli.doctor import install_command
 
             if command := install_command(cause.name.partition(".")[0]):
                 return f"this needs the package `{cause.name}`, which is not installed: {command}"

@@ -13,15 +13,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import print_message, use_utf8
-from attent.cli.search_flags import (
-    COMMON_GROUP,
-    DEVICE_GROUP,
-    OUTPUT_GROUP,
-    SEARCH_GROUP,
-    check_positive,
-    derive_flags,
-    use_flag_names,
-)
+from attent.cli.search_flags import check_positive, derive_flags, flag, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
@@ -32,13 +24,11 @@ DerivedFlags: Any = make_dataclass("DerivedFlags", [*SEARCH_FLAGS, *DEVICE_FLAGS
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFlags(DerivedFlags):  # type: ignore[misc]  # derived from the options
-    to: Annotated[str | None, Parameter(group=COMMON_GROUP, help="language, for a model of several")] = None
-    output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], group=COMMON_GROUP, help="output file; by default stdout")
-    ] = None
-    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print one JSON object per line")] = False
-    max_length: Annotated[int | None, Parameter(group=SEARCH_GROUP, help="maximum tokens, by default 100")] = None
-    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default float32")] = None
+    to: Annotated[str | None, flag("Common", "language, for a model of several")] = None
+    output: Annotated[Path | None, flag("Common", "output file; by default stdout", "--output", "-o")] = None
+    json: Annotated[bool, flag("Output", "print one JSON object per line")] = False
+    max_length: Annotated[int | None, flag("Search", "maximum tokens, by default 100")] = None
+    dtype: Annotated[DtypeName | None, flag("Device", "by default float32")] = None
 
 
 def caption(

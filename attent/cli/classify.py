@@ -11,37 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli.input_texts import (
-    BLOCK_TEXTS,
-    TextInputFlags,
-    check_flags,
-    load_predictor,
-    print_result,
-    read_inputs,
-    reads_images,
-)
+from attent.cli import input_texts
+from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import check_positive, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import Classification, Predictor
 
 MAX_LISTED_CONFUSIONS = 3
+ITEMS_HELP = "texts, or files with one text per line, by default standard input; for an image model, image files"
+DATA_HELP = "labelled test set: a .tsv or .jsonl of texts, or a folder of images per class"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFlags(TextInputFlags):
-    data: Annotated[
-        Path | None,
-        Parameter(help="labelled test set: a .tsv or .jsonl of texts, or a folder of images per class"),
-    ] = None
+    data: Annotated[Path | None, Parameter(help=DATA_HELP)] = None
     pairs: Annotated[
         bool, Parameter(negative="", help="each line is two texts separated by a tab, for a sentence-pair model")
     ] = False
-    top: Annotated[
-        int,
-        Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="labels to print, most likely first; by default 1"),
-    ] = 1
+    top: Annotated[int, flag("Output", "labels to print, most likely first; by default 1", "--top", "-n")] = 1
 
 
 def classify(
@@ -49,33 +38,28 @@ def classify(
         Path, Parameter(help="a folder of `attent train --task classify` or `--task images`, or a Hugging Face one")
     ],
     /,
-    *items: Annotated[
-        str,
-        Parameter(
-            help="texts, or files with one text per line, by default standard input; for an image model, image files"
-        ),
-    ],
+    *items: Annotated[str, Parameter(help=ITEMS_HELP)],
     flags: Annotated[ClassifyFlags, Parameter(name="*", show_default=False)] = ClassifyFlags(),  # noqa: B008 - frozen
 ) -> None:
     """Classify texts or images: prints the text, its label and the probability.
 
     attent classify runs/sst2 "A film to remember."
     """
-    check_flags(flags, "classify", flags.top)
+    check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
     if flags.data is not None and (items or flags.pairs):
         problem = "--data names a test set: leave the texts out"
         if not items:
             problem = "--pairs is for lines of text: leave it out with --data, whose sets have one text per label"
         raise CycloptsError(msg=problem, command_chain=("classify",))
-    predictor = load_predictor(model, flags)
+    predictor = input_texts.load_predictor(model, flags)
     predictor.require_labels()  # fails before anything is read
     if flags.data is not None:
         print_report(*classify_labelled_set(predictor, flags.data), flags)
         return
-    for texts in read_inputs(predictor, items):
+    for texts in input_texts.read_inputs(predictor, items):
         inputs = [parse_pair(text) for text in texts] if flags.pairs else list(texts)
         for text, prediction in zip(texts, predictor.classify(inputs), strict=True):
-            print_result(format_line(text, prediction, flags))
+            input_texts.print_result(format_line(text, prediction, flags))
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -100,7 +84,7 @@ def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> 
 def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], list[Classification]]:
     """Return the labels of a test set, and the predictions."""
     known = predictor.require_labels()
-    classify_set = classify_images if reads_images(predictor) else classify_texts
+    classify_set = classify_images if input_texts.reads_images(predictor) else classify_texts
     labels, predictions = classify_set(predictor, data)
     unknown = sorted(set(labels) - set(known))
     if unknown:
@@ -132,8 +116,8 @@ def classify_images(predictor: Predictor, data: Path) -> tuple[list[str], list[C
         if skipped := describe_skipped(prepared.name, prepared.skipped):
             print_message(skipped)
         print_message(f"{len(prepared):,} images of {prepared.name}")
-        for start in range(0, len(prepared), BLOCK_TEXTS):
-            pixels, _ = prepared.take(np.arange(start, min(start + BLOCK_TEXTS, len(prepared))))
+        for start in range(0, len(prepared), input_texts.BLOCK_TEXTS):
+            pixels, _ = prepared.take(np.arange(start, min(start + input_texts.BLOCK_TEXTS, len(prepared))))
             predictions += predictor.classify(list(torch.from_numpy(pixels)))
         return [prepared.class_names[label] for label in prepared.item_labels.tolist()], predictions
 

@@ -1,61 +1,43 @@
-"""`attent doctor`: check the installation. The facts come from `system_info`."""
+"""`attent doctor`: check the machine and the installation. Nothing is installed or changed."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from attent import __version__
-from attent.cli.system_info import (
-    Package,
-    SystemInfo,
-    TorchInfo,
-    get_system_info,
-    get_torch_info,
-    list_packages,
-    pip_command,
-)
 from attent.formatting import format_count
+from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
+EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "ray")
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
 MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
 PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it")
 
 
-@dataclass(frozen=True)
-class DoctorReport:
-    """Facts and findings: `problems` prevent attent from working, `advice` does not."""
-
-    machine: SystemInfo
-    torch: TorchInfo
-    packages: tuple[Package, ...]
-    problems: tuple[str, ...]
-    advice: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        if self.problems:
-            return "not ready: " + "; ".join(self.problems)
-        dtype = "bfloat16" if self.torch.is_bf16_fast else "float32"
-        devices, threads = self.torch.devices, format_count(self.torch.threads or 1, "thread")
-        return f"ready: {devices[0].name if devices else f'CPU, {threads}'}, {dtype}"
-
-
 def doctor() -> int:
     """Check whether this machine is ready, and what is installed."""
     machine, torch, packages = get_system_info(), get_torch_info(), list_packages()
-    problems, advice = find_problems(torch, packages), find_advice(machine, torch, packages)
-    report = DoctorReport(machine, torch, packages, tuple(problems), tuple(advice))
     console = Console(highlight=False)
-    console.print(*render_report(report), sep="\n", soft_wrap=not console.is_terminal)
-    return 1 if report.problems else 0
+    console.print(*render_report(machine, torch, packages), sep="\n", soft_wrap=not console.is_terminal)
+    return 1 if any(find_problems(torch, packages)) else 0
 
 
 def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
+    """Yield what prevents attent from working."""
     if torch.error and any(package.name == "torch" and package.version for package in installed):
         yield torch.error  # installed, but broken
     if not installed:
@@ -66,6 +48,7 @@ def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[
 
 
 def find_advice(machine: SystemInfo, torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
+    """Yield what could be better, though attent works."""
     if machine.nvidia_driver and torch.build == "CPU only":
         yield "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
     if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
@@ -117,9 +100,11 @@ def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, st
     return rows
 
 
-def render_report(report: DoctorReport) -> list[Text]:
-    """Return the lines for a terminal, a pipe or a log; colors only show at a terminal."""
-    machine, torch = report.machine, report.torch
+def render_report(machine: SystemInfo, torch: TorchInfo, packages: tuple[Package, ...]) -> list[Text]:
+    """Return the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
+    problems, threads = "; ".join(find_problems(torch, packages)), format_count(torch.threads or 1, "thread")
+    device = torch.devices[0].name if torch.devices else f"CPU, {threads}"
+    ready = f"ready: {device}, {'bfloat16' if torch.is_bf16_fast else 'float32'}"
     rows = [
         ("attent", __version__),
         ("python", f"{machine.python}, {machine.system}"),
@@ -133,10 +118,10 @@ def render_report(report: DoctorReport) -> list[Text]:
     return [
         *_align_columns([((name, "cyan"), (value, "")) for name, value in rows]),
         Text(),
-        *_align_columns([headings, *list_package_rows(report.packages)]),
+        *_align_columns([headings, *list_package_rows(packages)]),
         Text(),
-        *(Text.assemble(("advice: ", "yellow"), line) for line in report.advice),
-        Text(report.verdict, "bold red" if report.problems else "bold green"),
+        *(Text.assemble(("advice: ", "yellow"), line) for line in find_advice(machine, torch, packages)),
+        Text(f"not ready: {problems}", "bold red") if problems else Text(ready, "bold green"),
     ]
 
 
@@ -151,3 +136,164 @@ def _align_columns(rows: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Text]:
 
 def _format_size(count: int | None) -> str:
     return "unknown" if count is None else f"{count / GIB:.1f} GiB"
+
+
+# ---- facts; what cannot be determined is None ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Package:
+    """A dependency: `extra` is "" for the core, `version` None if it is not installed."""
+
+    name: str
+    extra: str
+    required: str
+    version: str | None
+
+    @property
+    def is_compatible(self) -> bool:
+        """True if the package is installed in a version that attent works with."""
+        from packaging.specifiers import SpecifierSet
+
+        return self.version is not None and SpecifierSet(self.required).contains(self.version, prereleases=True)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU as torch sees it; memory in bytes."""
+
+    name: str
+    kind: str
+    memory_total: int | None
+    memory_free: int | None
+
+
+@dataclass(frozen=True)
+class TorchInfo:
+    """The installed torch; `error` says why it could not be imported."""
+
+    version: str | None
+    build: str | None
+    devices: tuple[Accelerator, ...]
+    threads: int | None
+    bf16_speedup: float | None  # measured, against float32
+    error: str | None = None
+
+    @property
+    def is_bf16_fast(self) -> bool:
+        """False below 1.3x float32, where casts cost more than the matrix products gain."""
+        return self.bf16_speedup is not None and self.bf16_speedup >= 1.3
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """Hardware and Python; sizes in bytes, memory within the container's limit."""
+
+    python: str
+    system: str
+    processor: str
+    cores: int
+    cores_usable: int
+    memory_total: int
+    memory_free: int
+    disk_free: int
+    nvidia_driver: bool
+
+
+def get_system_info() -> SystemInfo:
+    total, free = measure_memory()
+    return SystemInfo(
+        python=f"{platform.python_version()} ({platform.python_implementation()})",
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        processor=get_processor_name(),
+        cores=os.cpu_count() or 1,
+        cores_usable=count_usable_cores(),
+        memory_total=total,
+        memory_free=free,
+        disk_free=shutil.disk_usage(".").free,
+        nvidia_driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
+    )
+
+
+def get_processor_name() -> str:
+    for line in read_text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def get_torch_info() -> TorchInfo:
+    try:
+        import torch
+    except (ImportError, OSError, RuntimeError) as error:  # OSError: a shared library does not load
+        return TorchInfo(None, None, (), None, None, error=f"torch cannot be imported: {error}")
+    from attent.training.hardware import measure_bf16_speedup
+
+    devices = list_accelerators()
+    return TorchInfo(
+        version=str(torch.__version__),
+        build=_describe_torch_build(),
+        devices=devices,
+        threads=torch.get_num_threads(),
+        bf16_speedup=measure_bf16_speedup(devices[0].kind if devices else "cpu"),
+    )
+
+
+def list_accelerators() -> tuple[Accelerator, ...]:
+    import torch
+
+    if torch.cuda.is_available():
+        memory = [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
+        names = [torch.cuda.get_device_name(index) for index in range(len(memory))]
+        return tuple(Accelerator(name, "cuda", total, free) for name, (free, total) in zip(names, memory, strict=True))
+    if torch.backends.mps.is_available():
+        return (Accelerator("Apple GPU", "mps", torch.mps.recommended_max_memory(), None),)
+    return ()
+
+
+def _describe_torch_build() -> str:
+    import torch
+
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return "CPU and Metal" if torch.backends.mps.is_built() else "CPU only"
+
+
+@cache
+def list_packages() -> tuple[Package, ...]:
+    """Return the dependencies of the core and of the extras, as the installed attent declares them."""
+    try:
+        declared = metadata.requires("attent") or []
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        return ()
+    packages = [package for package in map(parse_requirement, declared) if package is not None]
+    return tuple(sorted(packages, key=lambda package: ("", *EXTRAS).index(package.extra)))
+
+
+def parse_requirement(text: str) -> Package | None:
+    """Parse `fastapi>=1; extra == 'serve'`; None for other extras, Pythons and systems."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    requirement = Requirement(text)
+    marker, name = requirement.marker, canonicalize_name(requirement.name)
+    for extra in ("", *EXTRAS):
+        if marker is None or marker.evaluate({"extra": extra}):
+            installed = next((package.version for package in metadata.distributions(name=name)), None)
+            return Package(name, extra, str(requirement.specifier), installed)
+    return None
+
+
+def install_command(name: str) -> str | None:
+    """Return the pip command that installs a package, or None if attent does not depend on it."""
+    canonical = re.sub(r"[-_.]+", "-", name).lower()
+    return next((pip_command(package.extra) for package in list_packages() if package.name == canonical), None)
+
+
+def pip_command(extra: str) -> str:
+    return f"pip install 'attent[{extra}]'" if extra else "pip install attent"

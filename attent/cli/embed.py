@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Parameter
 
-from attent.cli.input_texts import (
-    TEXTS_HELP,
-    TextInputFlags,
-    check_flags,
-    load_predictor,
-    print_result,
-    read_inputs,
-)
+from attent.cli import input_texts
+from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import check_positive, flag
 from attent.formatting import format_count
 
 if TYPE_CHECKING:
@@ -27,10 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedFlags(TextInputFlags):
-    output: Annotated[
-        Path | None,
-        Parameter(name=["--output", "-o"], group=OUTPUT_GROUP, help="NumPy file for the vectors (N, width), .npy"),
-    ] = None
+    output: Annotated[Path | None, flag("Output", "NumPy file for the vectors (N, width), .npy", "--output", "-o")] = (
+        None
+    )
     pooling: Annotated[Literal["mean", "class"], Parameter(help="the mean of all tokens, or the first one, [CLS]")] = (
         "mean"
     )
@@ -41,7 +34,9 @@ class EmbedFlags(TextInputFlags):
 
 def embed(
     model: Annotated[Path, Parameter(help="a model folder, ours or Hugging Face's")],
-    texts: Annotated[list[str] | None, Parameter(help=f"{TEXTS_HELP}; for an image model, image files")] = None,
+    texts: Annotated[
+        list[str] | None, Parameter(help=f"{input_texts.TEXTS_HELP}; for an image model, image files")
+    ] = None,
     /,
     *,
     flags: Annotated[EmbedFlags, Parameter(name="*", show_default=False)] = EmbedFlags(),  # noqa: B008 - frozen
@@ -56,13 +51,15 @@ def embed(
     from attent.storage.manifest import check_outputs
 
     check_outputs([flags.output], [model, *map(Path, texts or [])])
-    predictor = load_predictor(model, flags)
+    predictor = input_texts.load_predictor(model, flags)
     vectors = [torch.empty(0, predictor.width)]
-    for items in read_inputs(predictor, texts or []):
+    for items in input_texts.read_inputs(predictor, texts or []):
         embedded = predictor.embed(items, flags.pooling, flags.normalize)
         if flags.json:
             for text, vector in zip(items, embedded.tolist(), strict=True):
-                print_result(json.dumps({"text": text, "vector": [round(x, 6) for x in vector]}, ensure_ascii=False))
+                input_texts.print_result(
+                    json.dumps({"text": text, "vector": [round(x, 6) for x in vector]}, ensure_ascii=False)
+                )
         if flags.output is not None:
             vectors.append(embedded)
     if flags.output is not None:
@@ -72,7 +69,7 @@ def embed(
 
 
 def check_usage(flags: EmbedFlags) -> None:
-    check_flags(flags, "embed")
+    check_positive("embed", threads=flags.threads, batch_tokens=flags.batch_tokens)
     problem = None
     if flags.output is None and not flags.json:
         problem = "there is no output: name a file with --output vectors.npy, or add --json"

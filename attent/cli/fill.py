@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from attent.cli.input_texts import (
-    TEXTS_HELP,
-    TextBlock,
-    TextInputFlags,
-    check_flags,
-    load_predictor,
-    print_result,
-    read_text_blocks,
-)
+from attent.cli import input_texts
+from attent.cli.input_texts import TextInputFlags
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import OUTPUT_GROUP
+from attent.cli.search_flags import check_positive, flag
 
 if TYPE_CHECKING:
     from attent.decoding.predictor import FilledText, Predictor
@@ -28,9 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FillFlags(TextInputFlags):
-    top: Annotated[
-        int, Parameter(name=["--top", "-n"], group=OUTPUT_GROUP, help="words per mask; 1: print only the filled text")
-    ] = 5
+    top: Annotated[int, flag("Output", "words per mask; 1: print only the filled text", "--top", "-n")] = 5
 
 
 def fill(
@@ -38,25 +29,25 @@ def fill(
         Path, Parameter(help="a folder of `attent train --task mlm` or `spans`, or Hugging Face's BERT or T5")
     ],
     /,
-    *texts: Annotated[str, Parameter(help=TEXTS_HELP)],
+    *texts: Annotated[str, Parameter(help=input_texts.TEXTS_HELP)],
     flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),  # noqa: B008 - frozen
 ) -> None:
     """Fill in the masks of a text.
 
     attent fill runs/mlm "The [MASK] sat on the mat."
     """
-    check_flags(flags, "fill", flags.top)
-    predictor = load_predictor(model, flags)
+    check_positive("fill", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
+    predictor = input_texts.load_predictor(model, flags)
     without_mask = 0
-    for block in read_text_blocks(texts):
+    for block in input_texts.read_text_blocks(texts):
         for filled in fill_block(predictor, block, flags.top):
             without_mask += not filled.masks
-            print_result(format_json(filled) if flags.json else format_text(filled, flags.top))
+            input_texts.print_result(format_json(filled) if flags.json else format_text(filled, flags.top))
     if without_mask:
         print_message(f"{without_mask:,} line{'s' * (without_mask != 1)} without a mask, printed unchanged")
 
 
-def fill_block(predictor: Predictor, block: TextBlock, top: int) -> Iterator[FilledText]:
+def fill_block(predictor: Predictor, block: input_texts.TextBlock, top: int) -> Iterator[FilledText]:
     """Fill texts in order. A line of a file may lack a mask and stays unchanged; a text on the command line may not."""
     from attent.decoding.predictor import FilledText
 

@@ -18,7 +18,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli import search_flags
 from attent.cli.input_texts import STDIN_NAMES, prepare_loading
-from attent.cli.search_flags import COMMON_GROUP, DEVICE_GROUP, OUTPUT_GROUP, derive_flags, use_flag_names
+from attent.cli.search_flags import derive_flags, flag, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions, InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 BLOCK_PROMPTS = 256
 MAX_SEED = 2**31
 TEXT_SEPARATOR = "---"
+JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
 GenerationFlags: Any = make_dataclass(
@@ -46,23 +47,13 @@ GenerationFlags: Any = make_dataclass(
 class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the options
     """The flags of `attent generate`; None leaves an option at its default."""
 
-    file: Annotated[
-        Path | None,
-        Parameter(name=["--file", "-f"], group=COMMON_GROUP, help="prompts, one per line; by default standard input"),
-    ] = None
-    json: Annotated[
-        bool,
-        Parameter(
-            group=OUTPUT_GROUP,
-            negative="",
-            help="one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed",
-        ),
-    ] = False
-    echo: Annotated[
-        bool, Parameter(group=OUTPUT_GROUP, negative="--no-echo", help="print the prompt before the text")
-    ] = True
-    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default as stored")] = None
-    batch_size: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="texts per batch")] = None
+    file: Annotated[Path | None, flag("Common", "prompts, one per line; by default standard input", "--file", "-f")] = (
+        None
+    )
+    json: Annotated[bool, flag("Output", JSON_HELP)] = False
+    echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
+    dtype: Annotated[DtypeName | None, flag("Device", "by default as stored")] = None
+    batch_size: Annotated[int | None, flag("Device", "texts per batch")] = None
 
 
 def generate(
@@ -82,7 +73,32 @@ def generate(
     search_flags.check_positive("generate", threads=flags.threads, batch_size=flags.batch_size)
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
-    run_generate(model, prompt, flags)
+    from attent.cli.line_progress import ProgressDisplay, use_utf8
+    from attent.decoding.generation.generator import GenerationError, Generator
+
+    use_utf8(sys.stdout)
+    set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
+    try:
+        options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
+    except ValueError as error:
+        message = use_flag_names(str(error), GenerationOptions)
+        raise CycloptsError(msg=message, command_chain=("generate",)) from error
+    with ProgressDisplay(sys.stderr) as progress:
+        if prompt is None and flags.file is None and sys.stdin.isatty():
+            raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
+        prepare_loading(model, flags.threads)
+        loading = {"device": flags.device, "dtype": flags.dtype, "batch_size": flags.batch_size}
+        generator = Generator.load(model, **loading, notify=progress.print_message)
+        command = GenerateCommand(generator, options, flags, sys.stdout)
+        try:
+            if prompt is None:
+                command.generate_from_lines(progress)
+            else:
+                command.generate_from_prompt(prompt)
+        except GenerationError as error:
+            raise InputError(use_flag_names(str(error), GenerationOptions)) from error
+        if options.sampling is not None and flags.seed is None:
+            progress.print_message(f"sampled with --seed {options.seed}; give it to repeat the result")
 
 
 def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
@@ -107,42 +123,6 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
     else:
         return None
     return f"--{sampling[0].replace('_', '-')} is for sampling, but {reason}; leave one of them out"
-
-
-def run_generate(model: Path, prompt: str | None, flags: GenerateFlags) -> None:
-    """Check the flags before loading a large model."""
-    from attent.cli.line_progress import ProgressDisplay, use_utf8
-    from attent.decoding.generation.generator import GenerationError
-
-    use_utf8(sys.stdout)
-    set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
-    try:
-        options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
-    except ValueError as error:
-        message = use_flag_names(str(error), GenerationOptions)
-        raise CycloptsError(msg=message, command_chain=("generate",)) from error
-    with ProgressDisplay(sys.stderr) as progress:
-        if prompt is None and flags.file is None and sys.stdin.isatty():
-            raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
-        command = GenerateCommand(load_generator(model, flags, progress), options, flags, sys.stdout)
-        try:
-            if prompt is None:
-                command.generate_from_lines(progress)
-            else:
-                command.generate_from_prompt(prompt)
-        except GenerationError as error:
-            raise InputError(use_flag_names(str(error), GenerationOptions)) from error
-        if options.sampling is not None and flags.seed is None:
-            progress.print_message(f"sampled with --seed {options.seed}; give it to repeat the result")
-
-
-def load_generator(model: Path, flags: GenerateFlags, progress: ProgressDisplay) -> Generator:
-    from attent.decoding.generation.generator import Generator
-
-    prepare_loading(model, flags.threads)
-    return Generator.load(
-        model, device=flags.device, dtype=flags.dtype, batch_size=flags.batch_size, notify=progress.print_message
-    )
 
 
 @dataclass(frozen=True)

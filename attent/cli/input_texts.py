@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from attent.cli.line_progress import print_message
-from attent.cli.search_flags import DEVICE_GROUP, OUTPUT_GROUP, check_positive
+from attent.cli.search_flags import flag
 from attent.decoding.options import DtypeName
 
 if TYPE_CHECKING:
@@ -27,17 +25,11 @@ TEXTS_HELP = "texts, or files with one text per line; by default, or with -, sta
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputFlags:
-    json: Annotated[bool, Parameter(group=OUTPUT_GROUP, negative="", help="print one JSON object per line")] = False
-    device: Annotated[
-        str | None, Parameter(group=DEVICE_GROUP, help="cuda, cuda:1, mps or cpu; by default the fastest available")
-    ] = None
-    dtype: Annotated[DtypeName, Parameter(group=DEVICE_GROUP, help="by default float32")] = "float32"
-    threads: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="CPU threads, by default all cores")] = None
-    batch_tokens: Annotated[int | None, Parameter(group=DEVICE_GROUP, help="tokens per batch")] = None
-
-
-def check_flags(flags: TextInputFlags, command: str, top: int | None = None) -> None:
-    check_positive(command, threads=flags.threads, batch_tokens=flags.batch_tokens, top=top)
+    json: Annotated[bool, flag("Output", "print one JSON object per line")] = False
+    device: Annotated[str | None, flag("Device", "cuda, cuda:1, mps or cpu; by default the fastest available")] = None
+    dtype: Annotated[DtypeName, flag("Device", "by default float32")] = "float32"
+    threads: Annotated[int | None, flag("Device", "CPU threads, by default all cores")] = None
+    batch_tokens: Annotated[int | None, flag("Device", "tokens per batch")] = None
 
 
 def prepare_loading(folder: Path, threads: int | None) -> None:

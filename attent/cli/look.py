@@ -115,15 +115,17 @@ def look(
     check_outputs([flags.out, flags.png, flags.svg, json_path], [model])
     if flags.ablate or flags.prune:
         return run_ablation_command(model, flags)
+    from attent.inspection import session
+
     inspector, to = open_model(model, sentence, flags)
     if flags.positions:
-        from attent.inspection.session import Inspection
-
-        inspection = Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
+        inspection = session.Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
         return write_outputs(inspection, POSITIONS_FILE, flags)
     if sentence is None:
         return serve_live_page(model, inspector, to, flags)
-    return show_sentence(inspector, sentence, to, flags)
+    names = ("text_pair", "target", "beam_size", "mask", "kind")
+    options = {name: getattr(flags, name) for name in names} | {"to": to, "layers": flags.layers or None}
+    return write_outputs(session.look(inspector, sentence, **options), PAGE_FILE, flags)
 
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
@@ -213,23 +215,6 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
         notify, warn = print_status, print_warning
         session.measure_head_stats(inspector, folder, flags.data, languages, to, limit, notify=notify, warn=warn)
     return inspector, to
-
-
-def show_sentence(inspector: Inspector[Any], sentence: str, to: str | None, flags: LookFlags) -> int:
-    from attent.inspection import session
-
-    inspection = session.look(
-        inspector,
-        sentence,
-        text_pair=flags.text_pair,
-        target=flags.target,
-        to=to,
-        beam_size=flags.beam_size,
-        mask=flags.mask,
-        kind=flags.kind,
-        layers=flags.layers or None,
-    )
-    return write_outputs(inspection, PAGE_FILE, flags)
 
 
 def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:

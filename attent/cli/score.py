@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import CycloptsError, Group, Parameter
 
+from attent.cli import search_flags
 from attent.cli.line_progress import print_status
-from attent.cli.search_flags import (
-    SEARCH_GROUP,
-    DeviceFlags,
-    SearchFlags,
-    build_device_options,
-    build_search_options,
-    check_positive,
-    use_flag_names,
-)
+from attent.cli.search_flags import DeviceFlags, SearchFlags, flag
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS, SPEECH_METRICS
 
 if TYPE_CHECKING:
-    from attent.scoring.pipeline import ScoreOptions, ScoreReport
+    from attent.scoring.pipeline import ScoreReport
 
     MetricName = str
 else:
@@ -66,10 +59,7 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     worst: Annotated[int, output_flag(help="number of worst translations to show")] = 5
     save: Annotated[Path | None, output_flag(help="file for the translations")] = None
     n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of each source is scored
-    ensemble: Annotated[
-        tuple[Path, ...],
-        Parameter(group=SEARCH_GROUP, negative_iterable="", help="another model for an ensemble; may be repeated"),
-    ] = ()
+    ensemble: Annotated[tuple[Path, ...], flag("Search", "another model for an ensemble; may be repeated")] = ()
 
 
 def score(
@@ -92,7 +82,17 @@ def score(
     check_usage(model, flags)
     from attent.scoring import pipeline
 
-    options = build_score_options(flags)
+    try:
+        search = search_flags.build_search_options(flags)
+    except ValueError as error:
+        raise CycloptsError(msg=search_flags.use_flag_names(str(error)), command_chain=("score",)) from error
+    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
+    options = pipeline.ScoreOptions(
+        **{name: getattr(flags, name) for name in names},
+        search=search,
+        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
+        device=search_flags.build_device_options(flags),
+    )
     scores = pipeline.score(
         model,
         data,
@@ -104,22 +104,6 @@ def score(
     )
     print_report(scores, flags)
     return 1 if scores.num_unreadable else 0
-
-
-def build_score_options(flags: ScoreFlags) -> ScoreOptions:
-    from attent.scoring.pipeline import ScoreOptions
-
-    try:
-        search = build_search_options(flags)
-    except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("score",)) from error
-    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
-    return ScoreOptions(
-        **{name: getattr(flags, name) for name in names},
-        search=search,
-        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
-        device=build_device_options(flags),
-    )
 
 
 def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
@@ -172,4 +156,4 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = f"-m must be followed by one or more of {', '.join(SCORE_METRICS)}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("score",))
-    check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    search_flags.check_positive("score", threads=flags.threads, batch_tokens=flags.batch_tokens)

@@ -5,17 +5,19 @@
 import re
 from collections.abc import Container, Iterator
 from dataclasses import fields, make_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import CycloptsError, Group, Parameter
 
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 
-COMMON_GROUP, CONSTRAINT_GROUP, SEARCH_GROUP, SAMPLING_GROUP, OUTPUT_GROUP, DOCUMENT_GROUP, DEVICE_GROUP = GROUPS = [
-    Group(name, sort_key=i)
-    for i, name in enumerate(("Common", "Constraints", "Search", "Sampling", "Output", "Documents", "Device"), 1)
-]
+GroupName = Literal["Common", "Constraints", "Search", "Sampling", "Output", "Documents", "Device"]
+GROUPS: dict[str, Group] = {name: Group(name, sort_key=i) for i, name in enumerate(get_args(GroupName), 1)}
 DEFAULT_BEAM_SIZE = SearchOptions.beam_size
+
+
+def flag(group: GroupName, help_text: str, *names: str, negative: str = "") -> Parameter:
+    return Parameter(name=names or None, group=GROUPS[group], help=help_text, negative=negative, negative_iterable="")
 
 
 def derive_flags(
@@ -23,11 +25,10 @@ def derive_flags(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, type, default) of the flag of each `option` field; those in `unset` default to None."""
     hints = get_type_hints(options)
-    groups = {group.name: group for group in GROUPS}
     for field in fields(options):
         if (option := field.metadata.get("option")) and field.name not in exclude:
             names = [f"--{field.name.replace('_', '-')}", *option.aliases]
-            parameter = Parameter(name=names, group=groups[option.group], help=option.help, negative="")
+            parameter = Parameter(name=names, group=GROUPS[option.group], help=option.help, negative="")
             kind, is_unset = hints[field.name], field.name in unset
             yield (
                 field.name,
@@ -37,9 +38,7 @@ def derive_flags(
 
 
 _SAMPLING_NAMES = tuple(field.name for field in fields(SamplingOptions))
-_SAMPLE_FLAG = Annotated[
-    bool, Parameter(group=SAMPLING_GROUP, negative="", help="sample the translations; implied by the next four flags")
-]
+_SAMPLE_FLAG = Annotated[bool, flag("Sampling", "sample the translations; implied by the next four flags")]
 SearchFlags: Any = make_dataclass(
     "SearchFlags",
     [

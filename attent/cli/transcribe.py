@@ -13,15 +13,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import (
-    COMMON_GROUP,
-    DEVICE_GROUP,
-    OUTPUT_GROUP,
-    SEARCH_GROUP,
-    check_positive,
-    derive_flags,
-    use_flag_names,
-)
+from attent.cli.search_flags import check_positive, derive_flags, flag, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
@@ -30,6 +22,9 @@ if TYPE_CHECKING:
     from attent.decoding.transcriber import Transcript
 
 STDIN = Path("-")
+RECORDINGS_HELP = "audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input"
+OUTPUT_HELP = "output file, or a folder for one file per recording; by default stdout"
+FORMAT_HELP = "text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words"
 SEARCH_FLAGS = list(
     derive_flags(SearchOptions, exclude={"n_best", "max_length", "min_length", "beam_groups", "diversity_penalty"})
 )
@@ -43,55 +38,29 @@ SpeechSearchFlags: Any = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
-    output: Annotated[
-        str | None,
-        Parameter(
-            name=["--output", "-o"],
-            group=COMMON_GROUP,
-            help="output file, or a folder for one file per recording; by default stdout",
-        ),
-    ] = None
-    format: Annotated[
-        TranscriptFormat,
-        Parameter(
-            name=["--format", "-f"],
-            group=OUTPUT_GROUP,
-            help="text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words",
-        ),
-    ] = "text"
+    output: Annotated[str | None, flag("Common", OUTPUT_HELP, "--output", "-o")] = None
+    format: Annotated[TranscriptFormat, flag("Output", FORMAT_HELP, "--format", "-f")] = "text"
     partial: Annotated[
-        bool,
-        Parameter(
-            group=COMMON_GROUP,
-            negative="",
-            help="print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz",
-        ),
+        bool, flag("Common", "print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz")
     ] = False
-    language: Annotated[
-        str | None, Parameter(group=COMMON_GROUP, help="of the recordings, for Whisper; by default detected in each")
-    ] = None
+    language: Annotated[str | None, flag("Common", "of the recordings, for Whisper; by default detected in each")] = (
+        None
+    )
     task: Annotated[
         Literal["transcribe", "translate"] | None,
-        Parameter(group=COMMON_GROUP, help="for Whisper, by default that of its training; translate: to English"),
+        flag("Common", "for Whisper, by default that of its training; translate: to English"),
     ] = None
-    dtype: Annotated[DtypeName | None, Parameter(group=DEVICE_GROUP, help="by default float32")] = None
+    dtype: Annotated[DtypeName | None, flag("Device", "by default float32")] = None
     max_seconds: Annotated[
         float | None,
-        Parameter(
-            group=SEARCH_GROUP, help="longest segment of a long recording; by default what the model was trained with"
-        ),
+        flag("Search", "longest segment of a long recording; by default what the model was trained with"),
     ] = None
 
 
 def transcribe(
     model: Annotated[Path, Parameter(help="a folder of `attent train --task speech`, or Whisper's")],
     /,
-    *recordings: Annotated[
-        Path,
-        Parameter(
-            help="audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input"
-        ),
-    ],
+    *recordings: Annotated[Path, Parameter(help=RECORDINGS_HELP)],
     flags: Annotated[TranscribeFlags, Parameter(name="*", show_default=False)] = TranscribeFlags(),  # noqa: B008 - frozen
 ) -> int:
     """Transcribe recordings.

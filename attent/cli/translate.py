@@ -10,21 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
-from cyclopts import CycloptsError, Group, Parameter
+from cyclopts import CycloptsError, Parameter
 
-from attent.cli.search_flags import (
-    COMMON_GROUP,
-    CONSTRAINT_GROUP,
-    DOCUMENT_GROUP,
-    OUTPUT_GROUP,
-    SEARCH_GROUP,
-    DeviceFlags,
-    SearchFlags,
-    build_device_options,
-    build_search_options,
-    check_positive,
-    use_flag_names,
-)
+from attent.cli import search_flags
+from attent.cli.search_flags import DeviceFlags, SearchFlags, flag, use_flag_names
 from attent.decoding.options import InputError, PhraseConstraints, SearchOptions
 from attent.decoding.output_format import AlignmentFormat, OutputFormat, OutputType
 
@@ -37,43 +26,37 @@ STDIN = Path("-")
 DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
 
 
-def flag(group: Group, help_text: str, *names: str, negative: str = "") -> Parameter:
-    return Parameter(name=names or None, group=group, help=help_text, negative=negative, negative_iterable="")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
-    output: Annotated[Path | None, flag(COMMON_GROUP, "output file; by default stdout", "--output", "-o")] = None
-    to: Annotated[str | None, flag(COMMON_GROUP, "target language, for a multilingual model")] = None
-    ray: Annotated[bool, flag(COMMON_GROUP, "use the Ray cluster at $RAY_ADDRESS, or a new one here")] = False
-    prefix: Annotated[str, flag(CONSTRAINT_GROUP, "start every translation with this text")] = ""
-    require: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must occur; may be repeated")] = ()
-    ban: Annotated[tuple[str, ...], flag(CONSTRAINT_GROUP, "phrase that must not occur; may be repeated")] = ()
+    output: Annotated[Path | None, flag("Common", "output file; by default stdout", "--output", "-o")] = None
+    to: Annotated[str | None, flag("Common", "target language, for a multilingual model")] = None
+    ray: Annotated[bool, flag("Common", "use the Ray cluster at $RAY_ADDRESS, or a new one here")] = False
+    prefix: Annotated[str, flag("Constraints", "start every translation with this text")] = ""
+    require: Annotated[tuple[str, ...], flag("Constraints", "phrase that must occur; may be repeated")] = ()
+    ban: Annotated[tuple[str, ...], flag("Constraints", "phrase that must not occur; may be repeated")] = ()
     glossary: Annotated[
-        Path | None, flag(CONSTRAINT_GROUP, "file of `term<TAB>translation` lines, enforced where a term occurs")
+        Path | None, flag("Constraints", "file of `term<TAB>translation` lines, enforced where a term occurs")
     ] = None
-    ensemble: Annotated[
-        tuple[Path, ...], flag(SEARCH_GROUP, "another model with the same tokenizer; may be repeated")
-    ] = ()
+    ensemble: Annotated[tuple[Path, ...], flag("Search", "another model with the same tokenizer; may be repeated")] = ()
     mbr_candidates: Annotated[
-        int, flag(SEARCH_GROUP, "number of candidates to choose from by minimum Bayes risk", "--mbr")
+        int, flag("Search", "number of candidates to choose from by minimum Bayes risk", "--mbr")
     ] = 0
-    split_sentences: Annotated[bool, flag(SEARCH_GROUP, "split every line into sentences, not only long ones")] = False
+    split_sentences: Annotated[bool, flag("Search", "split every line into sentences, not only long ones")] = False
     forbid_loops: Annotated[
         bool,
-        flag(SEARCH_GROUP, "search again if a translation repeats itself", "--prevent-loops", negative="--allow-loops"),
+        flag("Search", "search again if a translation repeats itself", "--prevent-loops", negative="--allow-loops"),
     ] = True
     output_type: Annotated[
-        OutputType, flag(OUTPUT_GROUP, "text, json (one object per line) or tsv (source, translation)")
+        OutputType, flag("Output", "text, json (one object per line) or tsv (source, translation)")
     ] = "text"
-    with_score: Annotated[bool, flag(OUTPUT_GROUP, "print the score before the text")] = False
+    with_score: Annotated[bool, flag("Output", "print the score before the text")] = False
     alignment: Annotated[
-        AlignmentFormat | None, flag(OUTPUT_GROUP, "word alignment: hard (0-0 1-2), or soft (weights) with JSON")
+        AlignmentFormat | None, flag("Output", "word alignment: hard (0-0 1-2), or soft (weights) with JSON")
     ] = None
     input_type: Annotated[
         Literal["auto", "lines", "json"],
         flag(
-            OUTPUT_GROUP,
+            "Output",
             "auto: by the name and the first bytes; lines: text, whatever it looks like; "
             'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
         ),
@@ -81,16 +64,16 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     src: Annotated[
         str | None,
         flag(
-            DOCUMENT_GROUP,
+            "Documents",
             "source language, if the document has several",
             *("--src", "-s", "--source-lang", "--from-lang"),
         ),
     ] = None
     tgt: Annotated[
         str | None,
-        flag(DOCUMENT_GROUP, "language to translate into", "--tgt", "-t", "--target-lang", "--to-lang"),
+        flag("Documents", "language to translate into", "--tgt", "-t", "--target-lang", "--to-lang"),
     ] = None
-    in_place: Annotated[bool, flag(DOCUMENT_GROUP, "overwrite the document")] = False
+    in_place: Annotated[bool, flag("Documents", "overwrite the document")] = False
 
 
 def translate(
@@ -133,7 +116,7 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
         problem = f"--mbr must be at least --n-best, {flags.n_best}, but is {flags.mbr_candidates}"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("translate",))
-    check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
+    search_flags.check_positive("translate", threads=flags.threads, batch_tokens=flags.batch_tokens)
 
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
@@ -149,7 +132,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         check_outputs([flags.output], [model, *flags.ensemble, flags.glossary])
         check_document_flags(file, flags)
         try:
-            options = build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
+            options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
         except ValueError as error:
             raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
         content = stream.read() if is_document(file, flags) else b""
@@ -183,7 +166,7 @@ def build_pipeline(
     check_constraints(constraints, options)
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
     notify = None if progress is None else progress.print_message
-    translator = load_translator((model, *flags.ensemble), build_device_options(flags), notify)
+    translator = load_translator((model, *flags.ensemble), search_flags.build_device_options(flags), notify)
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
     translator.translate([], options)  # loads the engine, so that its errors are not reported for a line
@@ -226,7 +209,7 @@ def run_on_ray(
     fingerprint = compute_fingerprint(inputs, repr((options, flags)))
     progress.start(lines.total_bytes, quiet=False)
     build = partial(build_pipeline, model, options, flags, None)
-    translate_with_ray(build, lines, output, fingerprint, build_device_options(flags), progress)
+    translate_with_ray(build, lines, output, fingerprint, search_flags.build_device_options(flags), progress)
 
 
 def is_document(file: Path | None, flags: TranslateFlags) -> bool:

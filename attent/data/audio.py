@@ -34,8 +34,7 @@ from attent.data.arrays import Array
 from attent.data.file_hashes import stamp_file
 from attent.data.formats.tsv import unquote_cell
 from attent.data.media_store import compute_media_key, prepare_media_store
-from attent.data.pairs import MAX_EXAMPLES, CorpusError
-from attent.data.split_names import detect_split
+from attent.data.pairs import MAX_EXAMPLES, CorpusError, detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
 from attent.text.language_tags import is_same_language
 

@@ -14,7 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from attent import settings
@@ -25,6 +25,7 @@ from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress
 from attent.storage.errors import StorageError
+from attent.storage.manifest import hash_file
 from attent.text.language_tags import LANGUAGE_TAG, normalize_tag
 
 SOURCE_FILE = "SOURCE.json"
@@ -66,20 +67,7 @@ BUILTIN_CORPORA: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class DownloadSites:
-    """The servers of downloads; can be replaced by a mirror or a test server."""
-
-    multi30k_url: str = MULTI30K_URL
-    multi30k_files: tuple[Multi30kFile, ...] = MULTI30K_FILES
-    opus_url: str = OPUS_URL
-    opus_sha256: Mapping[str, str] = field(default_factory=lambda: OPUS_SHA256)
-
-
-DEFAULT_SITES = DownloadSites()
-
-
-def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites = DEFAULT_SITES) -> Path:
+def get_corpus_folder(name: str, languages: LanguagePair) -> Path:
     """Return the folder of a built-in corpus, which is generated or downloaded if it is not cached."""
     if name == "phrases":
         return _get_cached_folder(f"phrases-{phrases.VERSION}", _make_phrases)
@@ -89,11 +77,11 @@ def get_corpus_folder(name: str, languages: LanguagePair, sites: DownloadSites =
         return _get_cached_folder(dates.get_folder_name(languages), lambda staging: _make_dates(staging, languages))
     if name == "multi30k":
         tags = _check_multi30k(languages)
-        return _get_cached_folder("-".join((name, *tags)), lambda staging: _fetch_multi30k(staging, tags, sites))
+        return _get_cached_folder("-".join((name, *tags)), lambda staging: _fetch_multi30k(staging, tags))
     if name in OPUS_CORPORA:
         pair = _get_opus_pair(name, languages)
         key = f"{name}-{OPUS_CORPORA[name].version}-{'-'.join(pair)}"
-        return _get_cached_folder(key, lambda staging: _fetch_opus(staging, key, OPUS_CORPORA[name], pair, sites))
+        return _get_cached_folder(key, lambda staging: _fetch_opus(staging, key, OPUS_CORPORA[name], pair))
     raise CorpusError(f"{name}: is not a built-in corpus; there are {', '.join(BUILTIN_CORPORA)}")
 
 
@@ -116,7 +104,7 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
 
 def _write_source_file(staging: Path, origin: Mapping[str, object]) -> None:
     """Write SOURCE.json as the last file of a folder; the files are verified from then on."""
-    files = {path.name: download.compute_sha256(path) for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
+    files = {path.name: hash_file(path).sha256 for path in sorted(staging.iterdir()) if path.name != SOURCE_FILE}
     text = json.dumps({**origin, "sha256": files}, indent=2, ensure_ascii=False)
     (staging / SOURCE_FILE).write_text(text + "\n", encoding="utf-8")
 
@@ -128,7 +116,7 @@ def _verify_checksums(folder: Path) -> None:
     checksums = settings.read_json(folder / SOURCE_FILE).get("sha256")
     for name, expected in checksums.items() if isinstance(checksums, dict) else ():
         path = folder / Path(name).name
-        if not path.is_file() or download.compute_sha256(path) != expected:
+        if not path.is_file() or hash_file(path).sha256 != expected:
             problem = "has changed" if path.exists() else "is missing"
             raise CorpusError(
                 f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete "
@@ -167,19 +155,19 @@ def _check_multi30k(languages: LanguagePair) -> list[str]:
     return sorted(map(normalize_tag, languages.tags))
 
 
-def _fetch_multi30k(staging: Path, tags: list[str], sites: DownloadSites) -> None:
-    files = [file for file in sites.multi30k_files if file.name.split(".")[1] in tags]
+def _fetch_multi30k(staging: Path, tags: list[str]) -> None:
+    files = [file for file in MULTI30K_FILES if file.name.split(".")[1] in tags]
     total, bytes_before = sum(file.size for file in files), 0
     with show_progress("multi30k") as show:
         for file in files:
-            remote = RemoteFile(f"{sites.multi30k_url}/{file.name}", file.size, file.sha256)
+            remote = RemoteFile(f"{MULTI30K_URL}/{file.name}", file.size, file.sha256)
 
             def show_total(done: int, _: int | None, offset: int = bytes_before) -> None:
                 show(offset + done, total)
 
             download_file(remote, staging / file.local_name, show_total)
             bytes_before += file.size
-    _write_source_file(staging, {"name": "multi30k", "from": sites.multi30k_url, "terms": "for research"})
+    _write_source_file(staging, {"name": "multi30k", "from": MULTI30K_URL, "terms": "for research"})
 
 
 def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:
@@ -196,10 +184,10 @@ def _get_opus_pair(name: str, languages: LanguagePair) -> tuple[str, str]:
     return first, second
 
 
-def _fetch_opus(staging: Path, key: str, corpus: OpusCorpus, pair: tuple[str, str], sites: DownloadSites) -> None:
+def _fetch_opus(staging: Path, key: str, corpus: OpusCorpus, pair: tuple[str, str]) -> None:
     name = f"{'-'.join(pair)}.txt.zip"
-    url = f"{sites.opus_url}/OPUS-{corpus.opus_name}/{corpus.version}/moses/{name}"
-    remote = RemoteFile(url, corpus.max_bytes, sites.opus_sha256.get(key))
+    url = f"{OPUS_URL}/OPUS-{corpus.opus_name}/{corpus.version}/moses/{name}"
+    remote = RemoteFile(url, corpus.max_bytes, OPUS_SHA256.get(key))
     archive = staging / name
     try:
         with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:

@@ -33,6 +33,7 @@ MIN_NEAR_WORDS = 6  # with fewer, a near duplicate could differ in its only impo
 MAX_NEAR_SENTENCES = 20_000  # test sentences with a search for near duplicates; exact ones are found for all
 MAX_NEAR_MATCHES = 50  # near duplicates of a test sentence, after which it is retired
 MAX_COMPARISONS = 1 << 21  # per chunk of lines, some two seconds
+MAX_EXAMPLES = 2  # of each kind of match
 
 MATCH_KINDS = ("pair", "source", "target", "near source", "near target")
 
@@ -49,9 +50,12 @@ class ContaminationMatch:
 
 @dataclass(frozen=True)
 class Contamination:
-    """Counts of contaminated test sentences, each counted once by its closest match."""
+    """Counts of contaminated sentences of a test set, each counted once by its closest match."""
 
-    sentences: int  # of the test set
+    name: str  # of the test set
+    files: tuple[str, ...]
+    bad_lines: int  # of these files, that are no pairs
+    sentences: int
     near_checked: int  # the first of these, with a search for near duplicates
     same_pair: int = 0
     same_source: int = 0  # with another target
@@ -124,11 +128,6 @@ def fold_pairs(pairs: Sequence[Pair]) -> list[tuple[FoldedText, FoldedText]]:
 # ---- matches ---------------------------------------------------------------------------------------------------------
 
 
-def count_prefix_words(size: int) -> int:
-    """Return how many of the rarest words of two near-duplicate sets, one of this size, must have one in common."""
-    return size - int(np.ceil(NEAR_THRESHOLD * size - 1e-9)) + 1
-
-
 class NearDuplicateIndex:
     """Inverted index of the unique texts of one side of the test set; finds near-duplicate training lines."""
 
@@ -136,7 +135,9 @@ class NearDuplicateIndex:
         unique = dict.fromkeys(words for words in texts if len(words) >= MIN_NEAR_WORDS)
         by_frequency = Counter(word for words in unique for word in words).most_common()
         self._ranks = {word: -count for count, (word, _) in enumerate(by_frequency)}  # the rarest is the lowest
-        self._prefix_words = [count_prefix_words(size) for size in range(1 + max(map(len, unique), default=0) * 2)]
+        # How many of the rarest words of two near-duplicate sets, one of each size, must have one in common.
+        sizes = range(1 + max(map(len, unique), default=0) * 2)
+        self._prefix_words = [size - int(np.ceil(NEAR_THRESHOLD * size - 1e-9)) + 1 for size in sizes]
         self._postings: defaultdict[int, set[frozenset[str]]] = defaultdict(set)  # texts by their rarest words
         for words in unique:
             for rank in self._select_rarest(words):
@@ -219,7 +220,7 @@ class ContaminationChecker:
         for side, index in enumerate(self._near):
             index.update((texts[side].words, line) for texts, line in zip(folded, train, strict=True))
 
-    def compute(self, examples: int = 2) -> Contamination:
+    def compute(self) -> Contamination:
         """Return the counts so far, with some examples of each kind."""
         matches: dict[str, list[ContaminationMatch]] = {kind: [] for kind in MATCH_KINDS}
         short_matches = 0
@@ -232,6 +233,9 @@ class ContaminationChecker:
         counts = {kind: len(found) for kind, found in matches.items()}
         closest_first = (sorted(found, key=lambda match: -match.overlap) for found in matches.values())
         return Contamination(
+            name=self.name,
+            files=self.files,
+            bad_lines=self.bad_lines,
             sentences=len(self),
             near_checked=min(len(self), MAX_NEAR_SENTENCES),
             same_pair=counts["pair"],
@@ -240,7 +244,7 @@ class ContaminationChecker:
             near_duplicates=counts["near source"] + counts["near target"],
             short_matches=short_matches,
             uncompared_lines=max(index.uncompared_lines for index in self._near),
-            matches=tuple(match for found in closest_first for match in islice(found, examples)),
+            matches=tuple(match for found in closest_first for match in islice(found, MAX_EXAMPLES)),
         )
 
     def _iter_matches(self, pair: Pair, source: FoldedText, target: FoldedText) -> Iterator[ContaminationMatch]:

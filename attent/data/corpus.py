@@ -27,8 +27,8 @@ from attent.data.pairs import (
     Pair,
     ReadOptions,
     choose_sides,
+    detect_split,
 )
-from attent.data.split_names import detect_split
 from attent.text.language_id import find_wrong_sides
 from attent.text.language_tags import (
     LANGUAGE_TAG,

@@ -11,7 +11,7 @@ from typing import Any
 from attent.data.contamination import Contamination
 from attent.data.formats import registry, streams
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, CorpusSummary
+from attent.data.report import CorpusReport, CorpusSummary
 from attent.formatting import format_count, format_precise_percent
 
 MIN_TRAINING_PAIRS = 10_000  # a model overfits fewer
@@ -112,10 +112,9 @@ def _diagnose_test_sets(report: CorpusReport) -> Iterator[Diagnostic]:
             yield Diagnostic(1, f"{lines} of {test_set.name} could not be read as a pair.")
 
 
-def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
-    overlap = test_set.contamination
+def _diagnose_contamination(overlap: Contamination) -> Diagnostic:
     if not overlap.sentences:
-        return Diagnostic(2, f"{test_set.name} has no pairs: nothing could be checked.")
+        return Diagnostic(2, f"{overlap.name} has no pairs: nothing could be checked.")
     same = overlap.same_pair + overlap.same_source
     counts = (
         (same, "in this corpus"),
@@ -124,14 +123,14 @@ def _diagnose_contamination(test_set: ContaminationReport) -> Diagnostic:
     )
     summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
     if not summary:
-        text = f"No sentence of {test_set.name} is in this corpus, exactly or nearly"
+        text = f"No sentence of {overlap.name} is in this corpus, exactly or nearly"
         if overlap.short_matches:
             text += f", except {overlap.short_matches:,} of three words or less"
         if limits := describe_limits(overlap):
             text += f"; {limits}"
         severity = 1 if overlap.short_matches > MAX_SHORT_CONTAMINATION * overlap.sentences else 0
         return Diagnostic(severity, f"{text}.")
-    summary = f"{test_set.name}: of {format_count(overlap.sentences, 'sentence')}, {summary}"
+    summary = f"{overlap.name}: of {format_count(overlap.sentences, 'sentence')}, {summary}"
     if same > MAX_CONTAMINATION * overlap.sentences:
         return Diagnostic(2, f"{summary}: scores on it would be inflated.")
     is_low = overlap.exact_matches + overlap.near_duplicates < 0.1 * overlap.sentences

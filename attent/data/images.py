@@ -27,8 +27,7 @@ from attent.data.arrays import Array
 from attent.data.file_hashes import stamp_file
 from attent.data.formats.streams import InputFile
 from attent.data.media_store import compute_media_key, prepare_media_store
-from attent.data.pairs import CorpusError
-from attent.data.split_names import SPLIT_WORDS
+from attent.data.pairs import SPLIT_WORDS, CorpusError
 
 if TYPE_CHECKING:
     from torch import Tensor

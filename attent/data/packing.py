@@ -32,7 +32,8 @@ def best_fit(source: Array, target: Array, capacity: RowCapacity) -> Array:
     """Return the row of each pair, for rows of few sentences. Pairs are packed in pools, many pools at once."""
     if not len(source):
         return np.empty(0, np.uint32)
-    source, target = _clamp_needs(source, target, capacity)
+    # A very short target counts as longer, which limits the sentences per row.
+    target = np.maximum(target, -(-capacity.target // capacity.max_sentences))
     per_row = len(source) / max(source.sum() / capacity.source, target.sum() / capacity.target, 1)
     pool_size = int(max(MIN_POOL_PAIRS, MIN_POOL_ROWS * per_row))
     chunk_size = max(1, int(MAX_CELLS * per_row / pool_size)) * pool_size
@@ -42,11 +43,6 @@ def best_fit(source: Array, target: Array, capacity: RowCapacity) -> Array:
         rows[chunk] = first_row + _fit_pools(source[chunk], target[chunk], capacity, pool_size)
         first_row = int(rows[chunk].max()) + 1
     return rows
-
-
-def _clamp_needs(source: Array, target: Array, capacity: RowCapacity) -> tuple[Array, Array]:
-    """Return the space that each pair takes; a very short target counts as longer, which limits sentences per row."""
-    return source, np.maximum(target, -(-capacity.target // capacity.max_sentences))
 
 
 def _fit_pools(source: Array, target: Array, capacity: RowCapacity, pool_size: int) -> Array:

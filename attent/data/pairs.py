@@ -1,7 +1,8 @@
-"""The types that all corpus readers share: sentence pairs, bad lines and the language pair to read."""
+"""What all corpus readers share: sentence pairs, bad lines, the language pair to read, and the names of splits."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,11 @@ from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_la
 
 MAX_LISTED = 20  # languages listed in an error, and therefore remembered by readers
 MAX_EXAMPLES = 3  # per reason for dropping a pair
+SPLIT_WORDS = {  # in names of files and folders
+    "train": ("train", "training"),
+    "valid": ("valid", "val", "validation", "dev"),
+    "test": ("test", "testing"),
+}
 
 
 class CorpusError(StorageError):
@@ -167,4 +173,12 @@ def choose_sides(requested: LanguagePair, available: tuple[str, ...]) -> tuple[s
         second_tag = choose_tag(second, [tag for tag in available if tag != first_tag])
         if first_tag is not None and second_tag is not None:
             return (first_tag, second_tag) if is_forward else (second_tag, first_tag)
+    return None
+
+
+def detect_split(name: str) -> str | None:
+    """Return the split that a name begins with: `train500k`, `test_2016_flickr`, but not `testimony`."""
+    for split, words in SPLIT_WORDS.items():
+        if re.match(rf"({'|'.join(words)})(?![a-z])", name.lower()):
+            return split
     return None

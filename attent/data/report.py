@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,21 +33,12 @@ MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 
 @dataclass(frozen=True)
-class LineExample:
-    file: str
-    line: int
-    source: str
-    target: str
-    target_file: str | None = None  # if the target is in another file
-
-
-@dataclass(frozen=True)
 class Finding:
     """Lines with the same problem."""
 
     name: str  # a filter of FILTER_ORDER, or the reason why a line is no pair
     count: int
-    examples: tuple[LineExample, ...] = ()
+    examples: tuple[Pair, ...] = ()  # with excerpts of their texts; of a line that is no pair, as the source
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,6 @@ class LengthStats:
     median: int
     percentile_95: int
     max_length: int
-    counts: tuple[int, ...] = field(repr=False)  # texts of length 0, 1, 2, ...
 
 
 @dataclass(frozen=True)
@@ -85,16 +75,6 @@ class SideStats:
 
 
 @dataclass(frozen=True)
-class ContaminationReport:
-    """Overlap of a test set with the corpus."""
-
-    name: str
-    files: tuple[str, ...]
-    bad_lines: int
-    contamination: Contamination
-
-
-@dataclass(frozen=True)
 class CorpusReport:
     corpora: tuple[CorpusSummary, ...]
     pairs: int
@@ -104,7 +84,7 @@ class CorpusReport:
     dropped: tuple[Finding, ...]  # by filter, in order; a pair counts for the first filter that drops it
     kept_pairs: int
     filters_applied: bool  # False with --keep-all: `dropped` is then what the filters would drop
-    test_sets: tuple[ContaminationReport, ...]
+    test_sets: tuple[Contamination, ...]
     estimate: CorpusEstimate | None
     error: str | None  # why reading stopped early
     language_problems: tuple[str, ...] = ()  # a sentence for each corpus whose sides look swapped
@@ -155,14 +135,12 @@ def _histogram(values: CountArray) -> CountArray:
 def summarize_lengths(unit: str, counts: CountArray) -> LengthStats:
     total = max(int(counts.sum()), 1)
     cumulative = np.cumsum(counts)
-    max_length = int(np.flatnonzero(counts).max(initial=0))
     return LengthStats(
         unit=unit,
         mean=float((counts * np.arange(len(counts))).sum() / total),
         median=int(np.searchsorted(cumulative, total * 0.5)),
         percentile_95=int(np.searchsorted(cumulative, total * 0.95)),
-        max_length=max_length,
-        counts=tuple(counts[: max_length + 1].tolist()),
+        max_length=int(np.flatnonzero(counts).max(initial=0)),
     )
 
 
@@ -201,7 +179,7 @@ class CorpusSurvey:
         self.pairs_read = 0
         self._corpora: list[CorpusSummary] = []
         self._language_problems: list[str] = []
-        self._bad_lines, self._dropped = ReasonTally[LineExample](), ReasonTally[LineExample]()
+        self._bad_lines, self._dropped = ReasonTally[Pair](), ReasonTally[Pair]()
         self._source, self._target = _SideCounter(), _SideCounter()
         self._pairs_seen: defaultdict[str | None, KeySet] = defaultdict(KeySet)  # by target language; None: all
 
@@ -213,8 +191,7 @@ class CorpusSurvey:
             for entries in _iter_chunks(corpus):
                 for bad in entries:
                     if isinstance(bad, BadLine):
-                        example = LineExample(bad.file, bad.line, _make_excerpt(bad.excerpt), "")
-                        self._bad_lines.add(bad.reason, example)
+                        self._bad_lines.add(bad.reason, Pair(_make_excerpt(bad.excerpt), "", bad.file, bad.line))
                 if chunk := [entry for entry in entries if isinstance(entry, Pair)]:
                     if pair_filter is None:
                         pair_filter = PairFilter.from_sample(FilterConfig(), corpus.languages, chunk)
@@ -265,7 +242,7 @@ class CorpusSurvey:
 
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
-        self._dropped.add(reason, LineExample(pair.file, pair.line, source, target, pair.target_file))
+        self._dropped.add(reason, pair._replace(source=source, target=target))
 
     def build_report(
         self, estimate: CorpusEstimate | None = None, error: str | None = None, unread_corpora: Sequence[str] = ()
@@ -280,15 +257,7 @@ class CorpusSurvey:
             dropped=tuple(by_name.get(name, Finding(name, 0)) for name in FILTER_ORDER),
             kept_pairs=self.kept_pairs,
             filters_applied=not self.keep_all,
-            test_sets=tuple(
-                ContaminationReport(
-                    name=test_set.name,
-                    files=test_set.files,
-                    bad_lines=test_set.bad_lines,
-                    contamination=test_set.compute(),
-                )
-                for test_set in self.test_sets
-            ),
+            test_sets=tuple(test_set.compute() for test_set in self.test_sets),
             estimate=estimate,
             error=error,
             language_problems=tuple(self._language_problems),
@@ -322,7 +291,7 @@ def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadL
     yield chunk
 
 
-def _to_findings(tally: ReasonTally[LineExample]) -> tuple[Finding, ...]:
+def _to_findings(tally: ReasonTally[Pair]) -> tuple[Finding, ...]:
     ranked = tally.counts.most_common()
     return tuple(Finding(name, count, tuple(tally.examples[name])) for name, count in ranked)
 

@@ -10,13 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attent.data.contamination import ContaminationMatch
+from attent.data.contamination import Contamination, ContaminationMatch
 from attent.data.diagnostics import describe_limits, diagnose
 from attent.data.estimate import CorpusEstimate, TrainingEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
-from attent.data.report import ContaminationReport, CorpusReport, LineExample, SideStats
-from attent.formatting import escape_invisible, format_count, format_precise_percent
+from attent.data.report import CorpusReport, SideStats
+from attent.formatting import escape_invisible, format_count, format_precise_percent, format_short
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
 MAX_NAME_WIDTH = 50  # a longer path is split into folder and file
@@ -140,7 +140,7 @@ def _render_count(label: str, count: int, report: CorpusReport, style: str = "")
     return Text(f"{count:>11,}  {format_precise_percent(report.pair_fraction(count)):>7}  {label}", style)
 
 
-def _format_location(example: LineExample | Pair, side: str = "source") -> str:
+def _format_location(example: Pair, side: str = "source") -> str:
     file = (side == "target" and example.target_file) or example.file
     return f"{Path(file).name}:{example.line}"
 
@@ -149,11 +149,10 @@ def _render_line(location: str, text: str) -> Text:
     return Text.assemble("    ", (location, "cyan"), "  ", escape_invisible(text), no_wrap=True, overflow="ellipsis")
 
 
-def _render_test_set(test_set: ContaminationReport) -> RenderableType:
-    overlap = test_set.contamination
+def _render_test_set(overlap: Contamination) -> RenderableType:
     rows: list[RenderableType] = [
-        _render_heading(f"Overlap with {test_set.name}", format_count(overlap.sentences, "sentence")),
-        Text(f"from {_format_files(test_set.files)}", "dim", overflow="fold"),
+        _render_heading(f"Overlap with {overlap.name}", format_count(overlap.sentences, "sentence")),
+        Text(f"from {_format_files(overlap.files)}", "dim", overflow="fold"),
     ]
     counts = [
         (overlap.same_pair, "in the corpus, with the same translation"),
@@ -161,7 +160,7 @@ def _render_test_set(test_set: ContaminationReport) -> RenderableType:
         (overlap.same_target, "with the translation of another line of the corpus"),
         (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
         (overlap.short_matches, "of three words or less that recur, as such sentences do"),
-        (test_set.bad_lines, "lines that are not pairs"),
+        (overlap.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
     if overlap.sentences:
@@ -194,15 +193,15 @@ def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> Renderab
     tokens, training = estimate.tokens, estimate.training
     is_complete = tokens.sampled_pairs >= report.kept_pairs
     sample = "all pairs" if is_complete else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
-    source, target = format_rounded(tokens.source_tokens), format_rounded(tokens.target_tokens)
+    source, target = format_short(tokens.source_tokens), format_short(tokens.target_tokens)
     fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
     in_words = report.source.lengths.unit == report.target.lengths.unit == "words"
     rows: list[tuple[str, str | Text]] = [
         ("vocabulary", f"{tokens.vocab_size:,} subwords, shared by both languages"),
         ("tokens", f"about {source} source and {target} target"),
         *([("tokens per word", fertility)] if in_words else []),
-        ("model", f"{training.size}, {format_rounded(training.parameters)} parameters"),
-        ("speed", f"{format_rounded(training.tokens_per_second)} tokens per second ({training.device})"),
+        ("model", f"{training.size}, {format_short(training.parameters)} parameters"),
+        ("speed", f"{format_short(training.tokens_per_second)} tokens per second ({training.device})"),
         ("training", Text(format_duration_range(*training.seconds), "bold")),
         ("", _describe_epochs(training)),
     ]
@@ -220,14 +219,6 @@ def _describe_epochs(training: TrainingEstimate) -> str:
         minutes = f"{training.seconds[1] / 60:.0f} minutes"
         return f"for about {planned} of {epochs} epochs: at most {minutes} on a CPU by default (see --minutes)"
     return f"for {epochs} epochs, which are often enough for this amount of data"
-
-
-def format_rounded(count: int) -> str:
-    """1.2 million for 1,234,567: two digits, as exact as an estimate is."""
-    for size, name in ((10**9, " billion"), (10**6, " million")):
-        if count >= size:
-            return f"{count / size:.2g}{name}" if count < 100 * size else f"{count / size:.0f}{name}"
-    return f"{float(f'{count:.2g}'):,.0f}"
 
 
 def format_duration_range(low: int, high: int) -> str:

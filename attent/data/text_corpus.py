@@ -20,9 +20,8 @@ from typing import Any, Literal
 from attent.data.arrays import draw_permutation
 from attent.data.formats import jsonl, registry
 from attent.data.formats.streams import InputFile, strip_compression_suffix
-from attent.data.pairs import CorpusError
+from attent.data.pairs import CorpusError, detect_split
 from attent.data.split import default_validation_size
-from attent.data.split_names import detect_split
 
 TextLayout = Literal["documents", "lines"]
 EvalSplit = Literal["valid", "test"]

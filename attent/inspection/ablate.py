@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -121,19 +121,10 @@ class Ablation:
         return sorted(effects, key=lambda effect: (effect.bleu, -effect.loss, effect.part))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the section `ablation` of a trace document."""
-        parts = [
-            {key: getattr(effect, key) for key in ("part", "kind", "bleu", "loss")}
-            for effect in sort_effects(self.effects)
-        ]
+        """Return the section `ablation` of a trace document, sorted by kind, then by position in the model."""
+        effects = sorted(self.effects, key=lambda e: (PART_KINDS.index(e.kind), *get_sort_key(ModelPart.parse(e.part))))
+        parts = [{key: getattr(effect, key) for key in ("part", "kind", "bleu", "loss")} for effect in effects]
         return {"sentences": self.conditions.sentences, "bleu": self.bleu, "loss": self.loss, "parts": parts}
-
-
-def sort_effects(effects: Iterable[AblationEffect]) -> list[AblationEffect]:
-    """Sort by kind, then by position in the model."""
-    return sorted(
-        effects, key=lambda effect: (PART_KINDS.index(effect.kind), *get_sort_key(ModelPart.parse(effect.part)))
-    )
 
 
 def get_sort_key(part: ModelPart) -> tuple[int, int, int, int]:

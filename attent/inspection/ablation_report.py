@@ -144,14 +144,10 @@ def build_card_section(ablation: Ablation) -> Iterator[str]:
         effects = ablation.get_effects(kind)
         if effects:
             yield escape_markdown(" ".join(summarize_ablation(ablation, kind)))
-            yield build_card_table(ablation, effects, KIND_NAMES[kind])
+            columns = (f"Masked {KIND_NAMES[kind]}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
+            rows = [format_effect(effect, ablation) for effect in effects[:MAX_CARD_ROWS]]
+            yield markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
     yield f"sacreBLEU signature: {format_code(conditions.signature)}. All parts are in {format_code(ABLATION_FILE)}."
-
-
-def build_card_table(ablation: Ablation, effects: Sequence[AblationEffect], name: str) -> str:
-    columns = (f"Masked {name}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
-    rows = [format_effect(effect, ablation) for effect in effects[:MAX_CARD_ROWS]]
-    return markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:

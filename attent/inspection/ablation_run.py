@@ -64,12 +64,6 @@ def ablate_folder(
     return AblationJob(folder=folder, meter=meter, notify=notify).run(selection, prune_to, max_bleu_drop)
 
 
-def check_output_folder(out: Path) -> None:
-    target = out.expanduser()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ValueError(f"{out}: must be a new or an empty folder, but it has files; give another")
-
-
 @dataclass(frozen=True, kw_only=True)
 class AblationJob:
     """Measures one model folder and stores the results in it."""
@@ -87,13 +81,12 @@ class AblationJob:
         return self.meter.model
 
     def run(
-        self,
-        selection: PartSelection = "heads",
-        prune_to: Path | None = None,
-        max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
+        self, selection: PartSelection, prune_to: Path | None, max_bleu_drop: float
     ) -> ablation_report.AblationResult:
         if prune_to is not None:
-            check_output_folder(prune_to)
+            target = prune_to.expanduser()
+            if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+                raise ValueError(f"{prune_to}: must be a new or an empty folder, but it has files; give another")
             selection = selection if selection == "heads" else "all"
         kinds = SELECTED_KINDS[selection]
         ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.model, kind)])
@@ -158,12 +151,8 @@ class AblationJob:
 
     def write_card(self, ablation: ablate.Ablation) -> None:
         text = self.read_card() or f"# {escape_markdown(self.model_folder.name)}\n"
-        text = replace_section(
-            text,
-            ablation_report.SECTION_TITLE,
-            ablation_report.build_card_section(ablation),
-            (LIMITS_SECTION,),
-        )
+        section = ablation_report.build_card_section(ablation)
+        text = replace_section(text, ablation_report.SECTION_TITLE, section, (LIMITS_SECTION,))
         write_atomic(self.model_folder / ablation_report.CARD_FILE, text.encode())
 
     def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:

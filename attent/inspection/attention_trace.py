@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
+from attent.settings import from_dict
 
 FORMAT, VERSION = "attent-trace", 1
 REQUIRED_LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")
@@ -65,14 +66,6 @@ class TraceSide:
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
         return {key: value for key, value in data.items() if key not in ("image", "audio") or value is not None}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TraceSide:
-        tokens = tuple(DisplayToken(**token) for token in data["tokens"])
-        image = PatchImage(**data["image"]) if data.get("image") else None
-        audio = SourceAudio(**data["audio"]) if data.get("audio") else None
-        text, language = data.get("text", ""), data.get("language")
-        return cls(label=data["label"], text=text, tokens=tokens, language=language, image=image, audio=audio)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +163,8 @@ class Trace(Mapping[str, list[Tensor]]):
     def from_document(cls, document: Any) -> Trace:
         check_format(document)
         trace = cls()
-        trace.sides = {name: TraceSide.from_dict(side) for name, side in document["sides"].items()}
+        sides = document["sides"].items()
+        trace.sides = {name: from_dict(TraceSide, side, where="the trace") for name, side in sides}
         for layer in document["layers"]:
             path = layer["path"]
             keys = len(trace.sides[layer["keys"]].tokens)

@@ -240,6 +240,22 @@ class TokenFeatures:
     is_punctuation: Tensor
     is_token: Tensor
 
+    @classmethod
+    def from_pieces(
+        cls, rows: Sequence[Sequence[str]], is_end: Sequence[Sequence[bool]], spelling_ids: dict[str, int]
+    ) -> TokenFeatures:
+        """From the piece of each token, "" for special ones; `spelling_ids` gets new pieces."""
+
+        def get_spelling_id(piece: str) -> int:
+            return spelling_ids.setdefault(piece, len(spelling_ids)) if piece else NO_SPELLING
+
+        return cls(
+            spelling_ids=pad_rows([list(map(get_spelling_id, row)) for row in rows], NO_SPELLING).long(),
+            is_end=pad_rows(is_end, False).bool(),
+            is_punctuation=pad_rows([[is_punctuation(piece) for piece in row] for row in rows], False).bool(),
+            is_token=pad_rows([[True for _ in row] for row in rows], False).bool(),
+        )
+
 
 def build_token_features(
     vocabulary: Vocabulary, rows: Sequence[Sequence[int]], spelling_ids: dict[str, int], special_ids: Sequence[int] = ()
@@ -250,17 +266,8 @@ def build_token_features(
     # Imported models may have more rows than pieces.
     ids = [i for i in {i for row in rows for i in row} - without_text if i < vocabulary.size]
     pieces = dict(zip(ids, vocabulary.to_pieces(ids), strict=True))
-    spellings = [[get_spelling_id(pieces.get(i, ""), spelling_ids) for i in row] for row in rows]
-    return TokenFeatures(
-        spelling_ids=pad_rows(spellings, NO_SPELLING),
-        is_end=pad_rows([[i in end_ids for i in row] for row in rows], False),
-        is_punctuation=pad_rows([[is_punctuation(pieces.get(i, "")) for i in row] for row in rows], False),
-        is_token=pad_rows([[True for _ in row] for row in rows], False),
-    )
-
-
-def get_spelling_id(piece: str, spelling_ids: dict[str, int]) -> int:
-    return spelling_ids.setdefault(piece, len(spelling_ids)) if piece else NO_SPELLING
+    is_end = [[i in end_ids for i in row] for row in rows]
+    return TokenFeatures.from_pieces([[pieces.get(i, "") for i in row] for row in rows], is_end, spelling_ids)
 
 
 def is_punctuation(piece: str) -> bool:
@@ -639,12 +646,7 @@ def categorize_patches(categories: KeyCategories, columns: int, num_prefix_token
 
 def build_document_features(tokens: Sequence[Mapping[str, Any]], spelling_ids: dict[str, int]) -> TokenFeatures:
     pieces = ["" if token["special"] not in (None, "byte") else token["piece"] for token in tokens]
-    return TokenFeatures(
-        spelling_ids=torch.tensor([[get_spelling_id(piece, spelling_ids) for piece in pieces]]),
-        is_end=torch.tensor([[token["special"] == "end" for token in tokens]], dtype=torch.bool),
-        is_punctuation=torch.tensor([[is_punctuation(piece) for piece in pieces]], dtype=torch.bool),
-        is_token=torch.ones(1, len(tokens), dtype=torch.bool),
-    )
+    return TokenFeatures.from_pieces([pieces], [[token["special"] == "end" for token in tokens]], spelling_ids)
 
 
 def build_word_pair(target: Sequence[Mapping[str, Any]], source: Sequence[Mapping[str, Any]]) -> TokenWordMap:

@@ -11,7 +11,6 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -147,36 +146,30 @@ def warn_missing_glyphs(texts: Iterable[str]) -> None:
 def plot_heads(
     document: Mapping[str, Any],
     *,
-    path: str = "*",
     kind: Literal["self", "cross"] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Figure:
-    """Plot one head large with its tokens, or several in a grid with a row per layer.
-
-    path  glob of layers, such as decoder.blocks.1.cross_attn or decoder.*.cross_attn
-    """
-    panels = select_panels(document, path, kind, heads)
+    """Plot one head large with its tokens, or several in a grid with a row per layer."""
+    panels = select_panels(document, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
     with plot_context(["".join(words) for words in tokens.values()]):
-        if all(is_patch_layer(document, panel.layer) for panel in panels):
+        if all(get_key_image(document, layer) and not get_key_seconds(document, layer) for layer, *_ in panels):
             return plot_patches(document, panels)
         if len(panels) == 1:
             return plot_heatmap(document, panels[0])
         return plot_head_grid(document, panels)
 
 
-def select_panels(
-    document: Mapping[str, Any], path: str, kind: str | None, heads: Sequence[int] | None
-) -> list[HeadPanel]:
+def select_panels(document: Mapping[str, Any], kind: str | None, heads: Sequence[int] | None) -> list[HeadPanel]:
     panels = []
     for layer in document["layers"]:
-        if fnmatch(layer["path"], path) and kind in (None, layer["kind"]):
+        if kind in (None, layer["kind"]):
             weights = unpack_weights(layer, len(document["sides"][layer["keys"]]["tokens"]))
             chosen = [head for head in range(len(weights)) if heads is None or head in heads]
             panels += [HeadPanel(layer, head, weights[head]) for head in chosen]
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
-        selection = f"{path!r}" + (f", {kind}-attention" if kind else "") + (f", heads {list(heads)}" if heads else "")
+        selection = (f"{kind}-attention" if kind else "any layer") + (f", heads {list(heads)}" if heads else "")
         raise ValueError(f"no head matches {selection}; the layers are: {paths}")
     if not all(panel.weights.numel() for panel in panels):
         raise ValueError("there must be tokens on both sides, but there are none; give another sentence")
@@ -187,10 +180,6 @@ def get_key_seconds(document: Mapping[str, Any], layer: Mapping[str, Any]) -> fl
     """Return the duration of the recording that a layer's keys are moments of."""
     audio = document["sides"][layer["keys"]].get("audio")
     return len(document["sides"][layer["keys"]]["tokens"]) * audio["step"] if audio else None
-
-
-def is_patch_layer(document: Mapping[str, Any], layer: Mapping[str, Any]) -> bool:
-    return get_key_image(document, layer) is not None and get_key_seconds(document, layer) is None
 
 
 def describe_layer(layer: Mapping[str, Any]) -> str:
@@ -272,12 +261,13 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
 
 
 def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: float, rotation: float = 0) -> None:
-    """Label an axis with tokens, special ones in italics; no labels if they would be too small."""
+    """Label an axis with tokens, special ones in italics and another color; no labels if they would be too small."""
     if font_size < MIN_FONT_SIZE:
         return
     axis.set_ticks(range(len(tokens)), [format_token(token) for token in tokens], fontsize=font_size)
     for text, token in zip(axis.get_ticklabels(), tokens, strict=True):
-        style_token(text, token)
+        text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
+        text.set_style("italic" if token["special"] else "normal")
         if rotation:
             text.set(rotation=rotation, ha="left", va="bottom", rotation_mode="anchor")
 
@@ -390,12 +380,6 @@ def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any
     assert image is not None
     pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
     return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
-
-
-def style_token(text: Any, token: Mapping[str, Any]) -> None:
-    """Show special tokens in italics and another color."""
-    text.set_color(SPECIAL_TOKEN_COLOR if token["special"] else TEXT_COLOR)
-    text.set_style("italic" if token["special"] else "normal")
 
 
 def style_colorbar(bar: Any) -> None:

@@ -26,11 +26,10 @@ from attent.inspection.attention_trace import AttentionKind
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
-from attent.inspection.inspectors.captioning import CaptioningInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
 from attent.inspection.inspectors.translation import TranslationInspector
-from attent.inspection.inspectors.vision import VisionInspector
+from attent.inspection.inspectors.vision import CaptioningInspector, VisionInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn import AudioConfig

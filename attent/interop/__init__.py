@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from attent import models
 from attent.interop import hf_folder
 from attent.interop.conversion import check_dtype
+from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig
 from attent.storage.errors import FolderError
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
 
     from attent.nn.frontends import FrontEndConfig
 
-__all__ = [
-    "FAMILIES", "detect_family", "get_model_kind", "is_caption_folder", "is_speech_folder", "load", "load_as",
-    "save_hf",
-]  # fmt: skip
+__all__ = ["FAMILIES", "detect_family", "detect_frontend", "get_model_kind", "load", "load_as", "save_hf"]
 
 M = TypeVar("M", Seq2Seq, CausalLM, TextEncoder, VisionTransformer)
 MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of model, and its commands
@@ -45,22 +43,15 @@ FAMILIES = {  # `model_type` in config.json -> the module here that reads it
 
 
 class FamilyModule(Protocol):
-    def load(
-        self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None, device: torch.device | str | None
-    ) -> Model: ...
-    def save(self, model: Model, folder: str | os.PathLike[str], *, pad: int | None) -> None: ...
+    def load(self, folder: StrPath, *, dtype: torch.dtype | None, device: Device | None) -> Model: ...
+    def save(self, model: Model, folder: StrPath, *, pad: int | None) -> None: ...
 
 
 def import_family(name: str) -> FamilyModule:
     return cast("FamilyModule", import_module(f"attent.interop.{FAMILIES[name]}"))
 
 
-def load(
-    folder: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Model:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Model:
     """Load a model folder, ours or Hugging Face's, in eval mode.
 
     Tensors are converted one by one while they are read, so nothing is in memory twice.
@@ -91,12 +82,12 @@ def read_model_type(path: Path) -> str:
 
 
 def load_as(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     model_class: type[M],
     *,
     frontend: type[FrontEndConfig] | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
 ) -> M:
     """Load a model of this class; another is rejected, with the command that takes it.
 
@@ -117,28 +108,19 @@ def get_model_kind(model: Model) -> type:
     return type(model) if frontend is None else type(frontend)
 
 
-def is_speech_folder(folder: str | os.PathLike[str]) -> bool:
-    """True for the folder of a speech model, by its config.json alone; False where there is none."""
-    return has_frontend(folder, AudioConfig, "whisper")
-
-
-def is_caption_folder(folder: str | os.PathLike[str]) -> bool:
-    """The same of a caption model."""
-    return has_frontend(folder, ImageConfig, "vision-encoder-decoder")
-
-
-def has_frontend(folder: str | os.PathLike[str], kind: type[FrontEndConfig], family: str) -> bool:
-    """True for a model with this front-end, of attent or of a `family` of transformers."""
+def detect_frontend(folder: StrPath) -> type[FrontEndConfig] | None:
+    """Return the kind of front-end of a model folder, by its config.json alone; None for token ids."""
     path = Path(folder).expanduser() / hf_folder.CONFIG_FILE
     config = hf_folder.read_json(path) if path.is_file() else {}
     if config.get("format") != "attent":
-        return config.get("model_type") == family
+        return {"whisper": AudioConfig, "vision-encoder-decoder": ImageConfig}.get(str(config.get("model_type")))
     model = config.get("model")
     frontend = model.get("frontend") if isinstance(model, dict) else None
-    return isinstance(frontend, dict) and frontend.get("kind") == kind.kind
+    kind = frontend.get("kind") if isinstance(frontend, dict) else None
+    return next((front_end for front_end in (AudioConfig, ImageConfig) if front_end.kind == kind), None)
 
 
-def save_hf(model: Model, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save_hf(model: Model, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a new folder that `transformers` loads, in the nearest family, without a tokenizer.
 
     A model that the family cannot describe is rejected by the name of the field. `pad` is the padding token; image

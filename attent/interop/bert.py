@@ -6,7 +6,6 @@ are: masked LM, pooler, classifier. The next-sentence head is dropped.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.hf_folder import Device, StrPath
 from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.nn import LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -62,20 +62,14 @@ OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertKeys:
+class BertKeys(encoder_family.EncoderKeys):
     """The keys of a BERT config.json that describe the model, with the defaults of `transformers`."""
 
     vocab_size: int = 30_522
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_act: conversion.HFActivation = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
-    layer_norm_eps: float = 1e-12
 
 
 CONFIG_KEYS = ConfigKeys(
@@ -86,7 +80,6 @@ CONFIG_KEYS = ConfigKeys(
         **encoder_family.FIELD_TO_KEY,
         "max_length": "max_position_embeddings",
         "segments": "type_vocab_size",
-        "norm_eps": "layer_norm_eps",
     },
     required_values={
         "model_type": ("bert",),
@@ -121,9 +114,7 @@ def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderC
         return EncoderConfig(vocab=keys.vocab_size, stack=stack, segments=keys.type_vocab_size, **heads)
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> TextEncoder:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> TextEncoder:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
     encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
     stored = {OLD_NAME.sub(lambda old: NEW_NAMES[old[1]], name): tensor for name, tensor in opened.stored.items()}
@@ -148,7 +139,7 @@ def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
     return {"masked_lm": MASKED_LM in stored, "pooler": pooler, "labels": labels}
 
 
-def save(model: TextEncoder, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: TextEncoder, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that BERT's classes of `transformers` load, without a tokenizer.
 
     Its class is that of the last head; other heads are written too, for their classes. `pad` is the token whose

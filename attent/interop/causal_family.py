@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from attent.interop import conversion, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
+from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalConfig, CausalLM, build_empty
 from attent.nn import StackConfig
 
@@ -32,13 +32,7 @@ class CausalFamily(Generic[F]):
     check_expressible: Callable[[CausalConfig], None]
     to_hf_config: Callable[[CausalConfig], dict[str, Any]]
 
-    def load(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> CausalLM:
+    def load(self, folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> CausalLM:
         field_to_key = self.keys.field_to_key
         opened = OpenFolder.open(
             folder, self.keys, [field_to_key["layers"]], prefix=self.prefix, ignored_tensors=self.ignored_tensors
@@ -56,7 +50,7 @@ class CausalFamily(Generic[F]):
             opened = opened.resolve_ties([self.tied_names], "`tie_word_embeddings`")
         return opened.load_into(build_empty(config), self.mappings, dtype, device)
 
-    def save(self, model: CausalLM, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+    def save(self, model: CausalLM, folder: StrPath, *, pad: int | None = None) -> None:
         """Write a folder that `transformers` loads, without a tokenizer. `pad` is its padding token."""
         config = model.config
         self.check_expressible(config)

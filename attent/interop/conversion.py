@@ -9,7 +9,6 @@ read straight into its final dtype and device, one by one.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from attent import settings
 from attent.interop import hf_folder
-from attent.interop.hf_folder import LazyTensor, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
 from attent.models.folder import check_tensors
 from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_like, collect_tensors, find_tied_names
 from attent.nn import StackConfig
@@ -343,7 +342,7 @@ class OpenFolder(Generic[F]):
     @classmethod
     def open(
         cls,
-        folder: str | os.PathLike[str],
+        folder: StrPath,
         keys: ConfigKeys[F],
         layer_keys: Sequence[str],
         *,
@@ -397,7 +396,7 @@ class OpenFolder(Generic[F]):
         return replace(self, stored=resolved)
 
     def load_into(
-        self, model: M, mappings: Iterable[TensorMapping], dtype: torch.dtype | None, device: torch.device | str | None
+        self, model: M, mappings: Iterable[TensorMapping], dtype: torch.dtype | None, device: Device | None
     ) -> M:
         """Load the tensors into an empty model, converting each while it is read. In eval mode."""
         where, ties = self.weights_path, find_tied_names(model)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attent.interop import hf_folder
+from attent.interop import conversion, hf_folder
 from attent.interop.hf_folder import quote_value
 from attent.storage.errors import FolderError
 
@@ -18,8 +19,23 @@ FIELD_TO_KEY = {
     "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
+    "norm_eps": "layer_norm_eps",
 }
 SINGLE_LABEL = "single_label_classification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderKeys:
+    """The keys of BERT and ViT, with the defaults of `transformers`."""
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: conversion.HFActivation = "gelu"
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    layer_norm_eps: float = 1e-12
 
 
 def check_architecture(root: Path, known: Sequence[str], family: str) -> None:

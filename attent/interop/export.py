@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 import torch
 
 from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf, whisper
+from attent.interop.hf_folder import to_json_bytes
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import has_manifest, read_extra_files, read_tokenizer
 from attent.nn import AudioConfig
@@ -149,10 +149,6 @@ def build_vocab_json(vocabulary: Vocabulary, folder: Path) -> bytes:
     if len(ids) != len(pieces):
         raise ValueError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
     return to_json_bytes(ids)
-
-
-def to_json_bytes(data: object) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

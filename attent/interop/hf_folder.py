@@ -33,10 +33,13 @@ GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+StrPath = str | os.PathLike[str]
+Device = torch.device | str
+
 HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve_folder(folder: str | os.PathLike[str]) -> Path:
+def resolve_folder(folder: StrPath) -> Path:
     """Return the path of a folder; reject any other, with advice for the name of a model on the hub."""
     root, given = Path(folder).expanduser(), os.fspath(folder)
     if root.is_dir():
@@ -168,7 +171,7 @@ def explain_missing_weights(root: Path) -> str:
 
 
 def write_folder(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -182,13 +185,13 @@ def write_folder(
         root.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(root) as staged:
             for name, data in {CONFIG_FILE: config, **(extra_files or {})}.items():
-                write_json(staged / name, data)
+                (staged / name).write_bytes(to_json_bytes(data))
             write_safetensors(dict(tensors), staged / WEIGHTS_FILE)
             shutil.copymode(staged / CONFIG_FILE, staged / WEIGHTS_FILE)  # safetensors files are private to their owner
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def to_json_bytes(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def quote_value(value: object) -> str:

@@ -5,7 +5,6 @@ The paper's model: post-norm, sinusoidal positions (sines first, then cosines), 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from attent.interop import conversion, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import LazyTensor
+from attent.interop.hf_folder import Device, LazyTensor, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
@@ -68,11 +67,10 @@ SHARED_STACK_FIELDS = {  # of both sides
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarianKeys:
-    """The keys of a Marian config.json that describe the model, with the defaults of `transformers`."""
+class SharedKeys:
+    """The keys of Marian and Whisper, with the defaults of `transformers`."""
 
     vocab_size: int
-    decoder_vocab_size: int | None = None
     d_model: int
     encoder_layers: int
     encoder_attention_heads: int
@@ -81,15 +79,23 @@ class MarianKeys:
     decoder_attention_heads: int
     decoder_ffn_dim: int
     activation_function: conversion.HFActivation = "gelu"
-    dropout: float = 0.1
+    dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
-    scale_embedding: bool = False
-    share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     decoder_start_token_id: int | None = None
-    pad_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianKeys(SharedKeys):
+    """The keys of a Marian config.json that describe the model, with the defaults of `transformers`."""
+
+    decoder_vocab_size: int | None = None
+    dropout: float = 0.1
+    scale_embedding: bool = False
+    share_encoder_decoder_embeddings: bool = True
+    pad_token_id: int | None = None
 
 
 TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
@@ -171,9 +177,7 @@ def to_stack(keys: MarianKeys, side: str, where: Path) -> StackConfig:
         )
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Seq2Seq:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
     for name in filter(opened.stored.__contains__, POSITION_TABLES):
         check_sinusoids(opened.stored[name], opened.keys.d_model, opened.weights_path)
@@ -218,7 +222,7 @@ GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
 MAX_POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fail there
 
 
-def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that `MarianMTModel` of `transformers` loads, without a tokenizer.
 
     `pad` is its padding token, which fills finished rows, tells masks, and gets no gradient: it must not occur in

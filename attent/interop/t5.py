@@ -6,7 +6,6 @@ whether the output layer is tied to the embedding; the config tells whether stat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import LazyTensor, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.nn import RelativeConfig, StackConfig
@@ -227,9 +226,7 @@ def check_relative(keys: T5Keys, where: Path) -> None:
         )
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Seq2Seq:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_layers", "num_decoder_layers"], ignored_tensors=IGNORED_TENSORS)
     stored, tied = resolve_ties(opened.stored, opened.weights_path)
     config = to_config(opened.keys, tied=tied, where=opened.config_path)
@@ -251,7 +248,7 @@ def resolve_ties(stored: Mapping[str, LazyTensor], where: Path) -> tuple[dict[st
 GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
 
 
-def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that `T5ForConditionalGeneration` of `transformers` loads, without a tokenizer.
 
     `pad` is its padding token, by default the start token, as in published models. Pruned heads become zeros.

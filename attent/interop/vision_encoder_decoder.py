@@ -7,7 +7,6 @@ stacks of different width, and the decoder's first and last token.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,15 +17,8 @@ from typing import Any
 import torch
 
 from attent.interop import bert, conversion, gpt2, hf_folder, vit
-from attent.interop.conversion import (
-    TRANSPOSED,
-    ConfigKeys,
-    OpenFolder,
-    TensorMapping,
-    concat_transposed,
-    map_attention,
-)
-from attent.interop.hf_folder import LazyTensor, quote_value
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
 from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build_empty
 from attent.models.folder import check_tensors
 from attent.models.pruning import restore_heads
@@ -77,13 +69,13 @@ DECODER_MAPPINGS = {
     "gpt2": [
         *move_mappings(gpt2.TENSOR_MAPPINGS, "decoder.", {"embedding": "target_embedding"}),
         TensorMapping(CROSS_ATTENTION_NORM, f"{GPT2_LAYER}.ln_cross_attn"),
-        TensorMapping(f"{CROSS_ATTENTION}.query", f"{GPT2_LAYER}.crossattention.q_attn", TRANSPOSED),
+        TensorMapping(f"{CROSS_ATTENTION}.query", f"{GPT2_LAYER}.crossattention.q_attn", conversion.TRANSPOSED),
         TensorMapping(
             (f"{CROSS_ATTENTION}.key", f"{CROSS_ATTENTION}.value"),
             f"{GPT2_LAYER}.crossattention.c_attn",
-            concat_transposed(2),
+            conversion.concat_transposed(2),
         ),
-        TensorMapping(f"{CROSS_ATTENTION}.output", f"{GPT2_LAYER}.crossattention.c_proj", TRANSPOSED),
+        TensorMapping(f"{CROSS_ATTENTION}.output", f"{GPT2_LAYER}.crossattention.c_proj", conversion.TRANSPOSED),
     ],
 }
 TIED_NAMES = {  # where the decoder's section ties them
@@ -200,9 +192,7 @@ def read_tokens(
     return conversion.get_start_id(start, bos, opened.config_path), conversion.get_end_id(end, opened.config_path)
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Seq2Seq:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
     opened = OpenFolder.open(folder, CONFIG_KEYS, [], ignored_tensors=IGNORED_TENSORS)
     (encoder, encoder_where), (decoder, decoder_where) = (read_section(s, opened.config_path) for s in MODEL_TYPES)
     keys = conversion.parse_section(encoder, vit.CONFIG_KEYS, encoder_where)
@@ -235,7 +225,7 @@ def pop_segments(opened: OpenFolder[Any], text: EncoderConfig) -> LazyTensor:
     return stored[SEGMENTS]
 
 
-def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that `VisionEncoderDecoderModel` of `transformers` loads, without a tokenizer.
 
     A pre-norm decoder becomes a GPT-2, a post-norm decoder a BERT. `pad` is the padding token, by default the token

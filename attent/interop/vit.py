@@ -7,7 +7,6 @@ images are resized and normalized is in preprocessor_config.json; `attent.data.i
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
-from attent.interop.hf_folder import quote_value
+from attent.interop.hf_folder import Device, StrPath, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import ImageConfig, LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -59,17 +58,9 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTKeys:
+class ViTKeys(encoder_family.EncoderKeys):
     """The keys of a ViT config.json that describe the model, with the defaults of `transformers`."""
 
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    hidden_act: conversion.HFActivation = "gelu"
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
-    layer_norm_eps: float = 1e-12
     image_size: int | tuple[int, int] = 224
     patch_size: int | tuple[int, int] = 16
     num_channels: int = 3
@@ -79,7 +70,7 @@ class ViTKeys:
 CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
     schema=ViTKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY | {"norm_eps": "layer_norm_eps", "channels": "num_channels"},
+    field_to_key=encoder_family.FIELD_TO_KEY | {"channels": "num_channels"},
     required_values={
         "model_type": ("vit",),
         "qkv_bias": (True,),
@@ -221,9 +212,7 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
     return side
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> VisionTransformer:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> VisionTransformer:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
     keys, root = opened.keys, opened.root
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
@@ -237,7 +226,7 @@ def load(
     return opened.load_into(build_empty(config), build_mappings(config), dtype, device)
 
 
-def save(model: VisionTransformer, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: VisionTransformer, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that ViT's classes of `transformers` load, with the config of its image processor."""
     config = model.config
     check_expressible(config)

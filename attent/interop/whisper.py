@@ -7,7 +7,6 @@ both files are kept for export. The tokenizer is `attent.text.tokenizer_formats.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from attent import settings
 from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
-from attent.interop.hf_folder import GENERATION_FILE, LazyTensor, quote_value
+from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import has_manifest, read_side_file
 from attent.models.pruning import restore_heads
@@ -71,27 +70,12 @@ def add_key_biases(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhisperKeys:
+class WhisperKeys(marian.SharedKeys):
     """The keys of a Whisper config.json that describe the model, with the defaults of `transformers`."""
 
-    vocab_size: int
-    d_model: int
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_layers: int
-    decoder_attention_heads: int
-    decoder_ffn_dim: int
     num_mel_bins: int = 80
     max_source_positions: int = 1500
     max_target_positions: int = 448
-    activation_function: conversion.HFActivation = "gelu"
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    tie_word_embeddings: bool = True
-    decoder_start_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
 
 
 CONFIG_KEYS = ConfigKeys(
@@ -164,9 +148,7 @@ def to_stack(keys: WhisperKeys, side: str, where: Path) -> StackConfig:
         )
 
 
-def load(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Seq2Seq:
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
     """Load a Whisper folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
     check_features(opened.root, opened.keys.num_mel_bins)
@@ -197,7 +179,7 @@ def check_features(root: Path, mel_bins: int) -> None:
                 )
 
 
-def read_kept_files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
+def read_kept_files(folder: StrPath) -> dict[str, bytes]:
     """Read the files besides weights and tokenizer of a Whisper folder, or of an attent folder that was made from one:
     save them with a model that is converted or fine-tuned."""
     root = Path(folder).expanduser()
@@ -232,7 +214,7 @@ class WhisperSettings:
     alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) whose cross-attention follows the words; (): unknown
 
 
-def read_settings(folder: str | os.PathLike[str], vocabulary: WhisperVocabulary) -> WhisperSettings:
+def read_settings(folder: StrPath, vocabulary: WhisperVocabulary) -> WhisperSettings:
     """Read generation_config.json of a Whisper folder, or of an attent folder that was made from one; the oldest
     folders have its keys in config.json."""
     root, content = Path(folder).expanduser(), read_kept_files(folder).get(GENERATION_FILE)
@@ -267,7 +249,7 @@ def detect_languages(model: Seq2Seq, source: Tensor, vocabulary: WhisperVocabula
     return [vocabulary.tags[i] for i in best.tolist()]
 
 
-def save(model: Seq2Seq, folder: str | os.PathLike[str], *, pad: int | None = None) -> None:
+def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     """Write a folder that `WhisperForConditionalGeneration` of `transformers` loads, without a tokenizer.
 
     `pad` is its padding token, by default the end token, as in published models. Pruned heads become zeros.
@@ -311,9 +293,8 @@ def check_expressible(config: Seq2SeqConfig) -> AudioConfig:
             required={"positions": (positions[side],), "norm_order": ("pre",), "norm_eps": (marian.NORM_EPS,)},
         )
     marian.check_equal_sides(config, FAMILY, ("width", *marian.SHARED_STACK_FIELDS))
-    for name in ("output_bias", "scale_embeddings", "scale_output", "output_transform", "ctc"):
-        if getattr(config, name):
-            conversion.reject_field(FAMILY, name, True, "False")
+    names = ("output_bias", "scale_embeddings", "scale_output", "output_transform", "ctc")
+    conversion.check_fields(config, FAMILY, dict.fromkeys(names, False))
     return frontend
 
 

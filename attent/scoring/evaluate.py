@@ -9,22 +9,8 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from statistics import mean
 
-from attent.scoring.metrics import (
-    DEFAULT_METRIC,
-    DEFAULT_SCORE_METRICS,
-    METRICS,
-    NUM_RESAMPLES,
-    SCRIPT_SAMPLE,
-    SENTENCE_METRICS,
-    SPEECH_METRICS,
-    MetricScore,
-    Reference,
-    ScoreError,
-    check_same_length,
-    compute_metrics,
-    list_references,
-    score_sentences,
-)
+from attent.scoring import metrics as scoring
+from attent.scoring.metrics import DEFAULT_METRIC, SPEECH_METRICS, MetricScore, Reference
 from attent.text import scripts
 
 WORD_LIMITS = (10, 20, 30, 40, 50)  # the maximum length of each group
@@ -64,7 +50,7 @@ class Evaluation:
 
     def find_worst(self, count: int) -> list[SentenceScore]:
         """The `count` worst sentences that differ from their reference."""
-        sign, perfect = (-1, 0.0) if METRICS[self.ranking_metric].lower_is_better else (1, PERFECT_SCORE)
+        sign, perfect = (-1, 0.0) if scoring.METRICS[self.ranking_metric].lower_is_better else (1, PERFECT_SCORE)
         ranked = sorted((sign * sentence.metrics[self.ranking_metric], sentence.number) for sentence in self.sentences)
         return [self.sentences[number - 1] for value, number in ranked if value < perfect][:count]
 
@@ -74,9 +60,9 @@ def evaluate(
     references: Sequence[Reference],
     outputs: Sequence[str],
     *,
-    metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
+    metrics: Sequence[str] = scoring.DEFAULT_SCORE_METRICS,
     language: str | None = None,
-    resamples: int = NUM_RESAMPLES,
+    resamples: int = scoring.NUM_RESAMPLES,
     by_length: bool = True,
 ) -> Evaluation:
     """Evaluate outputs.
@@ -84,14 +70,14 @@ def evaluate(
     language   of the references; None: judged by their script
     by_length  also by the length of the sources, which are texts
     """
-    check_same_length(outputs, references)
+    scoring.check_same_length(outputs, references)
     if len(sources) != len(references):
-        raise ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
-    used_scripts = scripts.detect_scripts(islice(sources, SCRIPT_SAMPLE)) or frozenset()
+        raise scoring.ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
+    used_scripts = scripts.detect_scripts(islice(sources, scoring.SCRIPT_SAMPLE)) or frozenset()
     in_words = not used_scripts & scripts.UNSPACED_SCRIPTS
     lengths = [len(source.split()) if in_words else len("".join(source.split())) for source in sources]
     limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
-    texts = list(map(list_references, references))
+    texts = list(map(scoring.list_references, references))
     groups = []
     for minimum, end in pairwise((0, *(limit + 1 for limit in limits), None) if by_length else ()):
         assert minimum is not None
@@ -102,16 +88,16 @@ def evaluate(
                 min_length=minimum or 1,
                 max_length=None if end is None else end - 1,
                 sentences=len(indices),
-                scores=tuple(compute_metrics(*pairs, metrics, language, resamples=0)),
+                scores=tuple(scoring.compute_metrics(*pairs, metrics, language, resamples=0)),
             )
             groups.append(group)
     ranking_metric = metrics[0] if metrics[0] in SPEECH_METRICS else DEFAULT_METRIC
-    names = SPEECH_METRICS if ranking_metric in SPEECH_METRICS else SENTENCE_METRICS
-    columns = [score_sentences(outputs, references, name, language) for name in names]
+    names = SPEECH_METRICS if ranking_metric in SPEECH_METRICS else scoring.SENTENCE_METRICS
+    columns = [scoring.score_sentences(outputs, references, name, language) for name in names]
     rows = zip(sources, map(" | ".join, texts), outputs, zip(*columns, strict=True), strict=True)
     return Evaluation(
-        scores=tuple(compute_metrics(outputs, references, metrics, language, resamples=resamples)),
-        exact=compute_metrics(outputs, references, ("exact",), resamples=0)[0].value,
+        scores=tuple(scoring.compute_metrics(outputs, references, metrics, language, resamples=resamples)),
+        exact=scoring.compute_metrics(outputs, references, ("exact",), resamples=0)[0].value,
         num_empty=sum(
             not output.strip() and bool(text[0].strip()) for output, text in zip(outputs, texts, strict=True)
         ),

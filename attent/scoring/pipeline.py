@@ -25,9 +25,10 @@ from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator, load_translator
 from attent.formatting import format_count
-from attent.interop import is_caption_folder, is_speech_folder
+from attent.interop import detect_frontend
 from attent.interop.conversion import get_dtype_name
 from attent.models import Seq2Seq
+from attent.nn import AudioConfig
 from attent.scoring.alignment import AlignmentReport, GoldAlignment, evaluate_alignment, read_gold_alignments
 from attent.scoring.evaluate import Evaluation, evaluate
 from attent.scoring.metrics import (
@@ -166,7 +167,8 @@ def score(
 def detect_sources(model: str | Path | None, names: Sequence[str]) -> Literal["speech", "caption", "text"]:
     """Return what a model reads; without one, what a .tsv file lists according to its header and first line."""
     if model is not None:
-        return "speech" if is_speech_folder(model) else "caption" if is_caption_folder(model) else "text"
+        frontend = detect_frontend(model)
+        return "text" if frontend is None else "speech" if frontend is AudioConfig else "caption"
     path = Path(names[0]).expanduser()
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return "text"

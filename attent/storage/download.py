@@ -8,7 +8,6 @@ accepted, proxies are taken from the environment, and no more bytes are read tha
 from __future__ import annotations
 
 import errno
-import hashlib
 import http.client
 import os
 import shutil
@@ -25,6 +24,7 @@ from urllib import request
 
 from attent.storage.cache import CACHE_ENV_VAR
 from attent.storage.errors import StorageError
+from attent.storage.manifest import hash_file
 
 ProgressCallback = Callable[[int, int | None], None]  # bytes done, and the total if it is known
 
@@ -79,13 +79,8 @@ def download_file(
     return checksum
 
 
-def compute_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _verify_checksum(remote: RemoteFile, path: Path) -> str:
-    checksum = compute_sha256(path)
+    checksum = hash_file(path).sha256
     if remote.sha256 is None or remote.sha256 == checksum:
         return checksum
     path.unlink()
@@ -98,7 +93,7 @@ def _verify_checksum(remote: RemoteFile, path: Path) -> str:
 def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) -> None:
     """Send one request and append the response to what is already on disk."""
     offset = part.stat().st_size if part.exists() else 0
-    if offset and compute_sha256(part) == remote.sha256:  # the process ended between the last byte and the renaming
+    if offset and hash_file(part).sha256 == remote.sha256:  # the process ended between the last byte and the renaming
         return
     with _classify_errors(remote, part), _open_url(_build_request(remote, part, offset)) as response:
         start = 0

@@ -1,19 +1,23 @@
 """Rule-based sentence splitting in linear time, and splitting of sentences that are too long.
 
 The parts and the whitespace between them are the text, character for character. The rules look at the word before a
-full stop (`abbreviations`) and at the next one. In doubt they do not split: a model translates two sentences at once
-better than half a sentence.
+full stop (`abbreviations.toml`) and at the next one. In doubt they do not split: a model translates two sentences at
+once better than half a sentence.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from attent.text.abbreviations import AbbreviationRules, get_abbreviations
-
+ABBREVIATIONS_FILE = Path(__file__).with_name("abbreviations.toml")
+WORD_LISTS = ("titles", "numeric", "general", "starters")
+ORDINAL_LANGUAGES = frozenset("bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split())  # others
 FULL_STOPS = ".!?…‥؟۔।॥።፧։᠃᠉။៕។܀‼⁇⁈⁉‽"
 WIDE_STOPS = "。！？｡"  # need no following space
 CLOSING_MARKS = "\"'”’»›“‘«)]}」』）】》〉"  # “‘« close in German, ”’»› elsewhere
@@ -193,3 +197,39 @@ def _is_grapheme_boundary(before: str, after: str) -> bool:
     flags = "\U0001f1e6" <= before <= "\U0001f1ff" and "\U0001f1e6" <= after <= "\U0001f1ff"
     modifiers = "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f"
     return not (flags or modifiers or "\u1160" <= after <= "\u11ff")  # the last: Hangul jamo
+
+
+# ---- abbreviations and sentence starters of each language ------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbbreviationRules:
+    """Rules of one language; the file says what its words are."""
+
+    titles: frozenset[str]
+    numeric: frozenset[str]
+    general: frozenset[str]
+    starters: frozenset[str]
+    ordinals: bool  # "3." means the third
+
+
+@cache
+def load_languages() -> dict[str, AbbreviationRules]:
+    tables = tomllib.loads(ABBREVIATIONS_FILE.read_text(encoding="utf-8"))
+    languages = {
+        language: AbbreviationRules(
+            **{name: frozenset(table[name].split()) for name in WORD_LISTS}, ordinals=table.get("ordinals", False)
+        )
+        for language, table in tables.items()
+    }
+    return languages | {"nb": languages["da"], "no": languages["da"]}
+
+
+@cache
+def get_abbreviations(language: str | None) -> AbbreviationRules:
+    """Return the rules of a language ("de", "de-AT"), or the union of all if it is unknown or None."""
+    code, languages = (language or "").replace("_", "-").split("-")[0].lower(), load_languages()
+    if code in languages:
+        return languages[code]
+    union = {name: frozenset().union(*(getattr(words, name) for words in languages.values())) for name in WORD_LISTS}
+    return AbbreviationRules(**union, ordinals=language is None or code in ORDINAL_LANGUAGES)

@@ -11,19 +11,9 @@ from typing import NamedTuple
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
-from attent.text.vocabulary import (
-    END,
-    ESCAPE,
-    PAD,
-    START,
-    UNKNOWN,
-    SentencePieceVocabulary,
-    TokenizerError,
-    Vocabulary,
-    load_processor,
-)
+from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, TokenizerError, Vocabulary, load_processor
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "TokenizerError", "Vocabulary"]
+__all__ = ["Tokenizer", "TokenizerError", "Vocabulary"]
 
 JOINT_FILES = ("tokenizer.model",)
 SEPARATE_FILES = ("source.model", "target.model")

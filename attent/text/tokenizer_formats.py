@@ -20,7 +20,6 @@ from attent.text.vocabulary import (
     TokenizerError,
     Vocabulary,
     check_ids,
-    find_tag,
     load_processor,
     replace_surrogates,
 )
@@ -121,28 +120,8 @@ def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
     return ids
 
 
-class ImportedVocabulary:
-    """Base of vocabularies that other toolkits trained, which support no subword sampling."""
-
-    _tags: Mapping[str, int] = {}
-
-    def get_tag_id(self, language: str) -> int:
-        return find_tag(self._tags, language)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError
-
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [self.decode(ids) for ids in rows]
-
-    def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
-
-
-class MarianVocabulary(ImportedVocabulary):
+class MarianVocabulary(Vocabulary):
     """One side of a Marian model in Hugging Face's format; decoding starts from padding."""
-
-    byte_ids: frozenset[int] = frozenset()
 
     def __init__(self, model: bytes, where: str, ids: dict[str, int]) -> None:
         self._processor = load_processor(model, where)
@@ -154,10 +133,7 @@ class MarianVocabulary(ImportedVocabulary):
         self.end, self.unknown, self.pad = ids["</s>"], ids["<unk>"], ids["<pad>"]
         self.start = self.pad
         self._skipped_ids = {self.end, self.unknown, self.pad, *self._tags.values()}
-        self.prefix_ids: tuple[int, ...] = ()
-        self.suffix_ids: tuple[int, ...] = (self.end,)
-        self.mask: int | None = None
-        self.sentinels: tuple[int, ...] = ()
+        self.prefix_ids, self.suffix_ids = (), (self.end,)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # By pieces, not by SentencePiece's ids: `vocab.json` may have pieces that this side's model lacks.
@@ -199,7 +175,10 @@ PROBE = "a"  # encoded to find the tokens around a text
 def load_fast(files: Files, where: str) -> VocabularyPair:
     """Load `tokenizer.json` with Hugging Face's `tokenizers`."""
     content, path = files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE
-    tokenizers = import_tokenizers(path)
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise TokenizerError(f"{path}: needs the package `tokenizers`; run pip install 'attent[hf]'") from error
     settings.parse_json(content, path)  # reports the line of an error, which the package does not
     try:
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
@@ -207,12 +186,9 @@ def load_fast(files: Files, where: str) -> VocabularyPair:
         raise TokenizerError(f"{path}: `tokenizers` cannot read it: {error}; download the file again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return wrap_fast(tokenizer, read_special_tokens(files, where), path)
-
-
-def wrap_fast(tokenizer: Any, special_tokens: dict[str, Any], where: str) -> VocabularyPair:
     is_whisper = all(tokenizer.token_to_id(name) is not None for name in (TRANSCRIPT_START, NO_TIMESTAMPS))
-    both = (WhisperVocabulary if is_whisper else FastVocabulary)(tokenizer, special_tokens, where)
+    special_tokens = read_special_tokens(files, where)
+    both = (WhisperVocabulary if is_whisper else FastVocabulary)(tokenizer, special_tokens, path)
     return both, both
 
 
@@ -228,35 +204,25 @@ def get_token_name(token: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def import_tokenizers(where: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise TokenizerError(f"{where}: needs the package `tokenizers`; run pip install 'attent[hf]'") from error
-    return tokenizers
-
-
-class FastVocabulary(ImportedVocabulary):
+class FastVocabulary(Vocabulary):
     """A tokenizer of Hugging Face's `tokenizers`."""
-
-    tags: tuple[str, ...] = ()
 
     def __init__(self, tokenizer: Any, special_tokens: dict[str, Any], where: str) -> None:
         self._tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
         names = tokenizer.get_vocab(with_added_tokens=True)
-        self.size: int = 1 + max(names.values(), default=0)
+        self.size = 1 + max(names.values(), default=0)
         special_ids = {role: self._find_special(role, special_tokens) for role in DEFAULT_SPECIALS}
         if special_ids["end"] is None:
             raise TokenizerError(f"{where}: has no end-of-sentence token; set eos_token in {CONFIG_FILE}")
-        self.end: int = special_ids["end"]
-        self.pad: int = self.end if special_ids["pad"] is None else special_ids["pad"]
-        self.start: int = self.pad if special_ids["start"] is None else special_ids["start"]
-        self.unknown: int = self.end if special_ids["unknown"] is None else special_ids["unknown"]
-        self.mask: int | None = special_ids["mask"]
+        self.end = special_ids["end"]
+        self.pad = self.end if special_ids["pad"] is None else special_ids["pad"]
+        self.start = self.pad if special_ids["start"] is None else special_ids["start"]
+        self.unknown = self.end if special_ids["unknown"] is None else special_ids["unknown"]
+        self.mask = special_ids["mask"]
         self.prefix_ids, self.suffix_ids = self._find_affixes()
         sentinels = {int(match[1]): i for name, i in names.items() if (match := SENTINEL_PATTERN.fullmatch(name))}
-        self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
+        self.sentinels = tuple(sentinels[n] for n in sorted(sentinels))
         self.byte_ids = self._find_byte_ids(names)
 
     def _find_byte_ids(self, names: Mapping[str, int]) -> frozenset[int]:

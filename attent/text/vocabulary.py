@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
@@ -33,7 +33,7 @@ class TokenizerError(ValueError):
     """A tokenizer cannot be trained, read or used; the message says why and what to do."""
 
 
-class Vocabulary(Protocol):
+class Vocabulary:
     """The tokenizer of one language side."""
 
     size: int
@@ -43,29 +43,40 @@ class Vocabulary(Protocol):
     unknown: int
     prefix_ids: tuple[int, ...]  # before a text for single-stack models: BERT's [CLS], the start token
     suffix_ids: tuple[int, ...]  # after it: BERT's [SEP], the end token; none for models that continue texts
-    mask: int | None  # of masked language models
-    sentinels: tuple[int, ...]  # of T5 for masked spans, in the order of their use
-    byte_ids: frozenset[int]  # decode only as whole runs: an incomplete character invalidates its run
-    tags: tuple[str, ...]  # languages with a tag, such as ("de", "fr")
+    mask: int | None = None  # of masked language models
+    sentinels: tuple[int, ...] = ()  # of T5 for masked spans, in the order of their use
+    byte_ids: frozenset[int] = frozenset()  # decode only as whole runs: an incomplete character invalidates its run
+    tags: tuple[str, ...] = ()  # languages with a tag, such as ("de", "fr")
+    _tags: Mapping[str, int] = {}  # and the ids of these tags
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""
+        raise NotImplementedError
 
     def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         """Encode with a random segmentation, which is a pure function of the arguments in every process. Of BPE, `rate`
         is the probability that a merge is skipped."""
+        raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text, without special tokens and tags."""
+        raise NotImplementedError
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Decode many rows, which is faster than one by one."""
+        """Decode many rows, which may be faster than one by one."""
+        return [self.decode(ids) for ids in rows]
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the piece of each id: `▁man`, `<0xE2>`, `<2de>`."""
+        raise NotImplementedError
 
     def get_tag_id(self, language: str) -> int:
         """Return the id of a language tag such as `<2de>`."""
+        if language in self._tags:
+            return self._tags[language]
+        languages = ", ".join(self.tags)
+        known = f"its languages are {languages}" if languages else "it has no tags, since it has one target language"
+        raise TokenizerError(f"the tokenizer has no tag for {language!r}; {known}")
 
 
 class AddedToken(NamedTuple):
@@ -83,10 +94,8 @@ class SentencePieceOptions:
     add_eos: bool = False
 
 
-class SentencePieceVocabulary:
+class SentencePieceVocabulary(Vocabulary):
     """A SentencePiece model, trained by attent or imported."""
-
-    byte_ids: frozenset[int] = frozenset()  # SentencePiece decodes each character by itself
 
     def __init__(
         self,
@@ -105,13 +114,13 @@ class SentencePieceVocabulary:
         options = SentencePieceOptions() if options is None else options
         self._added_tokens = {i: piece for i, piece in options.added_tokens.items() if i >= own}
         self.size = max(own + extra_ids, 1 + max(self._added_tokens, default=0))
-        self.end: int = self._find_end(options)
+        self.end = self._find_end(options)
         if self.end < 0:
             raise TokenizerError(f"{where}: has no end-of-sentence piece; use a model for translation")
-        self.unknown: int = processor.unk_id()
+        self.unknown = processor.unk_id()
         # LLaMA has no padding piece, and T5 no start piece: its decoder starts from padding.
-        self.pad: int = processor.pad_id() if processor.pad_id() >= 0 else self.end
-        self.start: int = processor.bos_id() if processor.bos_id() >= 0 else self.pad
+        self.pad = processor.pad_id() if processor.pad_id() >= 0 else self.end
+        self.start = processor.bos_id() if processor.bos_id() >= 0 else self.pad
         own_ids = list(range(own))
         names, control = processor.id_to_piece(own_ids), processor.is_control(own_ids)
         self._tags = {match[1]: i for i in own_ids if control[i] and (match := TAG_PATTERN.fullmatch(names[i]))}
@@ -119,14 +128,14 @@ class SentencePieceVocabulary:
         texts = {i for i, piece in self._added_tokens.items() if not piece.special}
         self._skipped_ids = {i for i in own_ids if control[i]} | {self.unknown} | set(range(own, self.size)) - texts
         has_start = processor.bos_id() >= 0
-        self.prefix_ids: tuple[int, ...] = (self.start,) if has_start and options.add_bos else ()
+        self.prefix_ids = (self.start,) if has_start and options.add_bos else ()
         ends = self.is_own or not has_start or options.add_eos  # LLaMA continues texts
-        self.suffix_ids: tuple[int, ...] = (self.end,) if ends else ()
-        self.mask: int | None = next((i for i in own_ids if control[i] and names[i] == MASK_TOKEN), None)
+        self.suffix_ids = (self.end,) if ends else ()
+        self.mask = next((i for i in own_ids if control[i] and names[i] == MASK_TOKEN), None)
         sentinels = {
             int(match[1]): i for i in own_ids if control[i] and (match := SENTINEL_PATTERN.fullmatch(names[i]))
         }
-        self.sentinels: tuple[int, ...] = tuple(sentinels[n] for n in sorted(sentinels))
+        self.sentinels = tuple(sentinels[n] for n in sorted(sentinels))
         self.sentinels = self.sentinels or tuple(range(own + extra_ids - 1, own - 1, -1))  # T5's ids count downwards
 
     def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[Any, ...]]:
@@ -171,7 +180,7 @@ class SentencePieceVocabulary:
 
     def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         if not self.is_own:
-            raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
+            return super().sample(texts, rate, seed)
         if not 0 <= rate < 1:
             raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
         if rate < MIN_SAMPLING_RATE:
@@ -226,9 +235,6 @@ class SentencePieceVocabulary:
         extra |= {i: token.name for i, token in self._added_tokens.items()}
         return [*self.processor.id_to_piece(list(range(own))), *extra.values()]
 
-    def get_tag_id(self, language: str) -> int:
-        return find_tag(self._tags, language)
-
 
 def check_ids(ids: Sequence[int], size: int) -> None:
     if len(ids) and not (min(ids) >= 0 and max(ids) < size):
@@ -236,13 +242,6 @@ def check_ids(ids: Sequence[int], size: int) -> None:
         raise TokenizerError(
             f"ids must be from 0 to {size - 1}, but one is {outside[0]}; check that they are of this model"
         )
-
-
-def find_tag(tags: Mapping[str, int], language: str) -> int:
-    if language in tags:
-        return tags[language]
-    known = f"its languages are {', '.join(tags)}" if tags else "it has no tags, since it has one target language"
-    raise TokenizerError(f"the tokenizer has no tag for {language!r}; {known}")
 
 
 def load_processor(model: bytes, where: str) -> SentencePieceProcessor:

@@ -11,7 +11,7 @@ import pytest
 
 import attent
 from attent import cli
-from attent.cli import doctor, system_info
+from attent.cli import doctor
 from attent.cli.classify import ClassifyFlags
 from attent.cli.data import DataFlags
 from attent.cli.embed import EmbedFlags
@@ -24,9 +24,9 @@ from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOption
 
 ROOT = Path(attent.__file__).parent.parent
 
-HEALTHY_TORCH = system_info.TorchInfo("2.13.0", "CPU only", (), 4, 0.5)
-HEALTHY_MACHINE = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
-TORCH_PACKAGE = system_info.Package("torch", "", ">=2.11", "2.13.0+cpu")
+HEALTHY_TORCH = doctor.TorchInfo("2.13.0", "CPU only", (), 4, 0.5)
+HEALTHY_MACHINE = doctor.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
+TORCH_PACKAGE = doctor.Package("torch", "", ">=2.11", "2.13.0+cpu")
 
 
 def attent_command(arguments: list[str], before: str = "") -> subprocess.CompletedProcess[str]:
@@ -250,38 +250,35 @@ def test_doctor_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_extra_of_users_is_listed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert tuple(name for name in extras if name not in ("all", "dev")) == system_info.EXTRAS
+    assert tuple(name for name in extras if name not in ("all", "dev")) == doctor.EXTRAS
 
 
 def test_doctor_fits_a_terminal_of_80_columns() -> None:
     from rich.console import Console
 
     console = Console(width=80)
-    missing = tuple(system_info.Package(name, "serve", ">=1", None) for name in ("huggingface-hub", "onnxruntime"))
-    report = doctor.DoctorReport(HEALTHY_MACHINE, HEALTHY_TORCH, missing, (), ())
+    missing = tuple(doctor.Package(name, "serve", ">=1", None) for name in ("huggingface-hub", "onnxruntime"))
     with console.capture() as shown:
-        console.print(*doctor.render_report(report), sep="\n")
+        console.print(*doctor.render_report(HEALTHY_MACHINE, HEALTHY_TORCH, missing), sep="\n")
     rows = [line for line in shown.get().splitlines() if "pip install 'attent[serve]'" in line]
     assert len(rows) == len(missing)  # none is wrapped
 
 
 def test_doctor_is_not_ready_without_torch() -> None:
-    broken = system_info.TorchInfo(None, None, (), None, None, error="torch cannot be imported: no libgomp")
-    problems = list(doctor.find_problems(broken, (TORCH_PACKAGE,)))
-    report = doctor.DoctorReport(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,), tuple(problems), ())
-    assert report.verdict == "not ready: torch cannot be imported: no libgomp"
-    assert doctor.render_report(report)[-1].plain == report.verdict
+    broken = doctor.TorchInfo(None, None, (), None, None, error="torch cannot be imported: no libgomp")
+    verdict = doctor.render_report(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,))[-1].plain
+    assert verdict == "not ready: torch cannot be imported: no libgomp"
 
 
 def test_doctor_says_how_to_upgrade_an_old_package() -> None:
-    old = system_info.Package("torch", "", ">=2.11", "2.9.1")
+    old = doctor.Package("torch", "", ">=2.11", "2.9.1")
     assert list(doctor.find_problems(HEALTHY_TORCH, (old,))) == [
         "torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
     ]
 
 
 def test_doctor_reports_a_torch_build_without_gpu_support() -> None:
-    with_driver = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
+    with_driver = doctor.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
     assert "this torch is a CPU build" in advice
 
@@ -302,66 +299,63 @@ def test_doctor_advises_below_its_minimum_only(changes: dict[str, int], words: l
 
 
 def test_doctor_report_has_every_fact() -> None:
-    gpu = system_info.Accelerator("H200", "cuda", 140 * 2**30, 139 * 2**30)
-    old = system_info.Package("pillow", "images", ">=12", "11.0")
+    gpu = doctor.Accelerator("H200", "cuda", 140 * 2**30, 139 * 2**30)
+    old = doctor.Package("pillow", "images", ">=12", "11.0")
     torch = replace(HEALTHY_TORCH, devices=(gpu,), threads=1, bf16_speedup=1.3)
-    report = doctor.DoctorReport(HEALTHY_MACHINE, torch, (TORCH_PACKAGE, old), (), ("a hint",))
-    lines = [line.plain for line in doctor.render_report(report)]
+
+    def render(torch: doctor.TorchInfo) -> list[str]:
+        return [line.plain for line in doctor.render_report(HEALTHY_MACHINE, torch, (TORCH_PACKAGE, old))]
+
+    lines = render(torch)
     assert "device 0   H200 (cuda), 139.0 GiB free of 140.0 GiB" in lines
     assert "torch      2.13.0, CPU only, 1 CPU thread" in lines
     assert "bfloat16   fast (measured at 1.3x float32)" in lines
     assert "memory     8.0 GiB free of 16.0 GiB" in lines
     assert "images  pillow   11.0, not >=12" in lines
-    assert lines[-2:] == ["advice: a hint", "ready: H200, bfloat16"]
-    slow = replace(report, torch=replace(torch, devices=(), threads=2, bf16_speedup=1.29))
-    assert slow.verdict == "ready: CPU, 2 threads, float32"
-    assert "bfloat16   not available" in [
-        line.plain for line in doctor.render_report(replace(report, torch=replace(torch, bf16_speedup=None)))
-    ]
+    assert lines[-2].startswith("advice: pillow is 11.0, but must be >=12: ")
+    assert lines[-1] == "ready: H200, bfloat16"
+    assert render(replace(torch, devices=(), threads=2, bf16_speedup=1.29))[-1] == "ready: CPU, 2 threads, float32"
+    assert "bfloat16   not available" in render(replace(torch, bf16_speedup=None))
 
 
 def test_facts_about_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        system_info, "read_text", lambda path: "processor: 0\nmodel name\t: A   fast  CPU\nmodel name: B"
-    )
-    monkeypatch.setattr(system_info.shutil, "which", lambda name: None)
-    machine = system_info.get_system_info()
+    monkeypatch.setattr(doctor, "read_text", lambda path: "processor: 0\nmodel name\t: A   fast  CPU\nmodel name: B")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    machine = doctor.get_system_info()
     assert machine.processor == "A fast CPU"
     assert not machine.nvidia_driver
     assert machine.cores >= machine.cores_usable >= 1
     assert machine.memory_total >= machine.memory_free > 0
     assert machine.disk_free > 0
     assert machine.python.startswith(".".join(map(str, sys.version_info[:3])))
-    monkeypatch.setattr(system_info.shutil, "which", lambda name: f"/bin/{name}")
-    assert system_info.get_system_info().nvidia_driver
-    monkeypatch.setattr(system_info, "read_text", lambda path: "")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    assert doctor.get_system_info().nvidia_driver
+    monkeypatch.setattr(doctor, "read_text", lambda path: "")
     for processor, kind, expected in (("x86", "arm", "x86"), ("", "arm", "arm"), ("", "", "unknown")):
-        monkeypatch.setattr(system_info.platform, "processor", lambda value=processor: value)
-        monkeypatch.setattr(system_info.platform, "machine", lambda value=kind: value)
-        assert system_info.get_processor_name() == expected
+        monkeypatch.setattr(doctor.platform, "processor", lambda value=processor: value)
+        monkeypatch.setattr(doctor.platform, "machine", lambda value=kind: value)
+        assert doctor.get_processor_name() == expected
 
 
 def test_gpus_and_builds_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    assert system_info.list_accelerators() == ()
+    assert doctor.list_accelerators() == ()
     for hip, cuda, build in (("6.2", None, "ROCm 6.2"), (None, "13.0", "CUDA 13.0"), (None, None, "CPU only")):
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        assert system_info._describe_torch_build() == build
+        assert doctor._describe_torch_build() == build
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 + index, 20))
     monkeypatch.setattr(torch.cuda, "get_device_name", "GPU {}".format)
-    assert system_info.list_accelerators() == tuple(
-        system_info.Accelerator(f"GPU {i}", "cuda", 20, 10 + i) for i in range(2)
-    )
+    assert doctor.list_accelerators() == tuple(doctor.Accelerator(f"GPU {i}", "cuda", 20, 10 + i) for i in range(2))
 
 
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
-    assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
-    assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
-    assert system_info.parse_requirement("ruff>=1; extra == 'dev'") is None
+    assert doctor.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
+    assert doctor.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
+    assert doctor.parse_requirement("ruff>=1; extra == 'dev'") is None
 
 
 # ---- system info -------------------------------------------------------------------------------------------
@@ -380,10 +374,10 @@ def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     ],
 )
 def test_versions_are_compared_by_number(version: str, required: str, fits: bool) -> None:
-    assert system_info.Package("x", "", required, version).is_compatible is fits
+    assert doctor.Package("x", "", required, version).is_compatible is fits
 
 
 def test_requirements_are_read_with_their_extra() -> None:
-    package = system_info.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
+    package = doctor.parse_requirement("huggingface_hub[cli]<3,>=2; extra == 'hf'")
     assert package is not None
     assert (package.name, package.extra, package.required) == ("huggingface-hub", "hf", "<3,>=2")

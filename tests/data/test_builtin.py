@@ -22,7 +22,6 @@ from attent.data.builtin import (
     BUILTIN_CORPORA,
     OPUS_CORPORA,
     OPUS_SHA256,
-    DownloadSites,
     Multi30kFile,
     get_corpus_folder,
 )
@@ -44,8 +43,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def site() -> Iterator[FakeSite]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
+    """A server that is used instead of those of Multi30k and OPUS."""
     with serve_site() as site:
+        replace_sites(site, monkeypatch)
         yield site
 
 
@@ -54,8 +55,8 @@ def make_captions(split: str, language: str) -> bytes:
     return gzip.compress(read_lines.encode(), mtime=0)
 
 
-def serve_multi30k(site: FakeSite) -> DownloadSites:
-    """Put a small Multi30k on the server and return the sites with its checksums."""
+def replace_sites(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Download from this server, with a small Multi30k on it."""
     files = []
     for theirs, ours in (("train", "train"), ("val", "valid"), ("test_2016_flickr", "test")):
         for language in ("cs", "de", "en"):
@@ -63,7 +64,8 @@ def serve_multi30k(site: FakeSite) -> DownloadSites:
             site.files[f"/{theirs}.{language}.gz"] = content
             digest = hashlib.sha256(content).hexdigest()
             files.append(Multi30kFile(f"{theirs}.{language}.gz", f"{ours}.{language}.gz", len(content), digest))
-    return DownloadSites(multi30k_url=site.url, multi30k_files=tuple(files))
+    for name, value in {"MULTI30K_URL": site.url, "MULTI30K_FILES": tuple(files), "OPUS_URL": site.url}.items():
+        monkeypatch.setattr(builtin, name, value)
 
 
 def make_zip(members: dict[str, str]) -> bytes:
@@ -120,7 +122,7 @@ def test_unknown_name_lists_the_built_in_corpora() -> None:
 
 
 def test_multi30k_is_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
-    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    folder = get_corpus_folder("multi30k", EN_DE)
     assert folder == cache / "corpora" / "multi30k-de-en"
     assert list_names(folder) == [
         "SOURCE.json",
@@ -130,18 +132,17 @@ def test_multi30k_is_a_folder_with_splits(site: FakeSite, cache: Path) -> None:
 
 
 def test_only_the_requested_languages_are_downloaded(site: FakeSite) -> None:
-    get_corpus_folder("multi30k", LanguagePair("en", "cs"), serve_multi30k(site))
+    get_corpus_folder("multi30k", LanguagePair("en", "cs"))
     assert {path.split(".")[1] for path, _ in site.requests} == {"cs", "en"}
 
 
 def test_second_time_nothing_is_downloaded(site: FakeSite) -> None:
-    sites = serve_multi30k(site)
-    assert get_corpus_folder("multi30k", EN_DE, sites) == get_corpus_folder("multi30k", LanguagePair("de", "en"), sites)
+    assert get_corpus_folder("multi30k", EN_DE) == get_corpus_folder("multi30k", LanguagePair("de", "en"))
     assert len(site.requests) == 6
 
 
 def test_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
-    get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    get_corpus_folder("multi30k", EN_DE)
     (corpus,) = open_corpora(["multi30k"], EN_DE)
     pairs = [pair for pair in corpus if isinstance(pair, Pair)]
     assert [(pair.source, pair.target) for pair in pairs[:1]] == [("train caption 0 in en", "train caption 0 in de")]
@@ -152,13 +153,13 @@ def test_built_in_corpus_is_read_like_any_folder(site: FakeSite) -> None:
 
 
 def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, cache: Path, tmp_path: Path) -> None:
-    rows = [tuple(vars(file).values()) for file in serve_multi30k(site).multi30k_files]
+    rows = [tuple(vars(file).values()) for file in builtin.MULTI30K_FILES]
     script = tmp_path / "open_multi30k.py"
     script.write_text(
-        "from attent.data.builtin import *\n"
-        f"files = tuple(Multi30kFile(*row) for row in {rows!r})\n"
-        f"sites = DownloadSites(multi30k_url={site.url!r}, multi30k_files=files)\n"
-        "print(get_corpus_folder('multi30k', LanguagePair('en', 'de'), sites))\n"
+        "from attent.data import builtin\n"
+        f"builtin.MULTI30K_FILES = tuple(builtin.Multi30kFile(*row) for row in {rows!r})\n"
+        f"builtin.MULTI30K_URL = {site.url!r}\n"
+        "print(builtin.get_corpus_folder('multi30k', builtin.LanguagePair('en', 'de')))\n"
     )
     processes = [subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = [process.communicate(timeout=60)[0].strip() for process in processes]
@@ -167,32 +168,30 @@ def test_two_processes_at_once_both_succeed_with_one_download(site: FakeSite, ca
 
 
 def test_after_a_failure_the_next_run_fetches_only_what_is_missing(site: FakeSite, cache: Path) -> None:
-    sites = serve_multi30k(site)
     content = site.files.pop("/val.de.gz")
     with pytest.raises(StorageError, match="404"):
-        get_corpus_folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE)
     assert not (cache / "corpora" / "multi30k-de-en").exists()
     site.files["/val.de.gz"] = content
     site.requests.clear()
-    get_corpus_folder("multi30k", EN_DE, sites)
+    get_corpus_folder("multi30k", EN_DE)
     assert [path for path, _ in site.requests] == [
         *("/val.de.gz", "/val.en.gz", "/test_2016_flickr.de.gz", "/test_2016_flickr.en.gz")
     ]
 
 
 def test_truncated_gz_is_refused(site: FakeSite, cache: Path) -> None:
-    sites = serve_multi30k(site)
     site.files["/train.en.gz"] = site.files["/train.en.gz"][:-20]
     with pytest.raises(StorageError, match=r"train\.en\.gz\.part: does not match"):
-        get_corpus_folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE)
     assert not (cache / "corpora" / "multi30k-de-en").exists()
 
 
-def test_offline_error_says_what_to_do(cache: Path) -> None:
+def test_offline_error_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_site() as site:
-        sites = serve_multi30k(site)
+        replace_sites(site, monkeypatch)
     with pytest.raises(CorpusError) as caught:
-        get_corpus_folder("multi30k", EN_DE, sites)
+        get_corpus_folder("multi30k", EN_DE)
     message = str(caught.value)
     assert message.startswith(f"multi30k-de-en: cannot download {site.url}/train.de.gz: no network (")
     folder = cache / "corpora" / "multi30k-de-en"
@@ -204,13 +203,13 @@ def test_manual_copy_is_used_as_it_is(site: FakeSite, cache: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "train.en").write_text("a\n")
     (folder / "train.de").write_text("b\n")
-    assert get_corpus_folder("multi30k", EN_DE, serve_multi30k(site)) == folder
+    assert get_corpus_folder("multi30k", EN_DE) == folder
     assert site.requests == []
 
 
 def test_empty_folder_is_not_a_manual_copy(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / "multi30k-de-en").mkdir(parents=True)
-    assert "train.en.gz" in list_names(get_corpus_folder("multi30k", EN_DE, serve_multi30k(site)))
+    assert "train.en.gz" in list_names(get_corpus_folder("multi30k", EN_DE))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def test_languages_outside_multi30k_are_refused(languages: LanguagePair, message
 
 
 def test_file_changed_later_is_noticed(site: FakeSite) -> None:
-    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    folder = get_corpus_folder("multi30k", EN_DE)
     (folder / "valid.en.gz").write_bytes(make_captions("other", "en"))
     with pytest.raises(CorpusError, match=r"valid\.en\.gz: has changed since it was made; delete the folder"):
         get_corpus_folder("multi30k", EN_DE)
@@ -240,14 +239,14 @@ def test_file_changed_later_is_noticed(site: FakeSite) -> None:
 
 
 def test_file_lost_later_is_noticed(site: FakeSite) -> None:
-    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    folder = get_corpus_folder("multi30k", EN_DE)
     (folder / "test.de.gz").unlink()
     with pytest.raises(CorpusError, match=r"test\.de\.gz: is missing since it was made"):
         get_corpus_folder("multi30k", EN_DE)
 
 
 def test_damaged_source_file_is_reported(site: FakeSite) -> None:
-    folder = get_corpus_folder("multi30k", EN_DE, serve_multi30k(site))
+    folder = get_corpus_folder("multi30k", EN_DE)
     (folder / "SOURCE.json").write_text("{")
     with pytest.raises(ValueError, match=r"SOURCE\.json: is not valid JSON"):
         get_corpus_folder("multi30k", EN_DE)
@@ -258,7 +257,7 @@ def test_damaged_source_file_is_reported(site: FakeSite) -> None:
 
 def test_opus_splits_share_no_sentence(site: FakeSite) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(make_pairs())
-    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    folder = get_corpus_folder("tatoeba", EN_DE)
     sides = {
         tag: {split: read_lines(folder / f"{split}.{tag}") for split in ("train", "valid", "test")}
         for tag in ("de", "en")
@@ -275,7 +274,7 @@ def test_opus_splits_share_no_sentence(site: FakeSite) -> None:
 def test_opus_pairs_stay_pairs(site: FakeSite) -> None:
     pairs = make_pairs()
     site.files[ARCHIVE] = make_tatoeba_zip(pairs)
-    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    folder = get_corpus_folder("tatoeba", EN_DE)
     for split in ("train", "valid", "test"):
         assert set(zip(read_lines(folder / f"{split}.de"), read_lines(folder / f"{split}.en"), strict=True)) <= set(
             pairs
@@ -284,17 +283,13 @@ def test_opus_pairs_stay_pairs(site: FakeSite) -> None:
 
 def test_both_directions_share_one_folder_and_one_split(site: FakeSite, cache: Path) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
-    assert get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) == get_corpus_folder(
-        "tatoeba", LanguagePair("de", "en")
-    )
+    assert get_corpus_folder("tatoeba", EN_DE) == get_corpus_folder("tatoeba", LanguagePair("de", "en"))
     assert list_names(cache / "corpora") == [f".{TATOEBA}.lock", TATOEBA]
 
 
 def test_origin_of_an_opus_corpus_is_recorded(site: FakeSite) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
-    source = json.loads(
-        (get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)) / "SOURCE.json").read_text()
-    )
+    source = json.loads((get_corpus_folder("tatoeba", EN_DE) / "SOURCE.json").read_text())
     assert source["from"] == site.url + ARCHIVE
     assert source["archive_sha256"] == hashlib.sha256(site.files[ARCHIVE]).hexdigest()
     assert sorted(source["sha256"]) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
@@ -303,13 +298,13 @@ def test_origin_of_an_opus_corpus_is_recorded(site: FakeSite) -> None:
 def test_archive_downloaded_elsewhere_is_used(site: FakeSite, cache: Path) -> None:
     (cache / "corpora" / TATOEBA).mkdir(parents=True)
     (cache / "corpora" / TATOEBA / "de-en.txt.zip").write_bytes(make_tatoeba_zip(make_pairs(100)))
-    assert "train.de" in list_names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url)))
+    assert "train.de" in list_names(get_corpus_folder("tatoeba", EN_DE))
     assert site.requests == []
 
 
 def test_few_pairs_are_all_for_training(site: FakeSite) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(19))
-    assert list_names(get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))) == [
+    assert list_names(get_corpus_folder("tatoeba", EN_DE)) == [
         "SOURCE.json",
         "train.de",
         "train.en",
@@ -321,19 +316,21 @@ def test_empty_and_overlong_lines_drop_the_pair(site: FakeSite) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(
         pairs, readme=random.Random(0).randbytes(50_000).hex()
     )  # compresses like real text
-    folder = get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+    folder = get_corpus_folder("tatoeba", EN_DE)
     assert list(zip(read_lines(folder / "train.de"), read_lines(folder / "train.en"), strict=True)) == [
         pairs[0],
         pairs[4],
     ]
 
 
-def test_opus_archive_must_have_the_published_checksum(site: FakeSite) -> None:
+def test_opus_archive_must_have_the_published_checksum(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     site.files[ARCHIVE] = make_tatoeba_zip(make_pairs(100))
     wrong, right = ({TATOEBA: digest} for digest in ("0" * 64, hashlib.sha256(site.files[ARCHIVE]).hexdigest()))
+    monkeypatch.setattr(builtin, "OPUS_SHA256", wrong)
     with pytest.raises(StorageError, match=r"de-en\.txt\.zip\.part: does not match .* and was removed"):
-        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url, opus_sha256=wrong))
-    get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url, opus_sha256=right))
+        get_corpus_folder("tatoeba", EN_DE)
+    monkeypatch.setattr(builtin, "OPUS_SHA256", right)
+    get_corpus_folder("tatoeba", EN_DE)
 
 
 def test_published_checksums_are_of_known_archives() -> None:
@@ -348,16 +345,14 @@ def test_published_checksums_are_of_known_archives() -> None:
 
 def test_missing_opus_language_pair_is_reported(site: FakeSite) -> None:
     with pytest.raises(CorpusError, match=r"404 Not Found; https://opus\.nlpl\.eu lists the language pairs of Tatoeba"):
-        get_corpus_folder("tatoeba", LanguagePair("en", "tlh"), DownloadSites(opus_url=site.url))
+        get_corpus_folder("tatoeba", LanguagePair("en", "tlh"))
 
 
 def test_region_is_spelled_as_opus_spells_it(site: FakeSite) -> None:
     site.files["/OPUS-KDE4/v2/moses/en-pt_BR.txt.zip"] = make_zip(
         {"KDE4.en-pt_BR.en": "a\n", "KDE4.en-pt_BR.pt_BR": "b\n"}
     )
-    assert "train.pt-BR" in list_names(
-        get_corpus_folder("kde4", LanguagePair("pt-br", "en"), DownloadSites(opus_url=site.url))
-    )
+    assert "train.pt-BR" in list_names(get_corpus_folder("kde4", LanguagePair("pt-br", "en")))
 
 
 @pytest.mark.parametrize("tag", ["../../etc", "de/en", "d", "", "de en", "de\n"])
@@ -386,7 +381,7 @@ def test_hostile_and_damaged_archives_are_refused(
 ) -> None:
     site.files[ARCHIVE] = make_zip(members)
     with pytest.raises(CorpusError, match=rf"was a damaged archive \(.*{message}.*\) and was removed; run again"):
-        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+        get_corpus_folder("tatoeba", EN_DE)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
@@ -394,7 +389,7 @@ def test_hostile_and_damaged_archives_are_refused(
 def test_non_archive_is_refused(damage: bytes, site: FakeSite) -> None:
     site.files[ARCHIVE] = damage
     with pytest.raises(CorpusError, match="damaged archive"):
-        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+        get_corpus_folder("tatoeba", EN_DE)
 
 
 def test_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) -> None:
@@ -402,7 +397,7 @@ def test_flipped_byte_inside_an_archive_is_noticed(site: FakeSite, cache: Path) 
     content[2_000] ^= 1
     site.files[ARCHIVE] = bytes(content)
     with pytest.raises(CorpusError, match="damaged archive"):
-        get_corpus_folder("tatoeba", EN_DE, DownloadSites(opus_url=site.url))
+        get_corpus_folder("tatoeba", EN_DE)
     assert not (cache / "corpora" / TATOEBA).exists()
 
 

@@ -22,8 +22,9 @@ from attent.data.filters import FilterConfig
 from attent.data.loader import PairLoader
 from attent.data.pairs import CorpusError, LanguagePair
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store, store_key
-from attent.text.tokenizer import END, Tokenizer
+from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.text.vocabulary import END
 
 LINES = [f"a small house number {n}\tein kleines Haus Nummer {n}" for n in range(300)]
 

@@ -11,8 +11,9 @@ from attent.decoding import SearchCancelled, translate_texts
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import LearnedConfig, StackConfig
-from attent.text.tokenizer import PAD, Tokenizer
+from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.text.vocabulary import PAD
 
 TEXTS = ["a man rides", "", "bad dad", "a", "the red car is here", " \t", "a man rides", "zzz", "  bad dad "]
 STACK = StackConfig(layers=1, width=16, heads=2, ffn_width=16, dropout=0.5)

@@ -21,10 +21,10 @@ from attent.decoding.transcriber import Transcriber
 from attent.inspection import Trace
 from attent.inspection.inspectors import base, speech
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.captioning import CaptioningInspector
 from attent.inspection.inspectors.seq2seq import Seq2SeqInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.vision import CaptioningInspector
 from attent.inspection.session import Inspection
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig

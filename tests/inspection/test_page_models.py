@@ -15,10 +15,9 @@ from attent.inspection.head_masking import ModelPart
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.html_page import render_page as page_of
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.captioning import CaptioningInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.inspectors.vision import VisionInspector
+from attent.inspection.inspectors.vision import CaptioningInspector, VisionInspector
 from attent.inspection.json_arrays import pack_array
 from tests.inspection.models import (
     HIDDEN,

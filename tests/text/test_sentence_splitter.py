@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attent.text.abbreviations import get_abbreviations, load_languages
 from attent.text.sentence_splitter import (
     CLOSING_MARKS,
     FULL_STOPS,
     WIDE_STOPS,
     SentencePart,
+    get_abbreviations,
+    load_languages,
     split_by_tokens,
     split_sentences,
 )

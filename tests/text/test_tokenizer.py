@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
-from attent.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, TokenizerError
+from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.text.tokenizer_training import TokenizerConfig, TokenizerKind, train_tokenizer
+from attent.text.vocabulary import END, PAD, START, UNKNOWN
 from tests.text.corpus import lines, tokenizer
 
 KINDS: tuple[TokenizerKind, ...] = ("bpe", "unigram", "char")

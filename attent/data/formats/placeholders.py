@@ -99,7 +99,10 @@ def find_problem(source: InlineContent, target: InlineContent, syntax: Placehold
         texts = get_display_text(source), get_display_text(target)
         if problem := directives.find_directive_problem(*texts, pattern):
             return problem
-        source, target = (_mask_directives(content, pattern) for content in (source, target))
+        source, target = (
+            tuple(pattern.sub("\u2026", part) if isinstance(part, str) else part for part in content)
+            for content in (source, target)
+        )
     expected, actual = list_placeholders(source), list_placeholders(target)
     lost, gained = Counter(expected) - Counter(actual), Counter(actual) - Counter(expected)
     if lost:
@@ -112,10 +115,6 @@ def find_problem(source: InlineContent, target: InlineContent, syntax: Placehold
     if source_tags != target_tags and not (_is_well_nested(source_tags) and _is_well_nested(target_tags)):
         return "its translation has badly nested tags"
     return ""
-
-
-def _mask_directives(content: InlineContent, pattern: re.Pattern[str]) -> InlineContent:
-    return tuple(pattern.sub("\u2026", part) if isinstance(part, str) else part for part in content)
 
 
 def list_placeholders(content: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> list[str]:

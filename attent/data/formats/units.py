@@ -74,8 +74,13 @@ class FileText:
         return "\r" if first < 0 and b"\r" in self.utf8 else "\r\n" if self.utf8[first - 1 : first] == b"\r" else "\n"
 
     def encode_edited(self, edits: Iterable[Edit], errors: str = "surrogateescape") -> bytes:
-        """Apply edits and return the file's bytes."""
-        edited = apply_edits(self.utf8, edits)
+        """Apply edits and return the file's bytes; insertions at the same offset keep their order."""
+        parts, offset = list[bytes](), 0
+        for edit in sorted(edits, key=lambda edit: edit.start):
+            assert offset <= edit.start <= edit.end, "edits must not overlap"
+            parts += [self.utf8[offset : edit.start], encode_text(edit.text)]
+            offset = edit.end
+        edited = b"".join([*parts, self.utf8[offset:]])
         if self.encoding == "utf-8":
             return self.bom + edited
         return self.bom + edited.decode("utf-8", "surrogateescape").encode(self.encoding, errors)
@@ -130,17 +135,6 @@ def decode_file(content: bytes, name: str, encoding: str) -> FileText:
     if not is_lossless:
         raise CorpusError(f"{name} has bytes that are not {encoding}, its declared encoding: save it as UTF-8")
     return FileText(name=name, utf8=utf8, encoding=encoding, bom=bom)
-
-
-def apply_edits(text: bytes, edits: Iterable[Edit]) -> bytes:
-    """Apply edits; insertions at the same offset keep their order."""
-    parts: list[bytes] = []
-    offset = 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
-        assert offset <= edit.start <= edit.end, "edits must not overlap"
-        parts += [text[offset : edit.start], encode_text(edit.text)]
-        offset = edit.end
-    return b"".join([*parts, text[offset:]])
 
 
 def encode_text(text: str) -> bytes:

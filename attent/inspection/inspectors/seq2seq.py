@@ -1,5 +1,5 @@
 """Inspect an encoder-decoder model: the beam search as a tree, and every attention weight of the forward pass over the
-best hypothesis (or over a given target). Subclasses load the source: `translation`, `speech` and `captioning`.
+best hypothesis (or over a given target). Subclasses load the source: `translation`, `speech` and `vision`.
 """
 
 from __future__ import annotations

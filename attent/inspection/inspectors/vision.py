@@ -1,4 +1,5 @@
-"""Inspect a Vision Transformer: the preprocessed image, its patches as tokens, and the predicted labels."""
+"""Inspect models of images: the preprocessed image, its patches as tokens, and the predicted labels of a Vision
+Transformer, or the search of the text of a caption model."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx, read_image
+from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import StopCheck
 from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
 from attent.inspection.inspectors import base
+from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
 from attent.models import VisionTransformer
 from attent.nn import ImageConfig
+from attent.nn.frontends import normalize_pixels
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
@@ -34,6 +38,23 @@ class VisionInspector(base.Inspector[VisionTransformer]):
             labels = base.describe_labels(self.model.config.labels, self.model.classifier(self.model.pool(states))[0])
             sections = {"labels": labels, "output": {"label": "label", "text": labels["best"][0]["label"]}}
         return base.RecordedPass(title=name, sides=sides, layers=layers, sections=sections)
+
+
+class CaptioningInspector(Seq2SeqInspector):
+    model_kind = "a caption model"
+    example_file = "image.png"
+    output_name = "caption"
+
+    def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
+        base.check_is_file(request.text, self)
+        language = resolve_target_lang(request.to, self.tokenizer.target.tags, Path(self.name))
+        config = self.model.config.frontend
+        assert isinstance(config, ImageConfig)
+        pixels = load_pixels(request.text, config)
+        source = normalize_pixels(pixels[None], config, next(self.model.parameters()))
+        side = build_image_side(pixels, config, Path(request.text).name)
+        prompt_ids = (self.tokenizer.target.get_tag_id(language),) if language else ()
+        return LoadedSource(tensor=source, lengths=None, side=side, prompt_ids=prompt_ids)
 
 
 def load_pixels(location: str, config: ImageConfig) -> Tensor:
