@@ -279,15 +279,14 @@ def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:
     return PairLoader(store, config, seed=0)
 
 
-def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool, max_pairs: int | None = None) -> EvalTexts:
-    """The pairs of corpora as text, or an even selection of at most `max_pairs`."""
+def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool) -> EvalTexts:
+    """The pairs of corpora as text."""
     pairs = [
         (pair, corpus.languages.target)
         for corpus in corpora
         for pair in corpus
         if isinstance(pair, Pair) and pair.source.strip()
     ]
-    pairs = pairs if max_pairs is None else base.select_evenly(pairs, max_pairs)
     languages = {language for _, language in pairs}
     name = ", ".join(dict.fromkeys(corpus.name for corpus in corpora))
     if use_tags and len(corpora) == 1:  # the same name for each language pair of a file
