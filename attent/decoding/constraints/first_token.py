@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import GeneratedTokens, StatelessConstraint, ban_tokens
+from attent.decoding.constraints.base import Constraint, GeneratedTokens, ban_tokens
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 
 
-class BannedFirstTokens(StatelessConstraint):
+class BannedFirstTokens(Constraint):
     def __init__(self, token_ids: Sequence[int], device: torch.device | str = "cpu") -> None:
-        super().__init__(device)
         self.token_ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
 
     @classmethod
