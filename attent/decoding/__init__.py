@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from attent.decoding.generation.generator import Generation, Generator
     from attent.decoding.glossary import Glossary
     from attent.decoding.options import GenerationOptions, PhraseConstraints, SamplingOptions, SearchOptions
-    from attent.decoding.search import HypothesisTensors, beam_search, greedy_search
+    from attent.decoding.search import HypothesisTensors, beam_search
     from attent.decoding.translator import Translation, Translator, translate_texts
 
 _MODULES = {
@@ -19,14 +19,14 @@ _MODULES = {
     "generation.generator": ("Generation", "Generator"),
     "glossary": ("Glossary",),
     "options": ("GenerationOptions", "PhraseConstraints", "SamplingOptions", "SearchOptions"),
-    "search": ("HypothesisTensors", "beam_search", "greedy_search"),
+    "search": ("HypothesisTensors", "beam_search"),
     "translator": ("Translation", "Translator", "translate_texts"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Generation", "GenerationOptions", "Generator", "Glossary", "HypothesisTensors", "PhraseConstraints",
-    "SamplingOptions", "SearchCancelled", "SearchOptions", "Translation", "Translator", "beam_search", "greedy_search",
+    "SamplingOptions", "SearchCancelled", "SearchOptions", "Translation", "Translator", "beam_search",
     "translate_texts",
 ]  # fmt: skip
 

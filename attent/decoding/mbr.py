@@ -25,12 +25,10 @@ def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | 
     weights  probability of each reference, in any unit: None for samples, whose frequency says it;
              `normalize_log_probs` for an n-best list
     """
-    if not candidates:
-        raise ValueError("there must be at least one candidate, but there is none; search with `n_best` of 2 or more")
-    probabilities = _normalize_weights(weights, len(candidates))
+    values = np.ones(len(candidates)) if weights is None else np.asarray(weights, np.float64)
     ids = {text: i for i, text in enumerate(dict.fromkeys(candidates))}  # many samples are equal
     text_ids = np.array([ids[text] for text in candidates])
-    means = compute_pairwise_chrf(list(ids)) @ np.bincount(text_ids, probabilities, len(ids))
+    means = compute_pairwise_chrf(list(ids)) @ np.bincount(text_ids, values / values.sum(), len(ids))
     return means[text_ids]
 
 
@@ -55,17 +53,6 @@ def compute_pairwise_chrf(texts: Sequence[str]) -> Floats:
     precision, recall = precision / orders, recall / orders
     denominator = BETA**2 * precision + recall
     return 100 * (1 + BETA**2) * precision * recall / np.where(denominator > 0, denominator, 1)
-
-
-def _normalize_weights(weights: Sequence[float] | None, count: int) -> Floats:
-    if weights is None:
-        return np.full(count, 1 / count)
-    values = np.asarray(weights, np.float64)
-    if values.shape != (count,) or not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
-        raise ValueError(
-            f"`weights` must be {count} numbers of 0 or more, one a candidate and not all 0, but are {list(weights)}"
-        )
-    return values / values.sum()
 
 
 def _count_overlaps(texts: Sequence[str]) -> Iterator[tuple[Ints, Floats]]:

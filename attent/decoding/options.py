@@ -77,15 +77,6 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscriptRules:
-    """Whisper's rules for the tokens after the prompt, as in the code published with Radford et al. 2022."""
-
-    banned_first: tuple[int, ...] = ()  # tokens that no transcript starts with: a space, the end
-    first_timestamp: int | None = None  # the id of 0 seconds, after which all ids are timestamps; None: no timestamps
-    max_initial_timestamp: int | None = 50  # a transcript starts with at most this timestamp (50: 1 s); None: any
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How to search for the best target. The defaults are those of section 6.1 of the paper."""
 
@@ -124,7 +115,7 @@ class SearchOptions:
     )
     sampling: SamplingOptions | None = None  # sample `n_best` targets instead of searching
     forbid_loops: bool = False  # never repeat a short sequence of tokens over and over
-    transcript_rules: TranscriptRules | None = None
+    banned_first: tuple[int, ...] = ()  # tokens that no target starts with
     rank_truncated_equally: bool = False  # rank hypotheses cut at max_length by score; False: after finished ones
 
     def __post_init__(self) -> None:

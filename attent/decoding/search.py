@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, apply_constraints
@@ -488,7 +487,10 @@ def beam_search(
     suppressed_tokens: Sequence[int] = (),
 ) -> HypothesisTensors:
     """Search the best targets of sources (B, Ts), or those of another front-end, without `suppressed_tokens`."""
-    check_search_arguments(end_id, max_length)
+    if max_length < 1:
+        raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
+    if end_id < 0:
+        raise ValueError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
     context = SearchContext(
         options=SearchOptions() if options is None else options,
         start_id=start_id,
@@ -540,44 +542,6 @@ def start_search(
     for token in prompt_ids:
         model.step(torch.full_like(beams.tokens[:, :, 0], token), state)
     return beams, state
-
-
-@torch.no_grad()
-def greedy_search(
-    model: StepModel[State],
-    source: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    start_id: int,
-    end_id: int,
-    max_length: int,
-    suppressed_tokens: Sequence[int] = (),
-) -> Tensor:
-    """Take the most probable token at each step: (B, Ts) -> (B, max_length), padded with `end_id`.
-
-    `beam_search` with a beam of one gives the same; this is the readable form.
-    """
-    check_search_arguments(end_id, max_length)
-    state = model.init_decoder_state(source, lengths, capacity=max_length)
-    token = torch.full((source.shape[0], 1), start_id, device=source.device)
-    suppressed = make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device)
-    finished = torch.zeros_like(token, dtype=torch.bool)
-    tokens = []
-    for step in range(max_length):
-        logits = model.step(token, state)[:, -1:].index_fill_(-1, suppressed, NEG_INF)
-        token = logits.argmax(-1).masked_fill(finished, end_id)
-        finished = finished | (token == end_id)
-        tokens.append(token)
-        if is_poll_step(step, source.device) and bool(finished.all()):
-            break
-    return F.pad(torch.cat(tokens, 1), (0, max_length - len(tokens)), value=end_id)
-
-
-def check_search_arguments(end_id: int, max_length: int) -> None:
-    if max_length < 1:
-        raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
-    if end_id < 0:
-        raise ValueError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
 
 
 def make_suppressed_tensor(

@@ -68,7 +68,7 @@ def _select_decoder(vocabulary: Vocabulary, names: Sequence[str]) -> Callable[[s
     if any(name.startswith("Ġ") for name in names):
         return _decode_byte_level
     if any(name.startswith("##") for name in names):
-        return _decode_wordpiece
+        return lambda name: (name[2:] if name.startswith("##") else " " + name).encode()
     return str.encode
 
 
@@ -79,10 +79,6 @@ def _decode_sentencepiece(name: str) -> bytes:
 def _decode_byte_fallback(name: str) -> bytes:
     byte = BYTE_TOKEN.fullmatch(name)
     return bytes([int(byte[1], 16)]) if byte else _decode_sentencepiece(name)
-
-
-def _decode_wordpiece(name: str) -> bytes:
-    return (name[2:] if name.startswith("##") else " " + name).encode()
 
 
 def _decode_byte_level(name: str) -> bytes:

@@ -27,7 +27,7 @@ from attent.data.audio import AudioError, has_translations, iter_audio
 from attent.decoding.alignment import WORD_START_MARKERS
 from attent.decoding.batching import batch_by_length
 from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
-from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck, TranscriptRules
+from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.decoding.speech_segments import AudioSegment, cut_finished, find_speech, iter_segments
@@ -253,15 +253,13 @@ class Transcriber:
         should_stop: StopCheck | None = None,
     ) -> list[Hypothesis]:
         """Search the text of each recording of a batch, after a prompt (`get_prefix`) and the known tokens."""
-        options, ids = options if known_ids else self.add_transcript_rules(options), (*prefix_ids, *known_ids)
+        options, ids = options if known_ids else self.ban_first_tokens(options), (*prefix_ids, *known_ids)
         inputs, banned = (self.model, self.tokenizer, source, lengths), self.suppressed_tokens
         return search_sources(*inputs, options, prefix_ids=ids, suppressed_tokens=banned, should_stop=should_stop)
 
-    def add_transcript_rules(self, options: SearchOptions) -> SearchOptions:
-        """Return the options with Whisper's rules for the first token."""
-        if self.whisper is None:
-            return options
-        return replace(options, transcript_rules=TranscriptRules(banned_first=self.whisper.banned_first))
+    def ban_first_tokens(self, options: SearchOptions) -> SearchOptions:
+        """Return the options with the tokens that no transcript of Whisper starts with."""
+        return options if self.whisper is None else replace(options, banned_first=self.whisper.banned_first)
 
     @property
     def suppressed_tokens(self) -> tuple[int, ...]:

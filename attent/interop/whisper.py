@@ -196,7 +196,6 @@ class GenerationKeys:
     suppress_tokens: tuple[int, ...] | None = None
     begin_suppress_tokens: tuple[int, ...] | None = None
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = None  # position and token
-    max_initial_timestamp_index: int | None = 50  # the default of the code published with Whisper
     is_multilingual: bool | None = None
     language: str | None = None
     alignment_heads: tuple[tuple[int, int], ...] | None = None
@@ -208,7 +207,6 @@ class WhisperSettings:
 
     suppressed_tokens: tuple[int, ...]  # never generated
     banned_first: tuple[int, ...]  # not generated right after the prompt
-    max_initial_timestamp: int | None  # in steps of 0.02 s; None: any
     is_multilingual: bool  # False: English only; prompts have no language and no task
     default_language: str | None  # of a model for one of its languages; None: to be detected
     alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) whose cross-attention follows the words; (): unknown
@@ -233,7 +231,6 @@ def read_settings(folder: StrPath, vocabulary: WhisperVocabulary) -> WhisperSett
     return WhisperSettings(
         suppressed_tokens=conversion.drop_invalid_ids(keys.suppress_tokens or (), vocabulary.size),
         banned_first=conversion.drop_invalid_ids(keys.begin_suppress_tokens or (), vocabulary.size),
-        max_initial_timestamp=keys.max_initial_timestamp_index,
         is_multilingual=is_multilingual if keys.is_multilingual is None else keys.is_multilingual,
         default_language=language,
         alignment_heads=keys.alignment_heads or (),

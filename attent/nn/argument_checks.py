@@ -14,12 +14,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from attent.nn.block import Memory
     from attent.nn.cache import Cache
-    from attent.nn.convolution import ConvStack
     from attent.nn.masks import Packing
-    from attent.nn.recurrent import LSTMDecoder, LSTMEncoder
-    from attent.nn.stack import Stack
+    from attent.nn.stack import NonTransformerStack, Stack
 
-    Layers: TypeAlias = Stack | LSTMEncoder | LSTMDecoder | ConvStack
+    Layers: TypeAlias = Stack | NonTransformerStack
 
 MAX_SIZE = 2**24  # of any dimension of a model: with larger ones torch overflows when it counts a matrix's bytes
 MAX_LAYERS = 1000  # building more takes minutes, before a damaged folder is found to lack their tensors
@@ -167,10 +165,3 @@ def check_new_cache(stack: Layers, capacity: int, rows: int | None, memory: Memo
         B, T = memory.states.shape[:2]
         check_lengths(memory.lengths, B, T, memory.states.device, "memory.lengths")
     check_positions(stack, capacity)
-
-
-def check_not_packed(packing: Packing | None) -> None:
-    if packing is not None:
-        raise ValueError(
-            "`packing` must be None for LSTMs and convolutions, which would cross sentences: pad rows (`lengths`)"
-        )

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_forward_args, check_new_cache, check_not_packed, check_size
+from attent.nn.argument_checks import check_new_cache, check_size
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
 from attent.nn.cache import KV, Cache, StateCache
 from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
-from attent.nn.masks import Mask, Packing
+from attent.nn.masks import Mask
 from attent.nn.positions import LearnedConfig, LearnedPositions
-from attent.nn.stack import compute_positions, init_weights
+from attent.nn.stack import NonTransformerStack, compute_positions, init_weights
 
 RESIDUAL_SCALE = 0.5**0.5  # keeps the variance of a sum of two
 
@@ -84,8 +84,10 @@ class ConvBlock(nn.Module):
         return (x + y) * RESIDUAL_SCALE
 
 
-class ConvStack(nn.Module):
+class ConvStack(NonTransformerStack):
     """Learned positions, N layers and a norm: an encoder or a decoder, by its config."""
+
+    config: ConvEncoderConfig
 
     def __init__(self, config: ConvEncoderConfig) -> None:
         super().__init__()
@@ -96,21 +98,7 @@ class ConvStack(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.apply(init_weights)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-        memory: Memory | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """(B, T, E) -> (B, T, E). Rows are padded on the right. With a cache, x continues the tokens in it."""
-        check_not_packed(packing)
-        if cache is not None:
-            cache.check_step(x.shape[0], x.shape[1])
-        else:
-            check_forward_args(self, x, lengths, packing, memory, cache)
+    def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor:
         x = self.dropout(self.positions.embed(x, compute_positions(x, None, cache)))
         if self.config.causal:
             return self.norm(self.decode(x, lengths, memory, cache))

@@ -14,14 +14,15 @@ from typing import ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attent.nn.argument_checks import check_choice, check_forward_args, check_new_cache, check_not_packed
+from attent.nn.argument_checks import check_choice, check_new_cache
 from attent.nn.attention import Attention
 from attent.nn.block import Memory
 from attent.nn.cache import KV, Cache, StateCache
 from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
-from attent.nn.masks import Mask, Packing
+from attent.nn.masks import Mask
 from attent.nn.positions import Positions
+from attent.nn.stack import NonTransformerStack
 
 RecurrentAttention = Literal["additive", "dot", "none"]
 
@@ -83,7 +84,7 @@ class BidirectionalBlock(nn.Module):
         return x + y if self.is_residual else y
 
 
-class LSTMEncoder(nn.Module):
+class LSTMEncoder(NonTransformerStack):
     """N bidirectional layers and a norm."""
 
     def __init__(self, config: LSTMEncoderConfig) -> None:
@@ -94,18 +95,7 @@ class LSTMEncoder(nn.Module):
         self.blocks = nn.ModuleList(BidirectionalBlock(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-        memory: Memory | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """(B, T, E) -> (B, T, E). Rows are padded on the right."""
-        check_not_packed(packing)
-        check_forward_args(self, x, lengths, packing, memory, cache)
+    def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor:
         reversal = compute_reversal(x, lengths)
         x = self.dropout(x)
         for block in self.blocks:
@@ -182,7 +172,7 @@ class LSTMState(NamedTuple):
     context: Tensor
 
 
-class LSTMDecoder(nn.Module):
+class LSTMDecoder(NonTransformerStack):
     """N layers and a norm; their initial state is computed from the memory."""
 
     def __init__(self, config: LSTMDecoderConfig) -> None:
@@ -195,20 +185,9 @@ class LSTMDecoder(nn.Module):
         self.blocks = cast("list[LSTMBlock]", blocks)
         self.norm = nn.LayerNorm(config.width)
 
-    def forward(
-        self,
-        x: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-        memory: Memory | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """(B, T, E) -> (B, T, E). With a cache, x continues the tokens in it."""
-        check_not_packed(packing)
+    def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor:
         if cache is not None:
             return self.read_cached(x, lengths, cache)
-        check_forward_args(self, x, lengths, packing, memory, cache)
         assert memory is not None
         mask, kv = Mask(key_lengths=memory.lengths), self.project_memory(memory)
         states = split_layers(self.compute_initial_states(memory))
@@ -220,7 +199,6 @@ class LSTMDecoder(nn.Module):
     def read_cached(self, x: Tensor, lengths: Tensor | None, cache: Cache) -> Tensor:
         """Read tokens one by one: of each row, of which `lengths` are real, or one of each beam."""
         assert isinstance(cache, StateCache), "the cache must be made by `new_cache`"
-        cache.check_step(x.shape[0], x.shape[1])
         outputs = []
         for t, token in enumerate([x] if cache.beams > 1 else x.split(1, 1)):
             output, states = self.step(token, cache)

@@ -4,6 +4,7 @@ BERT, GPT, LLaMA, T5 and ViT. Embeddings and output layers are in `attent.models
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import cast
 
 import torch
@@ -13,12 +14,12 @@ from attent.nn.argument_checks import check_forward_args, check_new_cache
 from attent.nn.attention import Attention
 from attent.nn.block import Block, BlockContext, Memory, make_norm
 from attent.nn.cache import Cache
-from attent.nn.config import StackConfig
+from attent.nn.config import NonTransformerConfig, StackConfig
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.fused import FusedBlock, cast_residual_stream
 from attent.nn.masks import Mask, Packing
-from attent.nn.positions import build_positions
+from attent.nn.positions import Positions, build_positions
 
 
 class Stack(nn.Module):
@@ -103,6 +104,36 @@ class Stack(nn.Module):
         device = layers[0].self_attn.keys.device
         ancestors = None if beams == 1 else torch.full((rows, beams, capacity), -1, device=device)
         return Cache(layers, memory_lengths=lengths, beams=beams, ancestors=ancestors)
+
+
+class NonTransformerStack(nn.Module):
+    """The interface of `Stack` for LSTMs and convolutions; subclasses define `run_layers`."""
+
+    config: NonTransformerConfig
+    positions: Positions
+
+    def forward(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). Rows are padded on the right. With a cache, x continues the tokens in it."""
+        if packing is not None:
+            raise ValueError(
+                "`packing` must be None for LSTMs and convolutions, which would cross sentences: pad rows (`lengths`)"
+            )
+        if cache is None or not self.config.causal:
+            check_forward_args(self, x, lengths, packing, memory, cache)
+        else:
+            cache.check_step(x.shape[0], x.shape[1])
+        return self.run_layers(x, lengths, memory, cache)
+
+    @abstractmethod
+    def run_layers(self, x: Tensor, lengths: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor: ...
 
 
 def compute_positions(x: Tensor, packing: Packing | None, cache: Cache | None) -> Tensor:

@@ -21,7 +21,7 @@ from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import ImageConfig, StackConfig, get_attention_layers
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE
-from attent.text.tokenizer import Tokenizer, TokenizerError
+from attent.text.tokenizer import TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
 from attent.training.checkpoint import list_steps
 from attent.training.config import flatten_settings
@@ -211,20 +211,15 @@ def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
         return None
     if tokenizer is None:
         return None
+    kind = "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
     return TokenizerInfo(
-        kind=_describe_tokenizer(tokenizer),
+        kind="SentencePiece" if isinstance(tokenizer.source, SentencePieceVocabulary) else kind,
         joint=tokenizer.joint,
         source_size=tokenizer.source.size,
         target_size=tokenizer.target.size,
         languages=tokenizer.source.tags,
         sha256=tokenizer.fingerprint,
     )
-
-
-def _describe_tokenizer(tokenizer: Tokenizer) -> str:
-    if not isinstance(tokenizer.source, SentencePieceVocabulary):
-        return "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
-    return "SentencePiece"
 
 
 def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:

@@ -741,7 +741,6 @@ class Trainer:
 
     def build_checkpoint(self) -> Checkpoint:
         self.update_clock()
-        self.state.total_steps = self.config.steps
         self.state.threads = torch.get_num_threads() if self.distributed.device.type == "cpu" else None
         tensors = {
             "weights": {name: to_full_tensor(parameter.detach()) for name, parameter in self.parameters.items()},

@@ -16,7 +16,6 @@ from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from attent.nn import kernels
-from attent.nn.argument_checks import check_rate, check_size
 
 LOGITS_PER_CHUNK = {"cpu": 2**21, "cuda": 2**27}  # fits the CPU's cache; fills a GPU
 MEMORY_DIVISOR = 32  # our kernel's logits may take 1/32 of a GPU's memory, mostly a whole batch
@@ -74,7 +73,6 @@ class _LossInputs(NamedTuple):
 
 
 def _compute_loss(inputs: _LossInputs, smoothing: float, alpha: float, chunk_size: int | None) -> tuple[Tensor, Tensor]:
-    _check_inputs(inputs, smoothing, alpha, chunk_size)
     states, weight, bias, targets, token_mask = inputs
     if token_mask is not None and _can_drop_padding(states):
         states, targets, token_mask = states[:, token_mask], targets[token_mask], None
@@ -337,25 +335,3 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total.add_(torch.mm(left, right, out_dtype=total.dtype) if left.is_cuda else left @ right)
-
-
-def _check_inputs(inputs: _LossInputs, smoothing: float, alpha: float, chunk_size: int | None) -> None:
-    states, weight, _, targets, token_mask = inputs
-    check_rate("smoothing", smoothing)
-    if not 0 <= alpha < float("inf"):
-        raise ValueError(f"`alpha` must be 0 or more, but is {alpha}")
-    if chunk_size is not None:
-        check_size("chunk_size", chunk_size)
-    tokens = states.shape[1:2]
-    if states.dim() != 3 or weight.dim() != 2 or states.shape[2] != weight.shape[1]:
-        shapes = f"{tuple(states.shape[1:])} and {tuple(weight.shape)}"
-        raise ValueError(
-            f"states must be (N, E) and weight (V, E), with the same E, but are {shapes}; flatten rows first"
-        )
-    if targets.shape != tokens or (
-        token_mask is not None and (token_mask.shape != tokens or token_mask.dtype != torch.bool)
-    ):
-        actual = f"{tuple(targets.shape)}" + (
-            "" if token_mask is None else f" and {token_mask.dtype} of {tuple(token_mask.shape)}"
-        )
-        raise ValueError(f"targets and (bool) token_mask must be of {tuple(tokens)}, one per token, but are {actual}")

@@ -76,21 +76,16 @@ class Seq2SeqObjective(Objective):
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
-        doubled = self.rdrop > 0 and self.training
-        states = self._compute_decoder_states(batch, doubled)
-        return self.compute_token_loss(states, batch.target.ids, batch.target.token_mask(), doubled)
-
-    def _compute_decoder_states(self, batch: PairBatch, doubled: bool) -> Tensor:
-        """Return the decoder's states. Doubled, each row occurs twice, with different dropout.
-
-        One pass over twice the rows uses a GPU better than two passes, and wrappers see each parameter used once.
-        """
         source, target = batch.source, batch.target
         prepare_positions(self.model.encoder, source)
         prepare_positions(self.model.decoder, target)
         decoder_input = shift_right(target.ids, self.model.config.start_id, target.packing)
         inputs = (source.ids, decoder_input, source.lengths, target.lengths, batch.packing)
-        return self._forward_states(*(duplicate_rows(inputs) if doubled else inputs))
+        # For R-Drop each row occurs twice, with different dropout. One pass over twice the rows uses a GPU better than
+        # two passes, and wrappers see each parameter used once.
+        doubled = self.rdrop > 0 and self.training
+        states = self._forward_states(*(duplicate_rows(inputs) if doubled else inputs))
+        return self.compute_token_loss(states, target.ids, target.token_mask(), doubled)
 
     def compute_states(
         self,

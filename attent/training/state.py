@@ -33,7 +33,6 @@ class TrainState:
     rollbacks: int = 0
     micro_batch_tokens: int | None = None
     next_validation: int = 0  # no validation before this step, so that they take at most `valid_share` of the time
-    total_steps: int | None = None  # as decided when the run began, from --minutes for example
     threads: int | None = None  # of the CPU; the rounding of sums depends on it
 
 

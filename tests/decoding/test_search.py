@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import beam_search, greedy_search
+from attent.decoding import beam_search
 from attent.decoding import search as searching
 from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.options import Hypothesis, SearchOptions
@@ -26,6 +26,7 @@ from tests.decoding.toy_models import (
     to_hypotheses,
     to_ids,
 )
+from tests.greedy import greedy_search
 
 IDS: dict[str, Any] = {"start_id": START, "end_id": END}
 
@@ -304,9 +305,8 @@ def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> N
     ],
 )
 def test_invalid_arguments_raise_an_error(changes: dict[str, int], words: str) -> None:
-    for search in (beam_search, greedy_search):
-        with pytest.raises(ValueError, match=words):
-            search(ToyModel(4), make_sources(0), **{**IDS, "max_length": 3, **changes})
+    with pytest.raises(ValueError, match=words):
+        beam_search(ToyModel(4), make_sources(0), **{**IDS, "max_length": 3, **changes})
 
 
 @pytest.mark.parametrize(
@@ -380,9 +380,8 @@ def test_the_smallest_arguments_are_accepted() -> None:
     rows = make_sources(1, 2)
     assert beam_search(SwappedModel(7), rows, start_id=END, end_id=0, max_length=1).tokens.shape == (2, 1, 1)
     for max_length, end, word in ((0, 0, "max_length"), (1, -1, "end_id")):
-        for search in (beam_search, greedy_search):
-            with pytest.raises(ValueError, match=f"`{word}` must be"):
-                search(SwappedModel(7), rows, start_id=END, end_id=end, max_length=max_length)
+        with pytest.raises(ValueError, match=f"`{word}` must be"):
+            beam_search(SwappedModel(7), rows, start_id=END, end_id=end, max_length=max_length)
 
 
 def test_the_start_is_suppressed_and_the_end_never() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attent.decoding import SearchCancelled, greedy_search
+from attent.decoding import SearchCancelled
 from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -16,6 +16,7 @@ from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig, StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
+from tests.greedy import greedy_search
 
 STACK = StackConfig(layers=1, width=16, heads=2, ffn_width=24, dropout=0.1)
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import attent
-from attent.decoding import greedy_search
 from attent.interop import conversion, load, marian
 from attent.models import Seq2Seq, Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
+from tests.greedy import greedy_search
 from tests.interop.families import (
     PairBatch,
     make_marian,

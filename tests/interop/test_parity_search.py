@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import beam_search, greedy_search
+from attent.decoding import beam_search
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import load
 from attent.models import Seq2Seq
+from tests.greedy import greedy_search
 from tests.interop.families import transformers
 
 END, PAD, VOCAB, LIMIT = 0, 39, 40, 14  # as in published models, the decoder starts with padding

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from attent.decoding import greedy_search
 from attent.interop import load, t5
 from attent.models import Seq2SeqConfig, build, presets
 from attent.models.config import mirror_encoder
 from attent.nn import RelativeConfig, SinusoidalConfig, StackConfig
+from tests.greedy import greedy_search
 from tests.interop.families import (
     T5_OUTPUTS,
     make_t5,

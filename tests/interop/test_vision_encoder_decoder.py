@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decoding import beam_search, greedy_search
+from attent.decoding import beam_search
 from attent.decoding.options import SearchOptions
 from attent.interop import load, save_hf
 from attent.interop import vision_encoder_decoder as ved
@@ -22,6 +22,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig, build
 from attent.models.config import mirror_encoder
 from attent.models.pruning import remove_heads
 from attent.nn import ImageConfig, LearnedConfig, SinusoidalConfig, StackConfig
+from tests.greedy import greedy_search
 from tests.interop.families import (
     make_captions,
     make_pixels,

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import attent
-from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.nn import Packing, get_attention_layers
+from tests.greedy import greedy_search
 from tests.laws.helpers import (
     POSITIONS,
     assert_close,

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 
 import attent
-from attent.decoding import greedy_search
+from attent.decoding import beam_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.models.config import CausalConfig, EncoderConfig, VisionConfig, mirror_encoder
 from attent.models.folder import check_tensors
 from attent.models.output import OutputProjection
 from attent.nn import ImageConfig, LearnedConfig, Packing, StackConfig
 from attent.storage.errors import FolderError
+from tests.greedy import greedy_search
 
 ENCODER = StackConfig(layers=1, width=8, heads=2, ffn_width=8, dropout=0.0)
 CONFIG = Seq2SeqConfig(vocab=9, encoder=ENCODER, decoder=mirror_encoder(ENCODER))
@@ -88,11 +89,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one sentence shifted": (lambda: shift_right(ids(1)[0], 1), "target must be a tensor of int64 or int32 of (B, T)"),
     "an end that is no token": (
-        lambda: greedy_search(model(), ids(1), start_id=1, end_id=-1, max_length=2),
+        lambda: beam_search(model(), ids(1), start_id=1, end_id=-1, max_length=2),
         "`end_id` must be the id of a token, 0 or more, but is -1",
     ),
     "nothing to write": (
-        lambda: greedy_search(model(), ids(1), start_id=1, end_id=2, max_length=0),
+        lambda: beam_search(model(), ids(1), start_id=1, end_id=2, max_length=0),
         "`max_length` must be",
     ),
     "no vocabulary": (

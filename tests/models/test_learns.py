@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.decoding import greedy_search
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
+from tests.greedy import greedy_search
 
 PAD, START, END, FIRST = 0, 1, 2, 3  # ids; words begin at FIRST
 LONGEST = 6  # words in a sentence to copy or reverse

@@ -721,7 +721,6 @@ def test_a_checkpoint_of_another_number_of_threads_is_reported(tmp_path: Path) -
     toy_run = build_toy_run(tmp_path)
     saved = toy_run.trainer.build_checkpoint()
     assert saved.state["threads"] == torch.get_num_threads()
-    assert saved.state["total_steps"] == RECIPE.steps
     toy_run.trainer.load_checkpoint(saved)
     assert toy_run.notes == []
     saved.state["threads"] += 3

@@ -285,24 +285,6 @@ def test_chunk_memory_does_not_depend_on_the_vocabulary() -> None:
     assert _choose_chunk_size(torch.zeros(LOGITS_PER_CHUNK["cpu"] + 1, 1), states) == 1
 
 
-def test_invalid_arguments_are_refused() -> None:
-    states, weight, bias, targets, real = make_case(torch.device("cpu"))
-    with pytest.raises(ValueError, match="`smoothing` must be at least 0 and less than 1, but is 1"):
-        linear_cross_entropy(states, weight, bias, targets, real, 1.0)
-    with pytest.raises(ValueError, match="`alpha` must be 0 or more, but is -1"):
-        rdrop_loss(states, states, weight, bias, targets, real, 0.1, -1)
-    with pytest.raises(ValueError, match="`chunk_size` must be a number from 1"):
-        linear_cross_entropy(states, weight, bias, targets, real, 0.1, chunk_size=0)
-    with pytest.raises(ValueError, match=r"states must be \(N, E\) and weight \(V, E\).*flatten"):
-        linear_cross_entropy(states, weight[:, 1:], bias, targets, real, 0.1)
-    with pytest.raises(ValueError, match=r"states must be \(N, E\)"):
-        linear_cross_entropy(states[None], weight, bias, targets, real, 0.1)
-    with pytest.raises(ValueError, match=r"targets and \(bool\) token_mask must be of \(23,\), one per token"):
-        linear_cross_entropy(states, weight, bias, targets[1:], real, 0.1)
-    with pytest.raises(ValueError, match=r"but are \(23,\) and torch.int64 of \(23,\)"):
-        linear_cross_entropy(states, weight, bias, targets, targets, 0.1)
-
-
 @pytest.mark.slow
 def test_torch_compile_falls_back_to_eager() -> None:
     case = make_case(torch.device("cpu"))

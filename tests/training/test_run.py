@@ -247,7 +247,6 @@ def test_steps_are_decided_once_from_the_minutes(tmp_path: Path) -> None:
     assert any(isinstance(event, Note) and f"at most {run.steps:,} steps" in event.text for event in events)
     saved = checkpoint.load_newest(tmp_path / "run" / "state", print)
     assert saved is not None
-    assert saved.state["total_steps"] == run.steps
     stop.append(True)
     events.clear()
     resumed = train_small(tmp_path, steps=None, minutes=0.03, listeners=[events.append])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, GeneratedTokens
+from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens
 from attent.decoding.constraints.phrase_automaton import REJECTED, PhraseList, TokenSpellings
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
@@ -23,7 +23,7 @@ CODE_MASK, ONE_BYTE_LEFT, LENGTH_SHIFT = (1 << 21) - 1, 1 << 21, 24
 MIN_CODE_POINTS = (0, 0, 0x80, 0x800, 0x10000)  # smallest code point that needs this many bytes
 
 
-class BannedPhrases:
+class BannedPhrases(Constraint):
     """Generate no phrase of a request's list, except in its prefix.
 
     State: the automaton's state, the incomplete character, the automaton's start state, and the prefix tokens left. The

@@ -6,9 +6,9 @@ remembers of a row is a row of integers that the search reorders with its beams.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,46 +27,28 @@ class GeneratedTokens:
     max_lengths: Tensor  # (R,) tokens that the row may have, including the end token
 
 
-class Constraint(Protocol):
-    """Masks tokens that a row may not generate next. The state is (R, S) int64, with a fixed S."""
+class Constraint(ABC):
+    """Masks tokens that a row may not generate next. The state is (R, S) int64, with a fixed S; by default empty."""
 
     def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
         """Return the state (len(requests), S) before the first token."""
+        return torch.zeros(len(requests), 0, dtype=torch.int64)
 
+    @abstractmethod
     def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         """Return the logits (R, V) with -inf at forbidden tokens; may work in place."""
 
     def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         """Return the state (R, S) after each row has generated its token (R,)."""
-
-
-class StatelessConstraint:
-    """Base of constraints that need only the generated tokens."""
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = device
-
-    def build_initial_state(self, requests: Sequence[SearchRequest]) -> Tensor:
-        return torch.zeros(len(requests), 0, dtype=torch.int64, device=self.device)
-
-    def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
         return state
 
+    def get_forced_tokens(self, state: Tensor, generated: GeneratedTokens) -> Tensor | None:
+        """Return the token (R,) that must come next whatever other constraints mask, -1 where any may; None: any."""
+        return None
 
-@runtime_checkable
-class ForcingConstraint(Protocol):
-    """A constraint that dictates tokens, whatever other constraints mask."""
-
-    def get_forced_tokens(self, state: Tensor, generated: GeneratedTokens) -> Tensor:
-        """Return the token (R,) that must come next, -1 where any may."""
-
-
-@runtime_checkable
-class RequirementConstraint(Protocol):
-    """A constraint that must be satisfied before the end token is allowed, even in a row without any other token."""
-
-    def is_satisfied(self, state: Tensor) -> Tensor:
-        """Return (R,) whether the target may end."""
+    def is_satisfied(self, state: Tensor) -> Tensor | bool:
+        """Return (R,) whether the target may end, even in a row without any other token."""
+        return True
 
 
 def apply_constraints(
@@ -80,16 +62,15 @@ def apply_constraints(
     end_logits = logits[:, end_id].clone()
     pairs = list(zip(constraints, states, strict=True))
     forced = [
-        (token := constraint.get_forced_tokens(state, generated)[:, None], logits.gather(1, token.clamp_min(0)))
+        (token[:, None], logits.gather(1, token[:, None].clamp_min(0)))
         for constraint, state in pairs
-        if isinstance(constraint, ForcingConstraint)
+        if (token := constraint.get_forced_tokens(state, generated)) is not None
     ]
     for constraint, state in pairs:
         logits = constraint.mask_logits(logits, state, generated)
     is_stuck = logits.amax(1) == NEG_INF
     for constraint, state in pairs:
-        if isinstance(constraint, RequirementConstraint):
-            is_stuck = is_stuck & constraint.is_satisfied(state)
+        is_stuck = is_stuck & constraint.is_satisfied(state)
     logits[:, end_id] = torch.where(is_stuck, end_logits, logits[:, end_id])
     for token, value in forced:
         logits = keep_only_tokens(logits, token[:, 0] >= 0, token, value)

@@ -9,7 +9,7 @@ from operator import eq
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import GeneratedTokens, StatelessConstraint, ban_tokens
+from attent.decoding.constraints.base import Constraint, GeneratedTokens, ban_tokens
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 
@@ -21,17 +21,16 @@ MIN_LOOP_REPEATS = 4
 MIN_LOOP_TOKENS = 8
 
 
-class NoRepeatNgram(StatelessConstraint):
+class NoRepeatNgram(Constraint):
     """Generate no sequence of n tokens twice."""
 
-    def __init__(self, n: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(device)
+    def __init__(self, n: int) -> None:
         self.n = n
 
     @classmethod
     def build(cls, setup: ConstraintSetup) -> NoRepeatNgram | None:
         n = setup.options.no_repeat_ngram_size
-        return cls(n, setup.vocabulary.device) if n else None
+        return cls(n) if n else None
 
     def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
         tokens, n = generated.tokens, self.n
@@ -68,7 +67,7 @@ def has_loop(token_ids: Sequence[int]) -> bool:
     return False
 
 
-class NoLoops:
+class NoLoops(Constraint):
     """Forbid the token that would complete a loop, in all requests or in those with `forbid_loops`.
 
     State: whether it applies; for periods 1, 2, ... the token that far back, and the length of the run of tokens that

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, keep_only_tokens
+from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, keep_only_tokens
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 
 
-class ForcedPrefix:
+class ForcedPrefix(Constraint):
     """Start each target with its request's prefix. State: the row of the prefix in a table.
 
     Where the prefix ends a word, tokens that would continue the word (`word_continuations` (V,)) are forbidden next.
@@ -62,6 +62,3 @@ class ForcedPrefix:
             at_boundary = generated.lengths == self.boundary_lengths[state[:, 0]]
             logits.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
         return keep_only_tokens(logits, token[:, 0] >= 0, token, value)
-
-    def advance_state(self, state: Tensor, token: Tensor) -> Tensor:
-        return state

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, GeneratedTokens, ban_tokens
+from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, ban_tokens
 from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
@@ -39,7 +39,7 @@ def compute_borders(phrase: Phrase, length: int) -> list[list[bool]]:
     ]
 
 
-class RequiredPhrases:
+class RequiredPhrases(Constraint):
     """Generate each request's required phrases before the end token.
 
     State: for each of C phrases its row in the table, how often it is missing, and its tokens matched so far; then the

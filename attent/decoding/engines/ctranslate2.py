@@ -107,19 +107,15 @@ class CTranslate2Engine:
         use_cache: bool = True,
         compute_type: str = "int8",
         threads: int | None = None,
-        suppressed_tokens: Iterable[int] | None = None,
     ) -> CTranslate2Engine:
         """Open the conversion of the model in the user's cache; convert first if there is none.
 
-        use_cache          False: convert again, and keep nothing
-        threads            None: as many as torch uses
-        suppressed_tokens  target ids that are never generated; None: the start, padding, and ids without a piece
+        use_cache  False: convert again, and keep nothing
+        threads    None: as many as torch uses
         """
         import torch
 
-        if suppressed_tokens is None:
-            suppressed_tokens = find_suppressed_tokens(model.config, tokenizer)
-        suppressed = sorted(set(suppressed_tokens))
+        suppressed = find_suppressed_tokens(model.config, tokenizer)
         names = converter.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()
         with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any
 
 import torch
 
@@ -46,22 +46,6 @@ from attent.storage.machine import measure_memory
 from attent.text.tokenizer import Tokenizer
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
-
-
-class OptionOverrides(TypedDict, total=False):
-    """Fields of `GenerationOptions`, as keyword arguments."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    n: int
-    stop: Sequence[str]
-    beam_size: int
-    length_penalty: float
-    min_new_tokens: int
-    no_repeat_ngram_size: int
 
 
 class GenerationError(ValueError):
@@ -137,7 +121,7 @@ class Generator:
         *,
         first_index: int = 0,
         should_stop: StopCheck | None = None,
-        **overrides: Unpack[OptionOverrides],
+        **overrides: Any,
     ) -> list[list[Generation]]:
         """Return the `n` texts of each prompt, with beam search the best first.
 
@@ -154,9 +138,7 @@ class Generator:
                 return self._search_beams(prompts, rows, limits, options, should_stop)
             return self._generate_sequences(prompts, rows, limits, options, first_index, should_stop)
 
-    def stream(
-        self, prompt: str, options: GenerationOptions | None = None, **overrides: Unpack[OptionOverrides]
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, options: GenerationOptions | None = None, **overrides: Any) -> Iterator[str]:
         """Yield the text in pieces, as soon as later tokens cannot change them; with beam search, the whole."""
         check_list_of_strings([prompt], "prompt")
         options = replace(override_options(options, overrides), n=1)
@@ -219,7 +201,8 @@ class Generator:
                     f"{which}: prompt and text have at most {max_positions:,} tokens in this model"
                 )
         longest = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
-        total, needed = get_total_memory(self.device), self._compute_sequence_bytes(longest) * options.beam_size
+        is_cuda, needed = self.device.type == "cuda", self._compute_sequence_bytes(longest) * options.beam_size
+        total = torch.cuda.mem_get_info(self.device)[1] if is_cuda else measure_memory()[0]
         if needed > total:
             raise GenerationError(
                 f"`max_new_tokens` must be small enough for one text to fit into {total / 2**30:,.1f} GiB of memory, "
@@ -413,17 +396,12 @@ class Generator:
         return float(logits.log_softmax(-1).gather(1, targets).sum())
 
 
-def get_total_memory(device: torch.device) -> int:
-    """Return the bytes of the device's memory."""
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else measure_memory()[0]
-
-
-def override_options(options: GenerationOptions | None, overrides: OptionOverrides) -> GenerationOptions:
+def override_options(options: GenerationOptions | None, overrides: dict[str, Any]) -> GenerationOptions:
     if isinstance(stop := overrides.get("stop"), str):
         overrides["stop"] = (stop,)
     elif stop is not None:
         overrides["stop"] = tuple(stop)
-    return replace(options or GenerationOptions(), **overrides)  # type: ignore[arg-type]  # `stop` is a tuple
+    return replace(options or GenerationOptions(), **overrides)
 
 
 def derive_rng_key(seed: int, index: int, sample: int) -> int:

@@ -57,7 +57,7 @@ class SpeechInspector(Seq2SeqInspector):
     def _trace_search(
         self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None
     ) -> tuple[SearchTrace, bool]:
-        return super()._trace_search(source, self.transcriber.add_transcript_rules(search), should_stop)
+        return super()._trace_search(source, self.transcriber.ban_first_tokens(search), should_stop)
 
     def _encode_target(self, text: str) -> list[int]:
         return super()._encode_target(text if self.transcriber.whisper is None else f" {text}")

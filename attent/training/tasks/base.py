@@ -152,13 +152,19 @@ class RunContext:
     def warn(self, text: str) -> None:
         self.report(Note(text=text, level="warning"))
 
-    def track_progress(self, action: str, unit: str, total: int) -> Callable[[int], None]:
-        """Return a function that takes the number done, and reports it and the time left every few seconds."""
+    def track_progress(self, action: str, unit: str, total: int | None = None) -> Callable[[int], None]:
+        """Return a function that takes the number done, and reports it and, with a total, the time left every few
+        seconds."""
         start = last = time.monotonic()
 
         def report(done: int) -> None:
             nonlocal last
-            if time.monotonic() - last >= REPORT_SECONDS and 0 < done < total:
+            if time.monotonic() - last < REPORT_SECONDS:
+                return
+            if total is None:
+                last = time.monotonic()
+                self.note(f"{action}: {done:,} {unit} ...")
+            elif 0 < done < total:
                 last = time.monotonic()
                 left = format_duration((last - start) * (total - done) / done)
                 self.note(f"{action}: {done:,} of {total:,} {unit}, about {left} left")

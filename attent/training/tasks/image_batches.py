@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from attent.data.arrays import Array
 from attent.data.images import ImageDataConfig, ImageDataset
 from attent.data.loader import BatchT, EpochCache, PrefetchLoader
-from attent.models import VisionTransformer
-from attent.nn.argument_checks import check_rate
+from attent.training.objective import Objective
 from attent.training.tasks.base import RowBatch
 
 MAX_ERASED_AREA = 0.2  # of an image
@@ -128,29 +126,16 @@ def erase_random(pixels: Array, rate: float, rng: np.random.Generator) -> None:
         pixels[index, :, rows, columns] = noise[:, rows, columns]
 
 
-class ImageObjective(nn.Module):
+class ImageObjective(Objective):
     """Label-smoothed cross-entropy of a batch of images."""
-
-    def __init__(
-        self,
-        model: VisionTransformer,
-        *,
-        smoothing: float = 0.1,
-        rdrop: float = 0.0,
-        compile: bool = False,  # noqa: A002
-    ) -> None:
-        super().__init__()
-        check_rate("smoothing", smoothing)
-        if rdrop:
-            raise ValueError(f"`rdrop` must be 0 for images, but is {rdrop}; leave it out")
-        self.model, self.smoothing = model, smoothing
-        self._logits: Callable[[Tensor], Tensor] = torch.compile(self.logits, dynamic=False) if compile else self.logits
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """Return sums over the images: the loss, and the plain cross-entropy in nats without a gradient."""
-        logits, labels = self._logits(batch.pixels).float(), batch.labels
+        logits, labels = self._forward_states(batch.pixels).float(), batch.labels
         loss = F.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="none").sum()
         return loss, F.cross_entropy(logits.detach(), labels, reduction="none").sum()
 
-    def logits(self, pixels: Tensor) -> Tensor:
-        return self.model(self.model.normalize(pixels))
+    def compute_states(self, pixels: Tensor) -> Tensor:
+        """(B, C, S, S) -> (B, labels)"""
+        logits: Tensor = self.model(self.model.normalize(pixels))
+        return logits

@@ -6,8 +6,7 @@ Everything is cached in the run's `state/data` by the contents of the files, so 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -196,7 +195,8 @@ def prepare_tokens(
             known = ", ".join(tags) or "none"
             raise TrainError(f"the tokenizer has no tag for `{target}`: it has {known}; train one that does")
     encoding = EncodingConfig(tokenizer=tokenizer, filters=config.filters, language_tags=splits.use_tags)
-    store = prepare_store(splits.train, encoding, context.data_dir, progress=_make_progress_reporter(context))
+    progress = context.track_progress("encoding", "pairs")
+    store = prepare_store(splits.train, encoding, context.data_dir, progress=progress)
     if not len(store):
         reasons = _merge_dropped(store).describe() or "the corpus is empty"
         names = " ".join(part.name for part in store.meta.parts)
@@ -222,18 +222,6 @@ def prepare_tokens(
         valid_store=valid_store,
         data_dir=context.data_dir,
     )
-
-
-def _make_progress_reporter(context: base.RunContext) -> Callable[[int], None]:
-    last = time.monotonic()
-
-    def progress(num_pairs: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= base.REPORT_SECONDS:
-            last = time.monotonic()
-            context.note(f"encoding: {num_pairs:,} pairs ...")
-
-    return progress
 
 
 def _merge_dropped(store: TokenStore) -> ReasonTally[str]:
@@ -279,15 +267,14 @@ def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:
     return PairLoader(store, config, seed=0)
 
 
-def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool, max_pairs: int | None = None) -> EvalTexts:
-    """The pairs of corpora as text, or an even selection of at most `max_pairs`."""
+def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool) -> EvalTexts:
+    """The pairs of corpora as text."""
     pairs = [
         (pair, corpus.languages.target)
         for corpus in corpora
         for pair in corpus
         if isinstance(pair, Pair) and pair.source.strip()
     ]
-    pairs = pairs if max_pairs is None else base.select_evenly(pairs, max_pairs)
     languages = {language for _, language in pairs}
     name = ", ".join(dict.fromkeys(corpus.name for corpus in corpora))
     if use_tags and len(corpora) == 1:  # the same name for each language pair of a file

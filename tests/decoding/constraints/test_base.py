@@ -224,8 +224,8 @@ def test_constraints_do_not_synchronize_with_the_device() -> None:
         prefix_ends_word=True,
     )
     rules = [
-        MinLength(3, [END], "meta"),
-        NoRepeatNgram(2, "meta"),
+        MinLength(3, [END]),
+        NoRepeatNgram(2),
         NoLoops("meta"),
         BannedPhrases([replace(request, prefix_ids=())], TokenSpellings(pieces, END), "meta"),
         ForcedPrefix([request], CONTINUES, "meta"),
@@ -233,7 +233,7 @@ def test_constraints_do_not_synchronize_with_the_device() -> None:
     ]
     unprefixed = replace(request, prefix_ids=())
     states = [
-        constraint.build_initial_state([unprefixed if isinstance(constraint, BannedPhrases) else request])
+        constraint.build_initial_state([unprefixed if isinstance(constraint, BannedPhrases) else request]).to("meta")
         for constraint in rules
     ]
     row = torch.zeros(1, dtype=torch.int64, device="meta")

@@ -379,7 +379,7 @@ def test_it_equals_the_reference_search(
 ) -> None:
     """With fewer rows than sources, so that rows are reused; and sources encoded in several batches."""
     model, requests = make_model(device, ends, vocab, **changes), make_requests(3 if INTERPRETER_MODE else 60, vocab)
-    constraints = (MinLength(min_length, [END], device),) if min_length else ()
+    constraints = (MinLength(min_length, [END]),) if min_length else ()
     context = make_context(options, device, constraints)
     expected = search_by_reference(model, requests, context)
     got = search_on_gpu(model, requests, context, max_rows)
@@ -495,7 +495,7 @@ def test_unsupported_searches_are_refused(device: torch.device) -> None:
         replace(search, beam_size=17),
     ):
         assert not eligibility.supports_search(model, make_context(other, device))
-    assert not eligibility.supports_search(model, make_context(search, device, (NoRepeatNgram(3, device),)))
+    assert not eligibility.supports_search(model, make_context(search, device, (NoRepeatNgram(3),)))
     assert not eligibility.supports_search(
         model, make_context(replace(search, beam_size=16), device)
     )  # the vocabulary is too small
