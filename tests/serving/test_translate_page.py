@@ -434,10 +434,16 @@ def test_key_is_asked_for_and_passed_to_the_attention_view(
         page.fill("#source-text", "a dog\nruns")
         wait_for_translation(page, "Hund ein\nläuft")
         assert page.evaluate("sessionStorage.getItem('attent-key')") == KEY
+        sent: list[str] = []
+        page.context.on("request", lambda request: sent.append(request.url))
         with page.context.expect_page() as opened:
             page.click("#attention")
         opened.value.wait_for_selector("[role=tab]:has-text('Decoding')")
         assert opened.value.input_value("#sentence") == "runs"
+        assert KEY not in opened.value.url
+        opened.value.reload()
+        opened.value.wait_for_selector("[role=tab]:has-text('Decoding')")
+        assert [address for address in sent if KEY in address.partition("#")[0]] == []
     request = next(request for request in service.requests if isinstance(request, LookRequest))
     assert (request.model, request.text) == ("en-de", "runs")
 

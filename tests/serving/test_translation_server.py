@@ -233,7 +233,10 @@ def test_request_ids_are_echoed_or_made(client: Client) -> None:
 def test_keys_guard_everything_but_health(service: TranslationService) -> None:
     with serve(LocalBackend(service), keys=frozenset({"secret"})) as client:
         assert client.get("/health").status == client.get("/ready").status == client.get("/").status == 200
-        for path in ("/v1/info", "/metrics", "/look/saved_model/"):
+        assert client.get("/look/saved_model/").status == 200
+        for path in ("/look/saved_model/api/look", "/v1/look"):
+            assert post(client, path, text="one").status == 403
+        for path in ("/v1/info", "/metrics"):
             assert client.get(path).status == 403
             assert client.get(path, headers={"Authorization": "Bearer secret"}).status == 200
             assert client.get(f"{path}?api_key=secret").status == 200

@@ -86,7 +86,7 @@ function drawAttention(store) {
   const { model, source, target } = translation;
   const { text } = findSegment(pairSegments(translation), "source", byId("source-text").selectionStart).source;
   const { tag } = info.directions.find((each) => each.model === model && each.source === source && each.target === target) ?? {};
-  const key = readKey() ? `?api_key=${encodeURIComponent(readKey())}` : "";
+  const key = readKey() ? `&api_key=${encodeURIComponent(readKey())}` : ""; // fragments are not sent, so that no log has it
   const language = tag ? `&to=${encodeURIComponent(tag)}` : "";
-  link.href = `look/${encodeURIComponent(model)}/${key}#text=${encodeURIComponent(text)}${language}`;
+  link.href = `look/${encodeURIComponent(model)}/#text=${encodeURIComponent(text)}${language}${key}`;
 }
