@@ -298,6 +298,8 @@ class Translator:
         glossary: Glossary | None = None,
         split_sentences: bool = True,
         source_lang: str | None = None,
+        prevent_repetition: bool = True,
+        first_index: int = 0,
         should_stop: StopCheck | None = None,
     ) -> Iterator[str]:
         """Yield the translation sentence by sentence, with the whitespace between them.
@@ -305,12 +307,14 @@ class Translator:
         Joined, the pieces are the text of `translate` with the same arguments, which are explained there.
         """
         options = options or SearchOptions()
-        (segments,), _ = self._split_texts([text], [constraints], to, split_sentences, source_lang, glossary)
+        (segments,), _ = self._split_texts(
+            [text], [constraints], to, split_sentences, source_lang, glossary, first_index
+        )
         for number, segment in enumerate(segments, 1):
             check_constraints(segment.constraints, options)
             rows = [self.tokenizer.encode_source([segment.text], to)[0]]
             with self._locks.eval_mode:
-                (hypotheses,) = self._search_segments([segment], rows, options, 0, True, should_stop, to)
+                (hypotheses,) = self._search_segments([segment], rows, options, 0, prevent_repetition, should_stop, to)
             (((best, *_),),) = self._detokenize([[hypotheses]])
             yield best.text + (segment.gap if number < len(segments) else "")
 

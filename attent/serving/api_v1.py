@@ -137,6 +137,7 @@ def format_event(data: dict[str, Any]) -> str:
 
 async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:
     body = call.body
+    call.gateway.check_sizes(TranslateRequest(texts=(body.text + body.prefix,)))
     request = SuggestRequest(
         text=body.text, prefix=body.prefix, source=body.source or AUTO, target=body.target, count=body.count
     )

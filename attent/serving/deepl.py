@@ -121,6 +121,11 @@ async def delete_glossary(call: Call[None]) -> Response:
     return Response(status_code=204)
 
 
+async def list_glossary_pairs(call: Call[None]) -> Any:
+    pairs = dict.fromkeys((each.source, each.target) for each in call.gateway.backend.info.directions)
+    return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
+
+
 DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=bool)
 DeepLTranslation: Any = create_model("DeepLTranslation", detected_source_language=str, text=str, billed_characters=int)
 GlossaryInfo: Any = create_model(
@@ -136,6 +141,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("GET", "/v2/languages", list_languages, "List source or target languages.", LanguagesQuery,
              list[DeepLLanguage]),
     endpoint("GET", "/v2/usage", show_usage, "Count the translated characters.", None, dict[str, int]),
+    endpoint("GET", "/v2/glossary-language-pairs", list_glossary_pairs, "List language pairs of glossaries.", None,
+             create_model("GlossaryPairs", supported_languages=list[dict[str, str]])),
     endpoint("POST", "/v2/glossaries", create_glossary, "Create a glossary.", GlossaryBody, GlossaryInfo, status=201),
     endpoint("GET", "/v2/glossaries", list_glossaries, "List glossaries.", None,
              create_model("GlossaryList", glossaries=list[GlossaryInfo])),

@@ -126,6 +126,8 @@ class TranslateFileBody(KeyedBody):
 async def translate_file(call: Call[TranslateFileBody]) -> Any:
     body, gateway = call.body, call.gateway
     path, content = PurePath(body.file.name.replace("\\", "/")), body.file.content
+    if len(content) > gateway.limits.max_file_bytes:
+        raise ApiError(413, f"the file must have at most {gateway.limits.max_file_bytes} bytes")
     request = FileRequest(name=path.name, content=content, source=body.source or AUTO, target=body.target)
     content = await gateway.translate_file(request, call.client)
     item = (f"{path.stem}_{body.target}{path.suffix}", content)

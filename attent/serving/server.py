@@ -152,6 +152,9 @@ async def _run_server(
     known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     url = f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
     await _run_until(app.start(), stop.stop)
+    if stop.stop.is_set():
+        await app.close(SHUTDOWN_TIMEOUT)
+        return
     server = _create_server(app, address, port)
     if sys.platform == "linux":  # granian shares the reserved port; elsewhere, it must be released first
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -7,6 +7,7 @@ that cannot be fulfilled raises `ApiError` with the status of the response, or a
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -43,10 +44,14 @@ from attent.serving.messages import (
 )
 from attent.serving.request import LookRequest
 from attent.text.language_id import LanguageIdentifier, detect_language
-from attent.text.language_tags import choose_tag, get_language_name
+from attent.text.language_tags import choose_tag, get_language_name, is_same_language
 
 GPU_BATCH_TOKENS = 65_536  # sources x longest source x beams; one batch takes a few dozen milliseconds
 PLAIN_TEXT_SUFFIX = ".txt"
+MIN_DETECTED = 0.5  # confidence to return a text unchanged, since it is in the target language
+LINE_END = re.compile(r"\r?\n")
+MARKUP_TAG = re.compile(r"<[^<>]*>")
+SAMPLE_BYTES, SAMPLE_CHARACTERS = 20_000, 2_000  # of a file, to detect its language: with and without markup
 
 Detection = tuple[tuple[str, float], ...]  # (language, confidence), best first
 
@@ -148,28 +153,31 @@ class TranslationService:
         return [tuple(detect_language(text, self._identifier, own)) for text in texts]
 
     def choose_direction(
-        self, source: str, target: str, model: str | None, text: str
+        self, source: str, target: str, model: str | None, text: str, *, can_copy: bool = True
     ) -> tuple[Direction, float | None]:
-        """Return the direction between two languages, and the confidence if the source language is detected."""
+        """Return the direction between two languages, and the confidence if the source language is detected.
+
+        With `can_copy`, the source is the target if the text is in the target language: it is not translated then.
+        """
         candidates = [each for each in self.directions if model in (None, each.model)]
         if not candidates:
             names = ", ".join(dict.fromkeys(each.model for each in self.directions)) or "none"
             raise ApiError(404, f"`model` must be a translator that is served ({names}), but is {model!r:.80}")
-        candidates = self._match_language(candidates, "target", target)
-        confidence = None
+        detected = (*self.detect([text])[0], ("", 0.0)) if source == AUTO else ((source, 1.0),)
+        language, probability = detected[0]
+        if can_copy and probability >= MIN_DETECTED and (tag := find_common_tag(language, target, candidates)):
+            same = Direction(source=tag, target=tag, model=candidates[0].model)
+            return same, probability if source == AUTO else None
+        candidates, confidence = self._match_language(candidates, "target", target), None
         if source == AUTO:
-            sources = list(dict.fromkeys(each.source for each in candidates))
-            source, confidence = self._choose_source(text, sources)
+            sources = [each.source for each in candidates]
+            likely = ((choose_tag(each, sources), probability) for each, probability in detected)
+            source, confidence = next(((tag, value) for tag, value in likely if tag), (sources[0], 0.0))
         candidates = self._match_language(candidates, "source", source)
         targets = dict.fromkeys(each.target for each in candidates)
         if len(targets) > 1:
             raise ApiError(400, f"`target` must be one of {', '.join(targets)} for source {source}, but is missing")
         return candidates[0], confidence
-
-    def _choose_source(self, text: str, sources: Sequence[str]) -> tuple[str, float]:
-        """Return the most likely of the languages that can be translated; the text may be in another one."""
-        ranked = [pair for pair in self.detect([text])[0] if pair[0] in sources]
-        return ranked[0] if ranked else (sources[0], 0.0)
 
     def _match_language(self, candidates: list[Direction], side: str, requested: str) -> list[Direction]:
         if not requested and side == "target":
@@ -197,6 +205,10 @@ class TranslationService:
             direction, confidence = self.choose_direction(request.source, request.target, request.model, text)
             by_direction.setdefault(direction, {})[index] = confidence
         for direction, indices in by_direction.items():
+            if direction.source == direction.target:
+                for index, confidence in indices.items():
+                    yield index, copy_text(request.texts[index], direction, confidence, request.alignment)
+                continue
             lines = [request.texts[index].split("\n") for index in indices]
             flat = [line for text_lines in lines for line in text_lines]
             results = iter(self._translate_lines(flat, request, direction, should_stop))
@@ -226,6 +238,9 @@ class TranslationService:
         _client.set(client)
         (text,) = request.texts
         direction, _ = self.choose_direction(request.source, request.target, request.model, text)
+        if direction.source == direction.target:
+            yield text
+            return
         translator = self.translators[direction.model]
         for number, line in enumerate(text.split("\n")):
             content = line.strip(" \t")
@@ -239,6 +254,8 @@ class TranslationService:
                 glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
                 split_sentences=request.split_sentences,
                 source_lang=direction.source,
+                prevent_repetition=not request.allow_loops,
+                first_index=number,
                 should_stop=should_stop,
             )
             yield after
@@ -246,6 +263,8 @@ class TranslationService:
     def suggest(self, request: SuggestRequest, client: str, should_stop: StopCheck) -> list[ScoredText]:
         """Return translations that begin with a prefix and continue with different words, best first."""
         direction, _ = self.choose_direction(request.source, request.target, None, request.text)
+        if direction.source == direction.target:
+            return []
         translator = self.translators[direction.model]
         with translator.hold_device():
             suggestions = translator.suggest_continuations(
@@ -261,8 +280,11 @@ class TranslationService:
         if key is None and name.suffix != PLAIN_TEXT_SUFFIX:
             known = ", ".join(self.info.file_suffixes)
             raise ApiError(400, f"the file must be of one of these kinds: {known}, but is {name.name!r:.80}")
-        sample = request.content[:2000].decode("utf-8", "ignore")
-        direction, _ = self.choose_direction(request.source, request.target, None, sample)
+        sample = MARKUP_TAG.sub(" ", request.content[:SAMPLE_BYTES].decode("utf-8", "ignore"))[:SAMPLE_CHARACTERS]
+        can_copy = key in (None, "text", "markdown")  # others may have both languages
+        direction, _ = self.choose_direction(request.source, request.target, None, sample, can_copy=can_copy)
+        if direction.source == direction.target:
+            return request.content
         translator = self.translators[direction.model]
         pipeline = TranslationPipeline(
             translator=translator, options=SearchOptions(), to=direction.tag, source_lang=direction.source
@@ -270,12 +292,12 @@ class TranslationService:
         progress = StoppableProgress(should_stop)
         if key in (None, "text"):
             try:
-                lines = request.content.decode("utf-8-sig").split("\n")
+                text = request.content.decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 raise ApiError(400, f"the file must be UTF-8, but byte {error.start} is not") from None
-            translations = pipeline.translate(lines, should_stop=should_stop)
-            pairs = zip(translations, lines, strict=True)
-            return "\n".join(restore_whitespace(each.text, line) for each, line in pairs).encode()
+            lines, ends = LINE_END.split(text), [*LINE_END.findall(text), ""]
+            parts = zip(pipeline.translate(lines, should_stop=should_stop), lines, ends, strict=True)
+            return "".join(restore_whitespace(each.text, line) + end for each, line, end in parts).encode()
         return pretranslate_document(pipeline, request.content, Path(name.name), direction.target, progress).content
 
     # --- other models and views --------------------------------------------------------------------------------------
@@ -362,6 +384,31 @@ def list_directions(
         for target, tag in targets
         if source != target
     ]
+
+
+def find_common_tag(source: str, target: str, directions: Sequence[Direction]) -> str | None:
+    """Return the tag of a known language if it is the source and the target, and no model translates between both."""
+    has_model = any(
+        is_same_language(each.source, target) and is_same_language(each.target, target) for each in directions
+    )
+    if has_model or not is_same_language(source, target):
+        return None
+    tags = [tag for each in directions for tag in (each.source, each.target) if is_same_language(tag, target)]
+    return choose_tag(target, tags) or next(iter(tags), None)
+
+
+def copy_text(text: str, direction: Direction, confidence: float | None, alignment: bool) -> TextTranslation:
+    """Return the translation of a text that is in the target language."""
+    return TextTranslation(
+        text=text,
+        score=0.0,
+        source=direction.source,
+        target=direction.target,
+        model=direction.model,
+        confidence=1.0,
+        detected=confidence,
+        alignment=tuple((index, index) for index in range(len(text.split()))) if alignment else None,
+    )
 
 
 def join_lines(

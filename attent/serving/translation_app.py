@@ -58,7 +58,7 @@ class TranslationApp(HttpApp):
             log_text=options.log_text,
             suggestions=options.suggestions,
         )
-        endpoints = list_endpoints(options)
+        endpoints = list_endpoints()
         super().__init__(
             gateway,
             endpoints,
@@ -74,7 +74,7 @@ class TranslationApp(HttpApp):
         )
 
 
-def list_endpoints(options: ServerOptions) -> list[Endpoint]:
+def list_endpoints() -> list[Endpoint]:
     apis = (libretranslate, deepl, openai, apertium, api_v1)
     return [*(endpoint for api in apis for endpoint in api.ENDPOINTS), *LOOK_ENDPOINTS]
 
@@ -124,7 +124,8 @@ async def look(call: Call[LookRequest]) -> dict[str, Any]:
 
 LOOK_SUMMARY = "Translate a sentence and return the attention of every head."
 LOOK_ENDPOINTS = (
-    Endpoint("GET", "/look/{model}/", show_look_page, "The page that shows attention.", media_type="text/html"),
+    Endpoint("GET", "/look/{model}/", show_look_page, "The page that shows attention.", media_type="text/html",
+             is_public=True),  # without attention, which its requests get
     Endpoint("POST", "/look/{model}/api/look", look, LOOK_SUMMARY, body=LookRequest, response=dict[str, Any]),
     Endpoint("POST", "/v1/look", look, LOOK_SUMMARY, body=LookRequest, response=dict[str, Any]),
-)
+)  # fmt: skip

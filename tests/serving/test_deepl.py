@@ -42,6 +42,8 @@ def test_python_client_lists_languages_and_usage(translator: deepl_client.Transl
     assert [(each.code, each.name) for each in translator.get_source_languages()] == [("EN", "English")]
     (target,) = translator.get_target_languages()
     assert (target.code, target.name, target.supports_formality) == ("DE", "German", False)
+    (pair,) = translator.get_glossary_languages()
+    assert (pair.source_lang, pair.target_lang) == ("en", "de")
     before = translator.get_usage().character.count or 0
     translator.translate_text(["ten", "ten"], target_lang="DE")
     usage = translator.get_usage()

@@ -17,7 +17,7 @@ from attent.serving.translation_app import ServerOptions, list_endpoints
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
 
-ENDPOINTS = list_endpoints(ServerOptions())
+ENDPOINTS = list_endpoints()
 DOCUMENT = build_openapi(ENDPOINTS, version="1")
 MAX_ERROR_BYTES = 2_048
 JSON, URLENCODED, MULTIPART = "application/json", FORM_TYPES[0], "multipart/form-data; boundary=b"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -15,8 +17,9 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from attent.serving import gateway, libretranslate
+from attent.serving.endpoints import UploadedFile
 from attent.serving.gateway import ITEM_BYTES, ItemStore
-from attent.serving.limits import Limits
+from attent.serving.limits import ApiError, Limits
 from attent.serving.translation_app import ServerOptions
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
@@ -131,6 +134,22 @@ def test_detected_language(client: Client) -> None:
     assert all(set(each) == {"confidence", "language"} for each in detections[0])
 
 
+def test_text_in_the_target_language_is_returned_unchanged(client: Client) -> None:
+    german = "  Ein Hund läuft durch den Garten.\n"
+    body = {"q": german, "source": "auto", "target": "de"}
+    result = client.post(body, path="/translate").json
+    assert result["translatedText"] == german
+    assert result["detectedLanguage"]["language"] == "de"
+    assert result["detectedLanguage"]["confidence"] > 50
+    assert client.post(body | {"source": "de-DE"}, path="/translate").json == {"translatedText": german}
+    assert client.post(body | {"q": "five", "source": "en", "target": "en"}, path="/translate").json == {
+        "translatedText": "five"
+    }
+    assert client.post(body | {"source": "fr", "target": "fr"}, path="/translate").status == 400
+    french = client.post(body | {"q": "Le chien dort dans le jardin."}, path="/translate").json["detectedLanguage"]
+    assert (french["language"], french["confidence"] < 5) == ("en", True)  # the language that it was translated from
+
+
 def test_wrong_requests(client: Client) -> None:
     body = {"q": "one", "source": "en", "target": "de"}
     assert "not supported yet" in client.post(body | {"format": "html"}, path="/translate").error
@@ -165,15 +184,35 @@ def test_text_file(client: Client) -> None:
     assert reply.body.decode() == "eins\n\n  zwei\n"
     assert reply.headers["content-disposition"] == f"attachment; filename*=UTF-8''{quote('Zahlen 1_de.txt')}"
     assert reply.headers["content-type"] == "application/octet-stream"
+    assert translate_file(client, "a.txt", b"one\r\n two \r\n\nthree").body.decode() == "eins\r\n zwei \r\n\ndrei"
+    german = "<b>Ein Hund läuft durch den Garten.</b>\r\n".encode()
+    assert translate_file(client, "a.txt", german, source="auto").body == german
+
+
+def test_size_of_a_file() -> None:
+    call: Any = SimpleNamespace(
+        body=SimpleNamespace(file=UploadedFile("a.txt", b"one"), source="en", target="de"),
+        gateway=SimpleNamespace(limits=Limits(max_file_bytes=2)),
+    )
+    with pytest.raises(ApiError, match="at most 2 bytes") as error:
+        asyncio.run(libretranslate.translate_file(call))
+    assert error.value.status == 413
+
+
+def test_language_of_a_document_is_detected_without_its_markup(client: Client) -> None:
+    tags = b"<seg the of and in to is that with for this from have not>" * 40
+    page = tags + "Ein Hund läuft durch den Garten.".encode()
+    assert translate_file(client, "a.md", page, source="auto").body == page
 
 
 def test_po_file(client: Client, tmp_path: Path) -> None:
     catalog = polib.POFile()
     catalog.metadata = {"Content-Type": "text/plain; charset=utf-8"}
     catalog.extend([polib.POEntry(msgid="one"), polib.POEntry(msgid="two", msgstr="zwo")])
+    catalog.append(polib.POEntry(msgid="a", msgstr="Ein Hund läuft durch den Garten. " * 5))
     reply = translate_file(client, "../../messages.po", str(catalog).encode(), source="auto")
     (tmp_path / "out.po").write_bytes(reply.body)
-    assert [entry.msgstr for entry in polib.pofile(str(tmp_path / "out.po"))] == ["eins", "zwo"]
+    assert [entry.msgstr for entry in polib.pofile(str(tmp_path / "out.po"))][:2] == ["eins", "zwo"]
     assert reply.headers["content-disposition"].endswith("messages_de.po")
 
 

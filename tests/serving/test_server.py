@@ -76,6 +76,19 @@ def test_signal_stops_the_server_within_two_seconds(name: str, started: str) -> 
     assert took < 2
 
 
+def test_a_start_that_is_cancelled_announces_no_address(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, urls, stop = make_app(model), list[str](), server.StopEvents()
+
+    async def load_forever() -> None:
+        stop.set_next()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(app, "start", load_forever)
+    with reserve_port("127.0.0.1", 0) as reserved:
+        asyncio.run(server._run_server(app, reserved, stop, urls.append))
+    assert urls == []
+
+
 def test_waiting_clients_are_told_of_the_shutdown(model: Model) -> None:
     with start_test_server(model) as client:
         connection = client.open(post_bytes({"text": "wait"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -236,18 +236,21 @@ def test_languages_and_swap(page: Any) -> None:
 
 
 def test_text_in_the_target_language_changes_the_languages(page: Any) -> None:
-    """The server detects among the sources of the target only, and says that it is not sure."""
-    doubtful = {"text": "?", "source": "en", "target": "de", "model": "en-de", "confidence": 0.1, "detected": 0.0}
+    unchanged = {"text": "ein Hund", "source": "de", "target": "de", "model": "en-de", "confidence": 1.0}
 
     def answer(route: Any) -> None:
         if json.loads(route.request.post_data)["target"] == "de":
-            route.fulfill(json={"translations": [doubtful]})
+            route.fulfill(json={"translations": [unchanged | {"detected": detected}]})
         else:
             route.continue_()
 
     page.route("**/v1/translate", answer)
-    page.route("**/detect", lambda route: route.fulfill(json=[{"language": "de", "confidence": 99.0}]))
+    detected = 0.6
     page.fill("#source-text", "ein Hund")
+    wait_for_translation(page, "ein Hund")
+    assert (page.input_value("#target-language"), page.get_attribute("#attention", "href")) == ("de", None)
+    detected = 0.9
+    page.keyboard.press("Control+Enter")
     wait_for_translation(page, "dog a")
     assert page.locator("#source-language option:checked").inner_text() == "German (detected)"
     assert page.input_value("#target-language") == "en"
@@ -414,10 +417,22 @@ def test_errors_are_one_sentence(url: str, open_tab: Callable[..., Any], tmp_pat
     page.clock.run_for(1000)
     wait_for_translation(page, "Hund ein")
     assert page.inner_text("#message") == ""
-    page.route("**/translate_file", lambda route: route.fulfill(status=400, json={"error": "the file must be UTF-8"}))
+    answers = iter([503] * 4)
+    page.fill("#source-text", "a cat")
+    page.clock.run_for(300)
+    for _ in range(3):
+        page.wait_for_selector("#message >> text=The server is busy; retrying in 1 s.")
+        page.wait_for_selector("#target-pane:not(.working)")
+        page.clock.run_for(1000)
+    page.wait_for_selector("#message >> text=Retry later.")
+    page.clock.run_for(5000)
+    assert page.inner_text("#message") == "Retry later."
     (tmp_path / "pets.txt").write_text("a dog")
-    page.set_input_files("#file", tmp_path / "pets.txt")
-    page.wait_for_selector("#file-status >> text=pets.txt was not translated. The file must be UTF-8.")
+    for status in (400, 503):
+        answer = {"status": status, "json": {"error": f"error {status}"}}
+        page.route("**/translate_file", partial(lambda answer, route: route.fulfill(**answer), answer))
+        page.set_input_files("#file", tmp_path / "pets.txt")
+        page.wait_for_selector(f"#file-status >> text=pets.txt was not translated. Error {status}.")
 
 
 def test_key_is_asked_for_and_passed_to_the_attention_view(
@@ -434,10 +449,16 @@ def test_key_is_asked_for_and_passed_to_the_attention_view(
         page.fill("#source-text", "a dog\nruns")
         wait_for_translation(page, "Hund ein\nläuft")
         assert page.evaluate("sessionStorage.getItem('attent-key')") == KEY
+        sent: list[str] = []
+        page.context.on("request", lambda request: sent.append(request.url))
         with page.context.expect_page() as opened:
             page.click("#attention")
         opened.value.wait_for_selector("[role=tab]:has-text('Decoding')")
         assert opened.value.input_value("#sentence") == "runs"
+        assert KEY not in opened.value.url
+        opened.value.reload()
+        opened.value.wait_for_selector("[role=tab]:has-text('Decoding')")
+        assert [address for address in sent if KEY in address.partition("#")[0]] == []
     request = next(request for request in service.requests if isinstance(request, LookRequest))
     assert (request.model, request.text) == ("en-de", "runs")
 

@@ -139,7 +139,7 @@ def test_lines_keep_their_layout(service: TranslationService, client: Client) ->
     assert [item["text"].count("\n") for item in answer["n_best"]] == [1, 1]
 
 
-def test_a_stream_is_the_same_text_in_pieces(client: Client) -> None:
+def test_a_stream_is_the_same_text_in_pieces(service: TranslationService, client: Client) -> None:
     text = "One two three. Four five.\n Six seven. "
     reply = post(client, text=text, source="en", stream=True, split_sentences=True)
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -148,6 +148,14 @@ def test_a_stream_is_the_same_text_in_pieces(client: Client) -> None:
     pieces = [event["text"] for event in events[:-1]]
     assert len([piece for piece in pieces if piece.strip()]) == 3
     assert "".join(pieces) == translate(client, text, split_sentences=True)
+    sampling = TranslateRequest(
+        texts=(text * 3,),
+        source="en",
+        search=SearchOptions(beam_size=1, sampling=SamplingOptions(seed=3, temperature=2.0)),
+        allow_loops=True,
+    )
+    (sampled,) = service.translate(sampling, "", lambda: False)
+    assert "".join(service.stream(sampling, "", lambda: False)) == sampled.text
     assert post(client, text=["one", "two"], stream=True).status == 400
 
 
@@ -157,6 +165,8 @@ def test_suggestions_differ_in_the_next_word(client: Client) -> None:
     texts = [item["text"] for item in reply.json["suggestions"]]
     assert all(text.startswith(best[0]) for text in texts)
     assert len(set(texts)) == len(texts) > 1
+    assert post(client, "/v1/suggest", text="one", prefix="ei\0ns").status == 400
+    assert post(client, "/v1/suggest", text="eins", prefix="", source="de", target="de").json == {"suggestions": []}
 
 
 def test_attention_of_a_sentence(client: Client) -> None:
@@ -243,7 +253,10 @@ def test_request_ids_are_echoed_or_made(client: Client) -> None:
 def test_keys_guard_everything_but_health(service: TranslationService) -> None:
     with serve(LocalBackend(service), keys=frozenset({"secret"})) as client:
         assert client.get("/health").status == client.get("/ready").status == client.get("/").status == 200
-        for path in ("/v1/info", "/metrics", "/look/saved_model/"):
+        assert client.get("/look/saved_model/").status == 200
+        for path in ("/look/saved_model/api/look", "/v1/look"):
+            assert post(client, path, text="one").status == 403
+        for path in ("/v1/info", "/metrics"):
             assert client.get(path).status == 403
             assert client.get(path, headers={"Authorization": "Bearer secret"}).status == 200
             assert client.get(f"{path}?api_key=secret").status == 200

@@ -2,13 +2,15 @@
 // masked parts is kept as the baseline for comparison.
 
 import { openDocument } from "./data.js";
-import { clampSelection } from "./url_state.js";
+import { clampSelection, takeKey } from "./url_state.js";
+
+const apiKey = takeKey();
 
 async function fetchDocument(request, signal) {
-  const response = await fetch(`api/look${location.search}`, { // with the API key, if the page was opened with one
+  const response = await fetch("api/look", {
     method: "POST",
     signal,
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", ...(apiKey ? { Authorization: `Bearer ${apiKey}` } : {}) },
     body: JSON.stringify(request),
   }).catch(() => {
     throw new Error("The server does not respond. Is attent look still running?");

@@ -45,6 +45,21 @@ export function clampSelection(doc, wish) {
   };
 }
 
+/** The API key in the URL of a link of the translation page; it is moved to the storage of this tab, for reloads. */
+export function takeKey() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const key = parameters.get("api_key");
+  parameters.delete("api_key");
+  try {
+    if (key === null) return sessionStorage.getItem("attent-key");
+    history.replaceState(null, "", `#${parameters}`);
+    sessionStorage.setItem("attent-key", key);
+  } catch {
+    // browsers may refuse storage
+  }
+  return key;
+}
+
 export function readUrl(doc, state, tabs, address = location.hash) {
   const parameters = new URLSearchParams(address.slice(1));
   const number = (name) => (parameters.has(name) ? Number(parameters.get(name)) : null);

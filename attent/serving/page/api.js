@@ -12,6 +12,12 @@ export class RequestError extends Error {
     this.status = status;
     this.retryAfter = retryAfter;
   }
+
+  /** What to show instead of the message while the request is repeated. */
+  get retryMessage() {
+    const reason = { 429: "Too many requests", 503: "The server is busy" }[this.status] ?? "The server does not respond";
+    return `${reason}; retrying in ${this.retryAfter} s.`;
+  }
 }
 
 export const readKey = () => sessionStorage.getItem(KEY_NAME) ?? "";
@@ -20,23 +26,21 @@ export const keyHeaders = () => (readKey() ? { Authorization: `Bearer ${readKey(
 
 /** The error of a response that is not OK, as one sentence. */
 export function toError(status, retryAfter, body) {
-  const seconds = Math.max(1, Number(retryAfter) || 2);
-  if (status === 429) return new RequestError(`Too many requests; retrying in ${seconds} s.`, status, seconds);
-  if (status === 503) return new RequestError(`The server is busy; retrying in ${seconds} s.`, status, seconds);
+  const seconds = [429, 503].includes(status) ? Math.max(1, Number(retryAfter) || 2) : null;
   let sentence = null;
   try {
     sentence = JSON.parse(body).error;
   } catch {
     // an error of a proxy
   }
-  return new RequestError(toSentence(sentence ?? `the server answered with status ${status}`), status);
+  return new RequestError(toSentence(sentence ?? `the server answered with status ${status}`), status, seconds);
 }
 
 async function send(path, options = {}) {
   const headers = { ...keyHeaders(), ...options.headers };
   const response = await fetch(path, { ...options, headers }).catch((error) => {
     if (error.name === "AbortError") throw error;
-    throw new RequestError(`The server does not respond; retrying in ${UNREACHABLE_RETRY} s.`, 0, UNREACHABLE_RETRY);
+    throw new RequestError("The server does not respond.", 0, UNREACHABLE_RETRY);
   });
   if (!response.ok) throw toError(response.status, response.headers.get("retry-after"), await response.text());
   return response;
@@ -59,8 +63,5 @@ export async function suggest(request, signal) {
   const { suggestions } = await post("v1/suggest", request, signal);
   return [...new Set(suggestions.map(({ text }) => text))];
 }
-
-/** [{language, confidence from 0 to 100}], best first. */
-export const detect = (text, signal) => post("detect", { q: text }, signal);
 
 export const fetchFile = async (path, signal) => (await send(path, { signal })).blob();

@@ -1,22 +1,24 @@
 // Translation while typing. A newer request aborts the older one, whose answer is never shown.
 
-import { detect, translate } from "./api.js";
-import { AUTO, hasDirection, listSources, listTargets } from "./languages.js";
+import { translate } from "./api.js";
+import { AUTO, listTargets } from "./languages.js";
 
 const DELAY = 300; // milliseconds without a key
-const MIN_DETECTED = 0.5; // below it, the text may be in a language that is not translated into the target
-const MIN_DETECT_CONFIDENCE = 80; // percent, to change the languages
+const MIN_DETECTED = 0.8; // confidence to change the languages
+const MAX_RETRIES = 3; // of a request that the server refuses: a text may always take too long
 
 export const countCharacters = (text) => Array.from(text).length;
 
 /** Start to translate whenever the text, the languages or the glossary change; returns a function that does it now. */
 export function startLiveTranslation(store) {
   let timer = 0;
+  let retries = 0;
   let pending = new AbortController();
 
   /** The answer to the last request is still shown if it arrives while typing goes on. */
   function schedule({ delay = DELAY, keepPending = true } = {}) {
     clearTimeout(timer);
+    retries = 0;
     const { text, info } = store.get();
     const problem = describeLength(text, info.limits.characters);
     if (!keepPending || !text.trim() || problem) pending.abort();
@@ -38,8 +40,10 @@ export function startLiveTranslation(store) {
       store.set({ translation: { ...translation, sourceText: text }, target, busy: false, message: "" });
     } catch (error) {
       if (signal.aborted) return;
-      store.set({ busy: false, message: error.message });
-      if (error.retryAfter) timer = setTimeout(run, 1000 * error.retryAfter);
+      if (error.status) retries += 1; // else it does not respond, for example while it is restarted
+      const canRetry = error.retryAfter && retries <= MAX_RETRIES;
+      store.set({ busy: false, message: canRetry ? error.retryMessage : error.message });
+      if (canRetry) timer = setTimeout(run, 1000 * error.retryAfter);
     }
   }
 
@@ -57,20 +61,11 @@ function describeLength(text, limit) {
   return `The text has ${count.toLocaleString("en")} characters; at most ${limit.toLocaleString("en")} are translated at once.`;
 }
 
-/** Translate; a detected language is checked if the answer is doubtful. */
+/** Translate; a text that turns out to be in the target language is translated into another one. */
 async function translateState({ text, source, target, glossary, info }, signal) {
-  const request = { text, split_sentences: true, ...(Object.keys(glossary).length ? { glossary } : {}) };
-  const translation = await translate({ ...request, source, target }, signal);
-  if (source !== AUTO || translation.detected >= MIN_DETECTED || listSources(info).length < 2) return translation;
-  const language = await detectSource(info, text, signal);
-  if (!language || language === translation.source) return translation;
-  const other = hasDirection(info, language, target) ? target : listTargets(info, language)[0];
-  return translate({ ...request, source: language, target: other }, signal);
-}
-
-/** The language of a text if the server translates from it; the detection among sources of one target cannot say so. */
-async function detectSource(info, text, signal) {
-  const [best] = await detect(text, signal).catch(() => []);
-  const isSure = best && best.confidence >= MIN_DETECT_CONFIDENCE;
-  return isSure && listSources(info).includes(best.language) ? best.language : null;
+  const request = { text, source, split_sentences: true, ...(Object.keys(glossary).length ? { glossary } : {}) };
+  const translation = await translate({ ...request, target }, signal);
+  const [other] = listTargets(info, translation.source);
+  const isSame = source === AUTO && translation.source === translation.target && translation.detected >= MIN_DETECTED;
+  return isSame && other ? translate({ ...request, target: other }, signal) : translation;
 }

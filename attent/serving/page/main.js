@@ -26,7 +26,7 @@ async function loadInfo() {
         await askForKey();
         continue;
       }
-      showNotice(error.message);
+      showNotice(error.retryAfter ? error.retryMessage : error.message);
       if (!error.retryAfter) throw error;
       await new Promise((resolve) => { setTimeout(resolve, 1000 * error.retryAfter); });
     }

@@ -81,12 +81,13 @@ async function copyTranslation(text) {
 function drawAttention(store) {
   const { translation, info } = store.get();
   const link = byId("attention");
-  link.ariaDisabled = String(!translation?.text);
-  if (!translation?.text) return link.removeAttribute("href");
-  const { model, source, target } = translation;
+  const { text: shown, model, source, target } = translation ?? {};
+  const canShow = Boolean(shown) && source !== target; // a text in the target language is not translated
+  link.ariaDisabled = String(!canShow);
+  if (!canShow) return link.removeAttribute("href");
   const { text } = findSegment(pairSegments(translation), "source", byId("source-text").selectionStart).source;
   const { tag } = info.directions.find((each) => each.model === model && each.source === source && each.target === target) ?? {};
-  const key = readKey() ? `?api_key=${encodeURIComponent(readKey())}` : "";
+  const key = readKey() ? `&api_key=${encodeURIComponent(readKey())}` : ""; // fragments are not sent, so that no log has it
   const language = tag ? `&to=${encodeURIComponent(tag)}` : "";
-  link.href = `look/${encodeURIComponent(model)}/${key}#text=${encodeURIComponent(text)}${language}`;
+  link.href = `look/${encodeURIComponent(model)}/#text=${encodeURIComponent(text)}${language}${key}`;
 }
