@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Method = Literal["translate", "stream", "detect", "suggest", "translate_file", "complete", "look", "look_page"]
 
-NUM_THREADS = 64  # requests that a worker works on at once; their searches share batches
+NUM_THREADS = 320  # requests that a worker works on at once, more than are admitted; their searches share batches
 MAX_ATTEMPTS = 2  # a request whose worker died is sent to another one once
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
@@ -69,9 +69,7 @@ class RunningCalls:
         self._send = send
         self._cancelled: dict[int, threading.Event] = {}
         self._waiting: SimpleQueue[tuple[int, Method, Any, str]] = SimpleQueue()
-        # Daemons, so that work that ignores `should_stop` does not keep the process alive.
-        for _ in range(num_threads):
-            threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
+        self._num_threads, self._num_started = num_threads, 0
 
     @property
     def is_idle(self) -> bool:
@@ -80,6 +78,10 @@ class RunningCalls:
     def start(self, call_id: int, method: Method, request: Any, client: str) -> None:
         self._cancelled[call_id] = threading.Event()
         self._waiting.put((call_id, method, request, client))
+        if self._num_started < min(len(self._cancelled), self._num_threads):
+            # Daemons, so that work that ignores `should_stop` does not keep the process alive.
+            threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
+            self._num_started += 1
 
     def cancel(self, call_id: int) -> None:
         if event := self._cancelled.get(call_id):
