@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 Method = Literal["translate", "stream", "detect", "suggest", "translate_file", "complete", "look", "look_page"]
 
-NUM_THREADS = 64  # requests that a worker works on at once; their searches share batches
+NUM_THREADS = 320  # requests that a worker works on at once, more than are admitted; their searches share batches
 MAX_ATTEMPTS = 2  # a request whose worker died is sent to another one once
+MAX_WORKER_WAIT = 20.0  # seconds that a request waits for a worker that is being started
+PING_SECONDS = 10.0  # between pings to a worker
+MAX_UNANSWERED_PINGS = 6  # in a row, then a worker is replaced
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
 WATCHED_FILES = ("manifest.json", "config.json", "model.safetensors")
@@ -69,9 +72,7 @@ class RunningCalls:
         self._send = send
         self._cancelled: dict[int, threading.Event] = {}
         self._waiting: SimpleQueue[tuple[int, Method, Any, str]] = SimpleQueue()
-        # Daemons, so that work that ignores `should_stop` does not keep the process alive.
-        for _ in range(num_threads):
-            threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
+        self._num_threads, self._num_started = num_threads, 0
 
     @property
     def is_idle(self) -> bool:
@@ -80,6 +81,10 @@ class RunningCalls:
     def start(self, call_id: int, method: Method, request: Any, client: str) -> None:
         self._cancelled[call_id] = threading.Event()
         self._waiting.put((call_id, method, request, client))
+        if self._num_started < min(len(self._cancelled), self._num_threads):
+            # Daemons, so that work that ignores `should_stop` does not keep the process alive.
+            threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
+            self._num_started += 1
 
     def cancel(self, call_id: int) -> None:
         if event := self._cancelled.get(call_id):
@@ -212,7 +217,7 @@ class Backend:
         """Cancel all calls; return whether the models are idle within the timeout."""
         raise NotImplementedError
 
-    def _choose_channel(self) -> Channel:
+    async def _choose_channel(self) -> Channel:
         raise NotImplementedError
 
     async def call(self, method: Method, request: Any, client: str = "") -> Any:
@@ -223,7 +228,7 @@ class Backend:
     async def stream(self, method: Method, request: Any, client: str = "") -> AsyncIterator[Any]:
         """Yield the results of a method. A call whose worker dies before the first one is sent once more."""
         for attempt in itertools.count(1):
-            channel = self._choose_channel()
+            channel = await self._choose_channel()
             call = channel.begin(method, request, client)
             num_yielded = 0
             try:
@@ -272,7 +277,7 @@ class LocalBackend(Backend):
             await asyncio.sleep(0.005)
         return calls is None or calls.is_idle
 
-    def _choose_channel(self) -> Channel:
+    async def _choose_channel(self) -> Channel:
         assert self._channel is not None, "not started"
         return self._channel
 
@@ -287,74 +292,87 @@ class WorkerProcess(Channel):
         super().__init__()
         context = multiprocessing.get_context("spawn")
         self._connection, remote = context.Pipe()
+        self._outgoing: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._num_unanswered = 0  # pings
         self.started: asyncio.Future[ServiceInfo] = self._loop.create_future()
         self.ended = asyncio.Event()
-        self.is_draining = False
         self.process = context.Process(target=run_worker, args=(remote, config), name="attent worker", daemon=True)
         self.process.start()
         remote.close()
         threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
+        threading.Thread(target=self._write, name="attent worker calls", daemon=True).start()
 
-    @property
-    def is_usable(self) -> bool:
-        return self.started.done() and not self.ended.is_set() and not self.is_draining
-
-    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
-        with suppress(OSError):  # it has ended, which `_read` handles
-            self._connection.send((call_id, method, request, client))
+    def send_call(self, call_id: int, method: Method | None, request: Any, client: str) -> None:
+        self._outgoing.put((call_id, method, request, client))
 
     def send_cancel(self, call_id: int) -> None:
-        with suppress(OSError):
-            self._connection.send((call_id, None, None, ""))
+        self.send_call(call_id, None, None, "")
+
+    def _write(self) -> None:
+        """Send calls, in a thread since a process that is stopped or busy blocks it."""
+        with suppress(OSError):  # it has ended, which `_read` handles
+            while (message := self._outgoing.get()) is not None:
+                self._connection.send(message)
 
     def _read(self) -> None:
         """Receive results until the process ends."""
-        while True:
-            try:
-                message = self._connection.recv()
-            except (EOFError, OSError):
-                break
-            self.receive(message)
+        with suppress(EOFError, OSError):
+            while True:
+                self.receive(self._connection.recv())
+        self._outgoing.put(None)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle_end)
 
     def _deliver(self, message: tuple[int, str, Any]) -> None:
-        if message[0] >= 0:
+        call_id, kind, value = message
+        self._num_unanswered = 0
+        if call_id >= 0:
             super()._deliver(message)
-        elif message[1] == "note":
-            log.info("%s", message[2])
-        elif message[1] == "error":
-            self.started.set_exception(message[2])
-        else:
-            self.started.set_result(message[2])
+        elif kind == "note":
+            log.info("%s", value)
+        elif not self.started.done():  # else it is the answer to a ping
+            if kind == "error":
+                self.started.set_exception(value)
+            else:
+                self.started.set_result(value)
 
     def _handle_end(self) -> None:
         self.ended.set()
-        if not self.started.done():
-            self.started.set_exception(ServeError("a worker process ended while it loaded the models"))
+        self._deliver((-1, "error", ServeError("a worker process ended while it loaded the models")))
         for call in list(self.pending.values()):
             call.receive("error", WorkerDied())
 
+    async def wait_until_ended(self) -> None:
+        """Wait for the end of the process, which is killed if it no longer answers pings."""
+        while not self.ended.is_set():
+            if self._num_unanswered == MAX_UNANSWERED_PINGS:
+                log.error("worker %s does not answer; it is killed", self.process.pid)
+                self.process.kill()
+            self._num_unanswered += 1
+            self.send_cancel(-1)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), PING_SECONDS)
+        await self.stop()
+        log.error("worker %s ended with exit code %s", self.process.pid, self.process.exitcode)
+
     async def drain(self, timeout: float) -> None:
         """Let the calls finish, then end the process."""
-        self.is_draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self.pending and not self.ended.is_set():
-                    await asyncio.sleep(0.02)
-        await self.stop()
+        try:
+            end = time.monotonic() + timeout
+            while self.pending and not self.ended.is_set() and time.monotonic() < end:
+                await asyncio.sleep(0.02)
+        finally:
+            await self.stop()
 
     async def stop(self) -> None:
-        self._connection.close()
-        self.process.terminate()
+        self.process.kill()
         await asyncio.to_thread(self.process.join, 5.0)
-        if self.process.is_alive():
-            self.process.kill()
 
 
 def run_worker(connection: Connection, config: ServiceConfig) -> None:
     """Load the models and answer calls until the connection closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end decides when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # the whole process group gets them; the front end decides
+        signal.signal(number, signal.SIG_IGN)
     lock = threading.Lock()
 
     def send(message: tuple[Any, ...]) -> None:
@@ -372,10 +390,12 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     with suppress(EOFError, OSError):
         while True:
             call_id, method, request, client = connection.recv()
-            if method is None:
+            if method is not None:
+                calls.start(call_id, method, request, client)
+            elif call_id >= 0:
                 calls.cancel(call_id)
             else:
-                calls.start(call_id, method, request, client)
+                send((-1, "done", None))  # the answer to a ping
     os._exit(0)  # the front end is gone; threads may be inside of a search
 
 
@@ -386,66 +406,78 @@ class WorkerPool(Backend):
         """`configs` has one entry per worker: the same models, perhaps on different devices."""
         self._configs = list(configs)
         self._drain_timeout = drain_timeout
-        self._workers: list[WorkerProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
-        self.num_restarts = 0
+        self.workers: list[WorkerProcess] = []  # all have loaded the models; some may have ended
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._supervisors: list[asyncio.Task[None]] = []  # one per worker; done when it is not started any more
+
+    @property
+    def usable_workers(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if not worker.ended.is_set()]
 
     @property
     def is_ready(self) -> bool:
-        return any(worker.is_usable for worker in self._workers)
-
-    @property
-    def process_ids(self) -> list[int]:
-        return [worker.process.pid or 0 for worker in self._workers if worker.is_usable]
+        return bool(self.usable_workers)
 
     async def start(self) -> None:
-        self._workers = [WorkerProcess(config) for config in self._configs]
+        snapshot = self._take_snapshot()  # before it is loaded, so that no change is missed
         try:
-            async with asyncio.timeout(START_TIMEOUT):
-                self.info, *_ = [await worker.started for worker in self._workers]
+            loading = [self._spawn(self._load_worker(config)) for config in self._configs]
+            self._install(await asyncio.gather(*loading))
         except BaseException:
             await self.close()
             raise
-        for index in range(len(self._workers)):
-            self._spawn(self._supervise(index))
-        self._spawn(self._watch_folders())
+        self._spawn(self._watch_folders(snapshot))
 
     async def close(self, timeout: float = 1.0) -> bool:
-        self._closing = True
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await asyncio.gather(*tasks, *(worker.stop() for worker in self.workers), return_exceptions=True)
         return True
 
-    def _choose_channel(self) -> Channel:
-        usable = [worker for worker in self._workers if worker.is_usable]
-        if not usable:
+    async def _choose_channel(self) -> Channel:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_WORKER_WAIT):
+                while not self.usable_workers and not all(task.done() for task in self._supervisors):
+                    await asyncio.sleep(0.05)
+        if not self.usable_workers:
             raise make_unavailable_error("no model is ready; try again in a moment")
-        return min(usable, key=lambda worker: len(worker.pending))
+        return min(self.usable_workers, key=lambda worker: len(worker.pending))
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _load_worker(self, config: ServiceConfig) -> WorkerProcess:
+        """Return a new worker that has loaded the models."""
+        worker = WorkerProcess(config)
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                await worker.started
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    def _install(self, workers: list[WorkerProcess]) -> None:
+        """Use new workers; the old ones finish their calls."""
+        for task in self._supervisors:
+            task.cancel()
+        for worker in self.workers:
+            self._spawn(worker.drain(self._drain_timeout))
+        self.workers = workers
+        self.info = workers[0].started.result()
+        self._supervisors = [self._spawn(self._supervise(index)) for index in range(len(workers))]
 
     async def _supervise(self, index: int) -> None:
         """Replace the worker at an index whenever it ends."""
         failed_starts = 0
         while failed_starts < MAX_FAILED_STARTS:
-            worker = self._workers[index]
-            await worker.ended.wait()
-            if self._closing:
-                return
-            if worker is not self._workers[index]:  # replaced, since the models changed
-                continue
-            log.error(
-                "worker %s ended with exit code %s; starting another", worker.process.pid, worker.process.exitcode
-            )
-            self.num_restarts += 1
-            self._workers[index] = WorkerProcess(self._configs[index])
+            await self.workers[index].wait_until_ended()
             try:
-                await self._workers[index].started
+                self.workers[index] = await self._load_worker(self._configs[index])
                 failed_starts = 0
             except Exception as error:  # noqa: BLE001 - of the new worker
                 log.error("the new worker cannot load the models: %s", error)
@@ -455,9 +487,9 @@ class WorkerPool(Backend):
 
     # --- changed models ----------------------------------------------------------------------------------------------
 
-    async def _watch_folders(self) -> None:
+    async def _watch_folders(self, loaded: dict[Path, tuple[int, int]]) -> None:
         """Load the models again when their files have changed and then stayed the same."""
-        loaded = previous = self._take_snapshot()
+        previous = loaded
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             current = await asyncio.to_thread(self._take_snapshot)
@@ -475,17 +507,18 @@ class WorkerPool(Backend):
         return snapshot
 
     async def _reload(self) -> None:
-        """Replace the workers one after the other; each takes over when it has loaded the new models."""
+        """Replace the workers when all new ones have loaded the models, or none."""
         log.warning("the models have changed; loading them again")
-        for index, config in enumerate(self._configs):
-            old, new = self._workers[index], WorkerProcess(config)
-            try:
-                self.info = await new.started
-            except Exception as error:  # noqa: BLE001 - the new models cannot be loaded
-                log.error("the changed models cannot be loaded, so the old ones stay in use: %s", error)
-                await new.stop()
-                return
-            self._workers[index] = new
-            self.version += 1
-            self._spawn(old.drain(self._drain_timeout))
+        workers: list[WorkerProcess] = []
+        try:
+            for config in self._configs:
+                workers.append(await self._load_worker(config))
+        except BaseException as error:
+            await asyncio.gather(*(worker.stop() for worker in workers))
+            if not isinstance(error, Exception):
+                raise
+            log.error("the changed models cannot be loaded, so the old ones stay in use: %s", error)
+            return
+        self._install(workers)
+        self.version += 1
         log.warning("the new models are in use")

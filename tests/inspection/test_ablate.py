@@ -410,7 +410,9 @@ def run(
     translator = Translator.load(folder, device="cpu", engine="torch")
     pairs = AblationData.from_test_set(test_set, translator, folder, to=None, limit=limit)
     meter = AblationMeter(translator=translator, data=pairs, search=SEARCH)
-    result = AblationJob(folder=folder, meter=meter, notify=print_message).run(**more)
+    result = AblationJob(folder=folder, meter=meter, notify=print_message).run(
+        **{"selection": "heads", "prune_to": None, "max_bleu_drop": 0.2} | more
+    )
     for line in ablation_report.render_ablation(result):
         print(line.plain)
     return result

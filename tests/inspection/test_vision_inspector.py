@@ -153,7 +153,8 @@ def test_figures_show_the_image_tinted_by_each_head(document: dict[str, Any]) ->
     pytest.importorskip("matplotlib")
     from attent.inspection.plots import plot_heads
 
-    figure = plot_heads(document, path="encoder.blocks.1.self_attn", heads=[3])
+    layers = [layer for layer in document["layers"] if layer["path"] == "encoder.blocks.1.self_attn"]
+    figure = plot_heads(document | {"layers": layers}, heads=[3])
     assert figure.get_size_inches().tolist() == pytest.approx([4.5, 4.85])
     (axes,) = figure.axes
     picture, tint = axes.images

@@ -22,6 +22,7 @@ from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import load
 from attent.models import Seq2Seq
+from attent.models.seq2seq import find_suppressed_tokens
 from tests.greedy import greedy_search
 from tests.interop.families import transformers
 
@@ -198,12 +199,12 @@ def test_ctranslate2_matches_the_torch_engine(
 
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
     model, search = ours.float(), SearchOptions(beam_size=beam_size)
-    ct2_engine = CTranslate2Engine.open(model, None, compute_type="float32", threads=1, suppressed_tokens=[PAD])
+    ct2_engine = CTranslate2Engine.open(model, None, compute_type="float32", threads=1)
     torch_engine = TorchEngine[Any](
         model=model,
         start_id=PAD,
         end_id=END,
-        suppressed_tokens=(),
+        suppressed_tokens=tuple(find_suppressed_tokens(model.config, None)),
         pad=PAD,
         device=torch.device("cpu"),
         choose_batch_size=lambda *_: 16,
