@@ -1,5 +1,6 @@
 """The `attent` command: help without importing torch, error messages and exit codes."""
 
+import errno
 import json
 import re
 import shlex
@@ -188,6 +189,34 @@ def test_attent_errors_are_printed_as_one_sentence() -> None:
     assert cli.format_failure(ours("runs/x: no config.json")) == "runs/x: no config.json"
 
 
+def test_errors_without_a_message_are_named() -> None:
+    assert cli.format_failure(ValueError()) == "ValueError"
+    assert cli.format_failure(TimeoutError()) == "TimeoutError"
+    unnamed = OSError()
+    unnamed.filename = "a.tsv"
+    assert cli.format_failure(unnamed) == "a.tsv: OSError"
+    assert cli.format_failure(OSError(errno.EBADF, "closed", "a.tsv")) == "a.tsv: closed"
+    assert cli.format_failure(OSError(errno.EIO, "broken")) == "[Errno 5] broken"
+
+
+def test_a_missing_package_is_named_also_as_the_cause_of_an_error() -> None:
+    error, cause = ValueError("cannot start"), RuntimeError("no server")
+    error.__cause__, cause.__cause__ = cause, ModuleNotFoundError(name="granian")
+    assert cli.format_failure(error) == (
+        "this needs the package `granian`, which is not installed: pip install 'attent[serve]'"
+    )
+    assert cli.format_failure(ModuleNotFoundError("No module named 'nonsense'", name="nonsense")) is None
+    assert cli.format_failure(ModuleNotFoundError("nameless")) is None
+
+
+def test_an_error_is_printed_after_the_output_before_it() -> None:
+    code = "from attent import cli; print('result'); cli.main(['nonsense'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    assert done.stdout.startswith("result\nattent: error: unknown command `nonsense`")
+
+
 def test_bug_keeps_its_traceback(failing: Path) -> None:
     write_command(failing, "[][0]")
     with pytest.raises(IndexError):
@@ -206,11 +235,11 @@ def test_command_may_return_an_exit_code(failing: Path) -> None:
     assert cli.main(["fail"]) == 1
 
 
-@pytest.mark.parametrize("arguments", ["--help", "doctor --json"])
+@pytest.mark.parametrize("arguments", ["--help", "doctor", "doctor --json"])
 def test_closed_pipe_is_silent(arguments: str) -> None:
-    command = f"{shlex.quote(sys.executable)} -m attent {arguments} | true"
+    command = f"{shlex.quote(sys.executable)} -m attent {arguments} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("", "")
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 141)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +322,31 @@ def test_doctor_says_how_to_upgrade_an_old_package() -> None:
     ]
 
 
+def test_doctor_lists_problems_of_the_core_only() -> None:
+    broken = replace(HEALTHY_TORCH, error="torch cannot be imported: no libgomp")
+    missing = replace(TORCH_PACKAGE, version=None)
+    install = "torch is not installed, but must be >=2.11: pip install 'torch>=2.11'"
+    assert list(doctor.find_problems(broken, (missing,))) == [install]  # which explains the error
+    extras = (replace(missing, extra="viz"), replace(TORCH_PACKAGE, extra="viz", version="2.9"))
+    assert list(doctor.find_problems(HEALTHY_TORCH, (TORCH_PACKAGE, *extras))) == []
+    (source_tree,) = doctor.find_problems(broken, ())
+    assert source_tree.startswith("attent is not installed but runs from its source tree")
+    assert list(doctor.find_advice(HEALTHY_MACHINE, HEALTHY_TORCH, (missing, *extras))) == [
+        "torch is 2.9, but must be >=2.11: pip install 'attent[viz]'"
+    ]
+
+
+def test_doctor_reports_a_gpu_that_torch_does_not_see() -> None:
+    gpu = system_info.Accelerator("H200", "cuda", 140 * 2**30, 139 * 2**30)
+    for build, devices, driver, count in (
+        ("CUDA 13.0", (), True, 1), ("CUDA 13.0", (gpu,), True, 0), ("CUDA 13.0", (), False, 0),
+        ("ROCm 6.2", (), True, 0), (None, (), True, 0),
+    ):  # fmt: skip
+        machine, torch = replace(HEALTHY_MACHINE, nvidia_driver=driver), replace(HEALTHY_TORCH, build=build)
+        advice = list(doctor.find_advice(machine, replace(torch, devices=devices), (TORCH_PACKAGE,)))
+        assert advice == ["torch is built for CUDA 13.0 but sees no GPU: check the driver with nvidia-smi"] * count
+
+
 def test_doctor_reports_a_torch_build_without_gpu_support() -> None:
     with_driver = system_info.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
     (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
@@ -326,14 +380,63 @@ def test_doctor_report_has_every_fact() -> None:
     assert "memory     8.0 GiB free of 16.0 GiB" in lines
     assert "images  pillow   11.0, not >=12                 PNG, JPEG images" in lines
     assert lines[-2:] == ["advice: a hint", "ready: H200, bfloat16"]
+    assert lines[1] == "python     3.11, Linux"
+    assert lines[5:12] == [
+        "processor  a processor",
+        "cores      4 of 4 usable",
+        "memory     8.0 GiB free of 16.0 GiB",
+        "disk       64.0 GiB free in this folder",
+        "",
+        "extra   package  version, or how to install it  for",
+        "core    torch    2.13.0+cpu                     tensors, training",
+    ]
     facts = json.loads(doctor.format_json(report))
+    assert facts["machine"]["folder"] == str(Path.cwd())
+    assert (facts["ready"], facts["verdict"], facts["advice"]) == (True, "ready: H200, bfloat16", ["a hint"])
     assert [package["fits"] for package in facts["packages"]] == [True, False]
     assert facts["packages"][1]["added_by"] == "pip install 'attent[images]'"
     slow = replace(report, torch=replace(torch, devices=(), threads=2, bf16_speedup=1.29))
     assert slow.verdict == "ready: CPU, 2 threads, float32"
+    shown = [line.plain for line in doctor.render_report(slow)]
+    assert shown[3:5] == [
+        "device     CPU (torch sees no GPU)",
+        "bfloat16   slow here, float32 is better (measured at 1.3x float32)",
+    ]
+    unknown = replace(slow, torch=replace(slow.torch, threads=None, devices=(replace(gpu, memory_free=None),)))
+    shown = [line.plain for line in doctor.render_report(unknown)]
+    assert shown[2:4] == [
+        "torch      2.13.0, CPU only, 1 CPU thread",
+        "device 0   H200 (cuda), unknown free of 140.0 GiB",
+    ]
+    assert replace(unknown, torch=replace(unknown.torch, devices=())).verdict == "ready: CPU, 1 thread, float32"
+    broken = replace(report, torch=replace(torch, error="torch cannot be imported"), problems=("a", "b"))
+    assert [line.plain for line in doctor.render_report(broken)][2:4] == ["torch      not usable", lines[5]]
+    assert broken.verdict == "not ready: a; b"
+    assert not json.loads(doctor.format_json(broken))["ready"]
     assert "bfloat16   not available" in [
         line.plain for line in doctor.render_report(replace(report, torch=replace(torch, bf16_speedup=None)))
     ]
+
+
+def test_doctor_names_an_extra_once_and_how_to_install_it() -> None:
+    missing = [system_info.Package(name, extra, ">=1", None) for name, extra in (("a", ""), ("b", ""), ("c", "hf"))]
+    rows = doctor.list_package_rows((*missing, replace(missing[2], name="torch", version="1")))
+    assert [[text for text, _ in row] for row in rows] == [
+        ["core", "a", "pip install attent", ""],
+        ["", "b", "pip install attent", ""],
+        ["hf", "c", "pip install 'attent[hf]'", ""],
+        ["", "torch", "1", "tensors, training"],
+    ]
+
+
+def test_doctor_fails_with_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "get_torch_info", lambda: HEALTHY_TORCH)
+    for version, code in (("2.13.0", 0), ("2.9", 1)):
+        package = replace(TORCH_PACKAGE, version=version, required=f">=2.11{',<99' * 20}")
+        monkeypatch.setattr(doctor, "list_packages", lambda package=package: (package,))
+        assert cli.main(["doctor"]) == code
+        # In a pipe, long lines are not wrapped.
+        assert capsys.readouterr().out.splitlines()[-1].startswith("not ready: " if code else "ready: CPU, 4 threads")
 
 
 def test_facts_about_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +481,18 @@ def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None
     assert system_info.parse_requirement("ruff>=1; extra == 'dev'") is None
+
+
+def test_packages_are_listed_by_extra_and_then_by_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = ["zzz>=1", "torch>=2", "soxr; extra == 'audio'", "soundfile; extra == 'audio'", "ruff; extra == 'dev'"]
+    declared += ["numpy", "fastapi; extra == 'serve'"]
+    monkeypatch.setattr(system_info.metadata, "requires", lambda name: declared)
+    packages = system_info.list_packages.__wrapped__()
+    assert [(package.name, package.extra) for package in packages] == [
+        ("torch", ""), ("numpy", ""), ("zzz", ""), ("fastapi", "serve"), ("soundfile", "audio"), ("soxr", "audio"),
+    ]  # fmt: skip
+    monkeypatch.setattr(system_info.metadata, "requires", lambda name: None)
+    assert system_info.list_packages.__wrapped__() == ()
 
 
 def test_every_declared_package_has_a_purpose() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.cells import cell_len
 
 import attent
@@ -17,6 +20,7 @@ from attent.cli.demo import (
     TEST_DATES,
     demo_overrides,
     format_tokens,
+    print_attention,
     print_translations,
     render_heatmap,
     run_prompt,
@@ -132,12 +136,69 @@ def test_a_second_demo_only_shows_the_model(
     monkeypatch.setattr(dates.write_corpus, "__defaults__", ({"train": 2000, "valid": 20, "test": 30},))
     monkeypatch.setattr("attent.decoding.options.MAX_EXTRA_TOKENS", MAX_EXTRA_TOKENS)
     _, out = run_demo(tmp_path / "model", capsys, "--steps", "2")
-    assert "while it writes 1954-03-13" in out
+    assert "% of 30 unseen dates are translated exactly. Some:\n\n  22 de enero de 1964  " in out
+    assert "\n\nCross-attention of one head while it writes 1954-03-13:\n\n  " in out
+    folder = tmp_path / "model"
+    look = f'attent look {folder} "Sa., 13. März 1954"'
+    assert (
+        f"\n\nThe model is in {folder}. Next:\n\n    attent translate {folder}".ljust(
+            len(f"\n\nThe model is in {folder}. Next:\n\n    {look}")
+        )
+        + "   translate dates from the keyboard or a file\n"
+        in out
+    )
+    assert f"\n    {look}   a page with every attention head; without a date, a live page\n" in out
+    assert out.endswith("\n    attent train --data yours.tsv --src en --tgt de --out runs/en-de\n")
     assert len(list(attent.load(tmp_path / "model").parameters())) > 10
     assert main(["demo", "--out", str(tmp_path / "model"), "--steps", "2"]) == 0
     again = capsys.readouterr()
     assert "this run is complete" in again.err
     assert "Cross-attention" in again.out
+
+
+def test_a_demo_that_was_stopped_shows_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, object] = {}
+
+    def train(**given: object) -> SimpleNamespace:
+        arguments.update(given)
+        return SimpleNamespace(exit_code=130)
+
+    monkeypatch.setattr("attent.training.run.train", train)
+    assert main(["demo", "--out", str(tmp_path / "model")]) == 130
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("attent demo: train a small Transformer to read dates in 50 languages")
+    assert (arguments["out"], arguments["settings"]) == (tmp_path / "model", demo_overrides(800, 1))
+    assert arguments["force_exit"] is True
+
+
+def test_the_head_that_is_shown_attends_to_the_digits_it_copies(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ["▁1", "9", "</s>"]
+    weights = torch.zeros(2, 1, 2, 3, 3)  # layers, batch, heads, queries (two digits and the end), keys
+    weights[0, 0, 0, 2, :2] = 1.0  # only while the end is written
+    weights[1, 0, 1, 0, 1] = weights[1, 0, 1, 1, 0] = 1.0  # the other digit
+    weights[1, 0, 0, 0, 0] = weights[1, 0, 0, 1, 1] = 0.5
+    side = SimpleNamespace(to_pieces=lambda ids: tokens)
+    tokenizer = SimpleNamespace(
+        encode_source=lambda texts: [[5, 6, 2]], encode_target=lambda texts: [[5, 6, 2]], source=side
+    )
+    trace = {"decoder.0.cross_attn": [weights[0]], "decoder.1.cross_attn": [weights[1]]}
+    monkeypatch.setattr("attent.inspection.record", lambda model, path: nullcontext(trace))
+    called = []
+
+    class Model:
+        config = SimpleNamespace(start_id=1)
+
+        def __call__(self, source: torch.Tensor, inputs: torch.Tensor) -> None:
+            called.append((source.tolist(), inputs.tolist()))
+
+    print_attention(Model(), tokenizer, "19", "19")  # type: ignore[arg-type]
+    assert called == [([[5, 6, 2]], [[1, 5, 6]])]
+    assert capsys.readouterr().out.splitlines()[3:] == ["       1   9 ", "    1 ▒▒▒", "    9     ▒▒▒", "  end"]
 
 
 def test_a_bad_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
