@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 import attent
 from attent import cli, models
-from attent.cli.interactive import COMMANDS, parse_count, run_session
+from attent.cli.interactive import COMMANDS, InteractiveSession, parse_count, run_session
 from attent.cli.line_progress import ProgressDisplay
 from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_names
 from attent.cli.translate import TranslateFlags, build_pipeline
@@ -29,7 +30,8 @@ from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult
 from attent.decoding import Translator, input_lines
 from attent.decoding.input_lines import LineSource, parse_text_line
-from attent.decoding.options import SCORE_FORMULAS, PhraseConstraints, SamplingOptions, SearchOptions
+from attent.decoding.options import SCORE_FORMULAS, Hypothesis, PhraseConstraints, SamplingOptions, SearchOptions
+from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import TranslationPipeline, report_pretranslation, translate_lines
 from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, shift_right
@@ -897,6 +899,48 @@ def test_alternatives_start_at_any_word_or_after_the_last(pipeline: TranslationP
     assert all(" ".join(words) in line for line in output[1:-6])
     assert len(output[1:-6]) > 0
     assert output[-1] == f"the word must be one of the {len(words)} of the translation, but is {len(words) + 2}"
+
+
+def test_settings_of_a_session_widen_the_beam(pipeline: TranslationPipeline) -> None:
+    grouped = replace(pipeline, options=SearchOptions(beam_size=4, beam_groups=2), mbr_candidates=0)
+    session = InteractiveSession(grouped, io.StringIO())
+    for n_best, beam_size in ((1, 4), (4, 4), (5, 6), (6, 6), (7, 8)):
+        options = session.configure_pipeline(n_best=n_best).options
+        assert (options.n_best, options.beam_size) == (n_best, beam_size)
+    assert session.configure_pipeline(n_best=3).mbr_candidates == 0
+    assert session.configure_pipeline().output_format == OutputFormat()
+    assert session.configure_pipeline(alignment=True).output_format.alignment == "hard"
+    session.pipeline = replace(grouped, mbr_candidates=3)
+    assert [session.configure_pipeline(n_best=count).mbr_candidates for count in (1, 4)] == [3, 4]
+
+
+def test_session_alignment_and_help_are_columns(pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    translation = SimpleNamespace(source="a dog barks", text="ein lauter Hund")
+    monkeypatch.setattr(TranslationPipeline, "translate", lambda *_: [translation])
+    monkeypatch.setattr("attent.cli.interactive.get_links", lambda _: [(0, 0), (1, 2), (2, 2)])
+    session = InteractiveSession(pipeline, out := io.StringIO())
+    session.source = "a dog barks"
+    session.print_alignment("")
+    assert out.getvalue() == "ein     a\nlauter\nHund    dog barks\n"
+    session.print_help("")
+    lines = out.getvalue().splitlines()[3:]
+    assert lines[0] == ":n 5             the five best translations of the last sentence"
+    assert lines[3] == ":require PHRASE  require a phrase from now on; without one: none"
+    session.handle_input(" :nonsense ")
+    assert out.getvalue().splitlines()[-1] == "unknown command :nonsense; see :help"
+    session.print_hypothesis(Hypothesis(text="ein\nHund", score=-1.25, log_prob=-1.25, is_finished=True, token_ids=()))
+    assert out.getvalue().splitlines()[-1] == "  -1.2500  ein Hund"
+
+
+def test_long_sentences_are_translated_as_a_whole(
+    pipeline: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline.translator, "stream", lambda *_, **__: iter(["streamed"]))
+    monkeypatch.setattr(TranslationPipeline, "translate", lambda *_: [SimpleNamespace(text="whole\ntext")])
+    tokens = len(pipeline.translator.tokenizer.source.encode([DOG])[0])
+    for limit, expected in ((2 * tokens, "whole text"), (2 * tokens + 2, "streamed")):
+        monkeypatch.setattr("attent.cli.interactive.MAX_UNSPLIT_TOKENS", limit)
+        assert list(InteractiveSession(pipeline, io.StringIO()).stream_translation(DOG)) == [expected]
 
 
 def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:
