@@ -242,7 +242,7 @@ def run_tests(
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     settings = ["-q", "-p", "mutation_plugin", "-p", "no:cacheprovider", "-m", "not slow"]
     command = [options.python, "-m", "pytest", *settings, *flags, *files]
-    variables = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
     ) as pytest:
