@@ -477,6 +477,32 @@ def test_gpus_and_builds_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_other_accelerators_and_a_broken_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 123)
+    assert system_info.list_accelerators() == (system_info.Accelerator("Apple GPU", "mps", 123, None),)
+    kinds: list[str] = []
+    monkeypatch.setattr("attent.training.hardware.measure_bf16_speedup", lambda kind: kinds.append(kind) or 2.0)
+    info = system_info.get_torch_info()
+    assert (info.version, info.threads) == (torch.__version__, torch.get_num_threads())
+    assert (info.bf16_speedup, info.is_bf16_fast, info.error) == (2.0, True, None)
+    monkeypatch.setattr(system_info, "list_accelerators", lambda: ())
+    assert system_info.get_torch_info().devices == ()
+    assert kinds == ["mps", "cpu"]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert (system_info.get_torch_info().error or "").startswith("torch cannot be imported: import of torch halted")
+
+
+def test_packages_of_a_source_tree_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise system_info.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(system_info.metadata, "requires", requires)
+    assert system_info.list_packages.__wrapped__() == ()
+
+
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.99'") is not None
     assert system_info.parse_requirement("backports.zstd>=1; python_version < '3.5'") is None

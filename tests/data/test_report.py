@@ -352,6 +352,41 @@ def test_unreadable_lines_are_reported_with_reason_and_line(tmp_path: Path) -> N
     assert text.endswith("1 line could not be read as a pair and is skipped: not UTF-8, first in a.tsv:2.")
 
 
+def test_unfinished_entries_and_retranslations_are_normal(tmp_path: Path) -> None:
+    path = tmp_path / "a.po"
+    entries = [("", "Language: de\\n"), ("A dog runs", "Ein Hund läuft"), ("A cat", ""), ("A bird", "")]
+    path.write_text("\n".join(f'msgid "{source}"\nmsgstr "{target}"\n' for source, target in entries))
+    messages = list(format_diagnostics(survey_file(path).build_report()))
+    assert "1 2 entries without a finished translation: normal in such files." in messages
+    assert not any("could not be read" in text for text in messages)
+    good = [f"{a}\t{b}" for a, b in map(make_pair, range(100))]
+    for repeated, is_reported in ((5, False), (6, True)):
+        lines = [*good[repeated:], *(f"{line} again" for line in good[-repeated:])]
+        report = survey_file(write_lines(tmp_path / "a.tsv", lines)).build_report()
+        assert (report.pairs, report.retranslated_pairs) == (100, repeated)
+        text = "1 6.0% of the pairs repeat a source with another translation: normal, they are kept."
+        assert (text in format_diagnostics(report)) == is_reported
+
+
+def test_rows_that_are_shown_only_where_they_apply(tmp_path: Path) -> None:
+    good = [f"{a}\t{b}" for a, b in map(make_pair, range(60))]
+    report = survey_file(write_lines(tmp_path / "a.tsv", good), against=(Pair("x", "y", "t.tsv", 1),)).build_report()
+    (test_set,) = (replace(test_set, unseen_sentences=0) for test_set in report.test_sets)
+    plain = render_report(replace(report, test_sets=(test_set,)))
+    assert "of them with" not in plain
+    assert "none of them is in the corpus, exactly or nearly" in plain
+    some = replace(report, identical_pairs=3, retranslated_pairs=6)
+    lines = [" ".join(line.split()) for line in render_report(some).splitlines()]
+    assert "3 5.0% of them with equal sides (names, codes ...)" in lines
+    assert any(line.startswith("6 10% of them with a source that occurred before, translated") for line in lines)
+    overlap = replace(test_set.contamination, sentences=0)
+    empty = replace(report, test_sets=(replace(test_set, contamination=overlap),))
+    assert "it has no pairs" in render_report(empty)
+    overlap = replace(test_set.contamination, uncompared_lines=1_234)
+    limited = replace(report, test_sets=(replace(test_set, contamination=overlap),))
+    assert "1,234 different lines of the corpus had too many" in render_report(limited)
+
+
 def test_swapped_sides_are_suspected(tmp_path: Path) -> None:
     lines = [f"Это предложение номер {i} на русском\tThis is sentence number {i} in English" for i in range(40)]
     survey = CorpusSurvey()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -35,6 +36,7 @@ from attent.inspection.ablate import (
 from attent.inspection.ablation_report import AblationResult
 from attent.inspection.ablation_run import AblationJob, AblationReporter
 from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.prune import PruneTrial
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file
@@ -386,6 +388,45 @@ def test_progress_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -
     assert "6 of 6, 0 s left" in stderr
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal() -> None:
+    now, stream = [0.0], Terminal()
+    with AblationReporter(stream, clock=lambda: now[0]) as reporter:
+        reporter.start("3 parts")
+        for number in (1, 2):
+            now[0] += 1.0
+            reporter.report_progress(number, 3, effect("decoder.blocks.2", 30.5))
+        reporter.say("a word")
+        reporter.report_progress(3, 3, effect("decoder.blocks.2", 30.5))
+    start, first, second, word, last, end = stream.getvalue().split("\r\x1b[K")
+    assert start == "attent: ablating 3 parts ...\n"
+    assert first.startswith("1 of 3, 2 s left: without decoder.blocks.2 30.50 BLEU, loss ")
+    assert second.startswith("2 of 3, 1 s left: ")
+    assert word == "attent: a word\n"
+    assert (last[:6], end) == ("3 of 3", "")
+
+
+def test_progress_in_a_file_has_a_line_every_ten_seconds_and_the_last() -> None:
+    now, stream = [0.0], io.StringIO()
+    with AblationReporter(stream, clock=lambda: now[0]) as reporter:
+        reporter.start("1,500 parts")
+        for number, seconds in ((1, 9.9), (2, 10.0), (3, 19.9), (1500, 19.95)):
+            now[0] = seconds
+            reporter.report_progress(number, 1500, effect("decoder.blocks.2", 30.5))
+        reporter.report_trial(PruneTrial(num_removed=1, added=(), bleu=30.0, loss=2.0, accepted=True))
+        reporter.report_trial(PruneTrial(num_removed=2, added=(), bleu=29.0, loss=2.5, accepted=False))
+    lines = stream.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines[1:3]] == ["attent: 2 of 1", "attent: 1"]
+    assert lines[3:] == [
+        "attent: without 1 head 30.00 BLEU, loss 2.000: accepted",
+        "attent: without 2 heads 29.00 BLEU, loss 2.500: rejected",
+    ]
+
+
 # --- card ------------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +501,22 @@ def test_run_saves_and_reports(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "this run on fewer pairs is not saved" in shown.err
     assert ": 2\n" in shown.out
     assert before == ((folder / "card.md").read_text(), (folder / ablations.ABLATION_FILE).read_text())
+
+
+def test_a_damaged_or_different_ablation_is_measured_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, selection="layers")
+    stored = folder / ablations.ABLATION_FILE
+    content = stored.read_text()
+    write_side_file(folder, ablations.ABLATION_FILE, b"{}")
+    capsys.readouterr()
+    run(folder, selection="layers")
+    assert "; measuring all parts again\n" in capsys.readouterr().err
+    assert stored.read_text() == content
+    run(folder, selection="layers", limit=4)
+    assert "ablation.json was measured with other pairs; measuring all parts again" in capsys.readouterr().err
+    again = load_ablation(folder)
+    assert again is not None
+    assert again.conditions.sentences == 4
 
 
 def test_interrupted_run_is_saved(

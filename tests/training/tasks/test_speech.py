@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +14,17 @@ import torch.nn.functional as F
 
 from attent import load
 from attent.cli import main
-from attent.data.audio import AudioDataConfig, RecordingDataset, has_translations
+from attent.data.audio import AudioDataConfig, Recording, RecordingDataset, has_translations
 from attent.decoding.options import SearchOptions
+from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
 from attent.models import Seq2Seq, shift_right
-from attent.nn import StackConfig
-from attent.nn.frontends import SAMPLE_RATE
+from attent.nn import ImageConfig, StackConfig
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.training.config import DataConfig, read_run
+from attent.training.config import DataConfig, RunConfig, TrainError, read_run
+from attent.training.events import Event, Note
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.speech import SpeechTask, build_speech_config, choose_tokenizer, find_splits
 from attent.training.tasks.speech_batches import (
@@ -496,3 +499,97 @@ def test_bad_settings_are_refused(
 ) -> None:
     assert train(write_corpus(tmp_path / "set", (12,)), tmp_path / "out", *flags) == 1
     assert expected in capsys.readouterr().err
+
+
+def make_recording(name: str) -> Recording:
+    return Recording(Path(name), "text", name)
+
+
+def test_parts_of_corpora_are_joined_by_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpora = {
+        "a": {"train": [make_recording("a1")], "test": [make_recording("a2")]},
+        "b": {"train": [make_recording("b1")], "valid": [make_recording("b2")], "test": [make_recording("b3")]},
+        "c": {"test": [make_recording("c1")]},
+    }
+    monkeypatch.setattr("attent.training.tasks.speech.find_recordings", lambda path, columns: corpora[path])
+
+    def list_names(data: DataConfig) -> dict[str, list[tuple[str, list[str]]]]:
+        splits = find_splits(data).items()
+        return {split: [(name, [item.location for item in part]) for name, part in parts] for split, parts in splits}
+
+    assert list_names(DataConfig(train=("a", "b"))) == {
+        "train": [("a, b", ["a1", "b1"])],
+        "valid": [("b", ["b2"])],
+        "test": [("a", ["a2"]), ("b", ["b3"])],
+    }
+    assert list_names(DataConfig(train=("a",), valid=("b", "c"), test=("c", "a"))) == {
+        "train": [("a", ["a1"])],
+        "valid": [("b, c", ["b2", "c1"])],
+        "test": [("c", ["c1"]), ("a", ["a2"])],
+    }
+    with pytest.raises(TrainError, match="c: must have training recordings, but has only its test part"):
+        find_splits(DataConfig(train=("c",)))
+    with pytest.raises(TrainError, match=r"recordings must be named: --data corpus\.tsv"):
+        find_splits(DataConfig())
+
+
+def test_skipped_recordings_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    events: list[Event] = []
+    task = object.__new__(SpeechTask)
+    task.context = RunContext(data_dir=tmp_path, device=torch.device("cpu"), report=events.append)
+    task.audio_options = PLAIN
+    for skipped in ((), ("a.wav: empty",), ("a", "b", "c", "d")):
+        dataset = replace(make_recordings(2), skipped=skipped)
+        monkeypatch.setattr(
+            "attent.training.tasks.speech.prepare_recordings", lambda *_, dataset=dataset, **__: dataset
+        )
+        assert task.load_recordings([("set", [])]) == [dataset]
+    assert [event.text for event in events if isinstance(event, Note) and event.level == "warning"] == [
+        "set: skipped 1 recording, such as a.wav: empty",
+        "set: skipped 4 recordings, such as a; b; c",
+    ]
+
+
+def test_the_time_of_scoring_is_that_of_as_many_tokens_as_the_references_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used = iter([10.0, 14.0, 20.0, 24.0]), []
+    monkeypatch.setattr("attent.training.tasks.source_task.time.monotonic", lambda: next(clock))
+
+    class Sample(list[int]):
+        references = ("ab", ("abcd", "abcdef"))
+
+        def select_evenly(self, count: int) -> Sample:
+            return Sample(self[:2])
+
+    task = object.__new__(SpeechTask)
+    task.tokenizer = SimpleNamespace(encode_target=lambda texts: [list(text) for text in texts])  # type: ignore[assignment]
+    monkeypatch.setattr(SpeechTask, "list_eval_sets", lambda self: [Sample(range(5)), Sample(range(15))])
+    monkeypatch.setattr(SpeechTask, "generate", lambda self, model, sample, run, options: used.append(sample))
+    run, model = RunConfig(task="speech"), make_model()
+    for limit, seconds in ((8.0, 20.0), (2.0, 40.0)):  # 4 s for 2 of 20 recordings; references of 4 tokens
+        monkeypatch.setattr(SpeechTask, "compute_max_tokens", lambda self, sample, limit=limit: limit)
+        assert task.estimate_scoring_seconds(model, run) == pytest.approx(seconds)
+    assert used == [[0, 1], [0, 1]]
+    monkeypatch.setattr(SpeechTask, "list_eval_sets", lambda self: [])
+    assert task.estimate_scoring_seconds(model, run) == 0.0
+
+
+def test_transcripts_are_limited_by_the_frames() -> None:
+    task, recordings = object.__new__(SpeechTask), make_recordings(3)
+    frames = recordings.num_samples[[0, 2]].mean() / HOP_SAMPLES
+    examples = SimpleNamespace(data=recordings, ids=np.array([0, 2]))
+    assert task.compute_max_tokens(examples) == pytest.approx(MIN_MAX_LENGTH + frames / FRAMES_PER_TOKEN)  # type: ignore[arg-type]
+
+
+def test_a_batch_beyond_the_epoch_is_refused() -> None:
+    batches = make_loader()
+    count = batches.num_batches(0)
+    for index in (-1, count):
+        with pytest.raises(IndexError, match=f"epoch 0 has {count} batches, so there is no batch {index}"):
+            batches.get_batch(0, index)
+
+
+@pytest.mark.parametrize(("frontend", "source"), [(None, "text"), (ImageConfig(image_size=8, patch_size=4), "images")])
+def test_speech_models_start_from_speech_models(frontend: ImageConfig | None, source: str) -> None:
+    config = SimpleNamespace(frontend=frontend)
+    with pytest.raises(TrainError, match=f"x: must be a model of speech for --task speech, but its source is {source}"):
+        SpeechTask.adapt_run(RunConfig(task="speech", init_from="x"), {}, config, lambda event: None)
