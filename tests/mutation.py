@@ -281,19 +281,19 @@ class Reach:
             (folder / path).write_text(read_code("attent")[path], encoding="utf-8")
 
     def choose_tests(self, number: int, file: str, budget: float) -> list[list[str]]:
-        """Return the tests of files that import the module, and the other tests, within the budget: fastest first, and
-        before all others those that reach the mutant."""
-        reaching, users, chosen = self.tests[number], find_users(file), list[str]()
-        files = {test.partition("::")[0] for test in reaching} | set(users)
+        """Return the tests of the file that is named after the module, or has most of them, and the other tests, within
+        the budget: fastest first, and before all others those that reach the mutant."""
+        reaching = self.tests[number]
+        files = {*find_users(file), *(test.partition("::")[0] for test in reaching)}
+        tests: dict[str, list[str]] = {}  # by file: fixtures of a module are built once
         for test in sorted(self.seconds, key=lambda test: (test not in reaching, self.seconds[test])):
             if test.partition("::")[0] in files and budget > 0:
                 budget -= self.seconds[test]
-                chosen.append(test)
-        # One file after the other: fixtures of a module are built once.
-        order = {path: number for number, path in reversed(list(enumerate(test.partition("::")[0] for test in chosen)))}
-        chosen.sort(key=lambda test: order[test.partition("::")[0]])
-        stages = [[test for test in chosen if (test.partition("::")[0] in users) is direct] for direct in (True, False)]
-        return [stage for stage in stages if stage]
+                tests.setdefault(test.partition("::")[0], []).append(test)
+        named = f"/test_{Path(file).name}"
+        first = max(tests, key=lambda path: (path.endswith(named), len(tests[path])), default="")
+        rest = [test for path, others in tests.items() if path != first for test in others]
+        return [stage for stage in (tests.get(first, []), rest) if stage]
 
 
 def run_mutant(number: int, mutant: Mutant, folder: Path, options: argparse.Namespace, reach: Reach) -> str | None:

@@ -16,7 +16,9 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.events import Event, Note
 from attent.training.run_options import DataConfig, TrainConfig, TrainError
+from attent.training.tasks import base, translation_data
 from attent.training.tasks.base import RunContext
+from attent.training.tasks.translation import list_files
 from attent.training.tasks.translation_data import (
     CorpusSplits,
     PreparedData,
@@ -301,3 +303,28 @@ def test_eval_texts_are_an_even_selection_with_their_languages(tmp_path: Path) -
     untagged = read_eval_texts(splits.train, use_tags=False)
     assert set(untagged.target_languages) == {None}
     assert untagged.name.endswith("c.tsv")
+
+
+def test_the_progress_of_encoding_is_reported_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, events = [0.0], list[Event]()
+    monkeypatch.setattr(translation_data.time, "monotonic", lambda: now[0])
+    report = translation_data._make_progress_reporter(context(tmp_path, events))
+    interval = base.REPORT_SECONDS
+    for seconds in (interval - 1, interval, interval + 1, 2 * interval):
+        now[0] = seconds
+        report(1000 * int(seconds))
+    assert notes(events) == "\n".join(f"encoding: {1000 * int(n * interval):,} pairs ..." for n in (1, 2))
+
+
+def test_files_that_have_disappeared_have_no_checksum(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert base.hash_files(["x", "y"], [tmp_path / "a", tmp_path / "b"]) == (("x", digest), ("y", ""))
+
+    def fail() -> None:
+        raise FileNotFoundError
+
+    corpus = SimpleNamespace(file_names=["x", "y"], fingerprint=fail)
+    assert list_files(corpus) == (("x", ""), ("y", ""))  # type: ignore[arg-type]
+    corpus.fingerprint = lambda: [(str(tmp_path / "a"), 3), (str(tmp_path / "a"), 3)]
+    assert list_files(corpus) == (("x", digest), ("y", digest))  # type: ignore[arg-type]
