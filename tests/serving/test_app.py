@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attent.serving import Limits, LookRequest, create_app, serve_in_thread
+from attent.serving.app import _run_handler
 from attent.serving.limits import ApiError
 from attent.serving.request import parse_request
 from tests.serving.toy import CSP, PAGE, Client, Model, make_app, post_bytes, start_test_server, wait_until
@@ -374,3 +375,15 @@ def test_uncancellable_job_keeps_the_model_exclusive(model: Model) -> None:
 def test_invalid_model_info_is_rejected(model: Model) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         create_app(page="", handler=model.look, csp="", model_info={"loss": float("nan")})
+
+
+def test_errors_of_a_request_that_is_cancelled_are_not_answered() -> None:
+    def handle(request: LookRequest, should_stop: object) -> dict[str, object]:
+        raise ValueError("stopped")
+
+    request = LookRequest(text="a")
+    with pytest.raises(ValueError, match="stopped"):
+        _run_handler(handle, request, lambda: True)
+    with pytest.raises(ApiError, match="stopped") as raised:
+        _run_handler(handle, request, lambda: False)
+    assert raised.value.status == 422

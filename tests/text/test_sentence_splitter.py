@@ -15,6 +15,7 @@ from attent.text.sentence_splitter import (
     FULL_STOPS,
     WIDE_STOPS,
     SentencePart,
+    _is_grapheme_boundary,
     split_by_tokens,
     split_sentences,
 )
@@ -228,3 +229,18 @@ def test_a_long_sentence_is_split_in_proportion_to_its_tokens() -> None:
     parts = split_by_tokens([words], lambda texts: [len(text.split()) for text in texts], 20)
     assert max(len(part.text.split()) for part in parts) <= 20
     assert len(parts) <= 22  # halving it until the parts are short enough would give 32
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("a", "b", True), ("e", "\u0301", False), ("\u200d", "a", False), ("a", "\u200d", False),
+        ("\u094d", "\u0915", False), ("\ud83d", "\ude00", False), ("\ud83d", "a", True),
+        ("\ud7ff", "\ude00", True), ("\U0001f1e6", "\U0001f1ff", False),
+        ("\U0001f1ff", "\U0001f1e6", False), ("a", "\U0001f1e6", True), ("\U0001f1e6", "a", True),
+        ("\U0001f44d", "\U0001f3fb", False), ("\U0001f44d", "\U0001f3ff", False), ("a", "\U000e0020", False),
+        ("a", "\U000e007f", False), ("\u1100", "\u1160", False), ("\u1100", "\u11ff", False), ("a", "\u1200", True),
+    ],
+)  # fmt: skip
+def test_graphemes_are_not_split(before: str, after: str, expected: bool) -> None:
+    assert _is_grapheme_boundary(before, after) is expected
