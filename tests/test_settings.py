@@ -224,7 +224,7 @@ def test_toml_refuses_values_that_do_not_round_trip() -> None:
         settings.to_toml(Learned(length=1j))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"TOML: cannot represent every value of .*save it as JSON"):
         settings.to_toml(Named(name=None))  # the word "none" would come back as a name
-    with pytest.raises(SettingsError, match="^TOML: `length` must be an integer, but is 'x'"):
+    with pytest.raises(SettingsError, match=r"^TOML: `length` must be an integer, but is 'x'"):
         settings.to_toml(Learned(length="x"))  # type: ignore[arg-type]
 
 
