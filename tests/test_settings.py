@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -563,3 +563,9 @@ def test_missing_file_is_described(tmp_path: Path) -> None:
         settings.read_json(tmp_path / "no.json")
     with pytest.raises(SettingsError, match="is not a file; give the path"):
         read_toml(Run, tmp_path)
+
+
+def test_toml_keys_that_are_not_ascii_are_quoted() -> None:
+    config_class = make_dataclass("Sized", [("größe", int, 3), ("size", int, 3)], frozen=True)
+    text = settings.to_toml(config_class(5, 6))
+    assert text == '"größe" = 5\nsize = 6\n'

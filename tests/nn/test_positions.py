@@ -180,3 +180,8 @@ def test_scaled_rotary_positions_need_a_high_factor_above_the_low_one() -> None:
             ValueError, match=f"`high_freq_factor` must be more than `low_freq_factor`=1, but is {high:g}"
         ):
             Llama3Scaling(low_freq_factor=1.0, high_freq_factor=high)
+
+
+def test_the_order_of_features_is_checked() -> None:
+    with pytest.raises(ValueError, match="`order`"):
+        RotaryConfig(order="thirds")  # type: ignore[arg-type]
