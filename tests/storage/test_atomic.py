@@ -414,3 +414,17 @@ def test_an_old_folder_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatc
     replace_folder(tmp_path / "new", tmp_path / "model")
     assert not (tmp_path / "new").exists()
     assert [path.suffix for path in tmp_path.iterdir() if path.name != "model"] == [".old"]
+
+
+def test_a_stream_is_written_as_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def record(*arguments: object, **options: object) -> io.StringIO:
+        calls.append((*arguments, options))
+        return io.StringIO()
+
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("attent.storage.atomic.open", record, raising=False)
+    with open_output(tmp_path / "pipe", print):
+        pass
+    assert calls == [(tmp_path / "pipe", "w", {"encoding": "utf-8", "newline": "\n"})]
