@@ -222,6 +222,7 @@ def test_audio_files_of_folders_are_listed_in_order(tmp_path: Path) -> None:
     assert list_files([Path("-"), tmp_path, last]) == (expected, [])
     files, (problem,) = list_files([last, tmp_path / "e.wav"])
     assert files == [last]
+    assert list_files([Path("~/no-such.wav")]) == ([Path.home() / "no-such.wav"], [])
     assert problem.startswith(f"{tmp_path / 'e.wav'}: must be a folder with recordings, but has none")
 
 
