@@ -1,10 +1,11 @@
 """Mutation testing on a random sample: change one operator, constant or statement at a time in a copy of the package,
-and run the tests that mirror the changed file. A mutant that no test catches is a missing test, or equivalent code.
+and run the tests that reach the changed code. A mutant that no test catches is a missing test, or equivalent code.
 
-    python tests/mutation.py --seed 1 --count 40 [--packages nn training] [--workers 2] [--wide] [--list]
+    python tests/mutation.py --seed 1 --count 40 [--packages nn training] [--workers 2] [--list]
 
-Tests run in three stages until one fails: those that import the module or are named after it, those of its package, and
-those of the modules that import it (with --wide: all). `tests/faults.py` is the list of hand-picked mutants.
+The quick tests run once with a probe at each mutant's statement, which records the tests that reach it. For each mutant
+these run, fastest first, and then others of their files, up to `--budget` seconds in total. Tests that caught a mutant
+must pass without it. `tests/faults.py` is the list of hand-picked mutants.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Triton kernels and CUDA graphs run on a GPU (`make test-device`).
@@ -37,7 +42,26 @@ EXCLUDED = (
     "training/step_graphs",
     "__",
 )
-SLOW_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")
+IGNORED_TESTS = ("tests/test_faults.py", "tests/test_readme.py", "tests/nn/kernels")
+# A pytest plugin in the copy. Subprocesses of a test inherit its name in PYTEST_CURRENT_TEST.
+PLUGIN = """import os
+hits, open_file, folder = set(), open, os.path.dirname(__file__)
+def write(*fields):
+    with open_file(folder + "/events.txt", "a", encoding="utf-8") as file:
+        file.write("\\t".join(fields) + "\\n")
+def hit(*numbers):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if (test, numbers) not in hits:
+        hits.add((test, numbers))
+        write("hit", test, *map(str, numbers))
+def pytest_runtest_logreport(report):
+    write(report.outcome, report.nodeid, report.when, str(report.duration))
+def pytest_collection_modifyitems(items):
+    if os.path.exists(folder + "/chosen.txt"):
+        with open_file(folder + "/chosen.txt", encoding="utf-8") as file:
+            order = {line.rstrip("\\n"): number for number, line in enumerate(file)}
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+"""
 FOREIGN_CODE = re.compile(r"if (TYPE_CHECKING|sys\.platform == '(win32|darwin)'):|torch\.cuda\.")
 SPEED_NAMES = re.compile(r"\b[A-Z_]*(BLOCK|CACHE|CHUNK|POLL|PREFETCH|SETTLE)[A-Z_]*\b")
 STYLE_KEYWORDS = "color complete_style facecolor fontsize header_style linestyle linewidth maxsize zorder".split()
@@ -166,65 +190,125 @@ def read_code(folder: str) -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py")}
 
 
-def find_users(file: str, folder: str) -> list[str]:
-    """Return the files of a folder that import a module of the package."""
+def find_users(file: str) -> list[str]:
+    """Return the test files that import a module of the package."""
     parent, _, name = f"attent/{file}".removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
     pattern = re.compile(rf"{parent}\.{name}\b|from {parent} import (\([^)]*|[^\n(]*)\b{name}\b")
-    return [path for path, code in sorted(read_code(folder).items()) if pattern.search(code)]
+    return [path for path, code in sorted(read_code("tests").items()) if pattern.search(code)]
 
 
-def choose_tests(file: str, wide: bool) -> list[list[str]]:
-    """Return the tests of each stage."""
-    tests = [path for path in sorted(read_code("tests")) if "/test_" in path and not path.startswith(SLOW_TESTS)]
-    package = f"tests/{file.partition('/')[0]}/" if "/" in file else f"tests/test_{file}"
-    direct = [path for path in find_users(file, "tests") if path in tests]
-    named = {re.sub(r"^attent/(.*?)([^/]+)$", r"tests/\1test_\2", user) for user in find_users(file, "attent")}
-    own = [path for path in tests if path.startswith(package)]
-    first = [path for path in own if path in direct or path.endswith(f"/test_{Path(file).name}")]
-    laws = [path for path in tests if path.startswith("tests/laws/") and file.startswith(("nn/", "models/"))]
-    wider = tests if wide else [path for path in tests if path in direct or path in named]
-    second = [path for path in own + laws if path not in first]
-    third = [path for path in wider if path not in first + second]
-    return [stage for stage in (first, second, third) if stage]
+def find_statements(tree: ast.Module, mutant: Mutant) -> list[ast.stmt]:
+    """Return the innermost statement that has the mutant; if it runs on import, all functions of the file."""
+    before = read_code("attent")[f"attent/{mutant.file}"].encode()[: mutant.start]
+    position = (before.count(b"\n") + 1, len(before) - before.rfind(b"\n") - 1)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    path = [node for node in nodes if get_start(node) <= position < (node.end_lineno or 0, node.end_col_offset or 0)]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    is_run = any(isinstance(node, functions) for node in path)
+    return path[-1:] if is_run else [node for node in nodes if isinstance(node, functions)]
 
 
-def find_failing_test(folder: Path, options: argparse.Namespace, tests: list[str]) -> str | None:
-    """Return the first test that fails, "timeout", or None."""
-    command = [options.python, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    variables = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    try:
-        result = subprocess.run(
-            command, cwd=folder, env=variables, timeout=options.limit, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired:
-        return "timeout"
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", result.stdout, re.MULTILINE)
-    return None if result.returncode in (0, 5) else failed[1] if failed else "pytest stopped"
+def get_start(node: ast.stmt) -> tuple[int, int]:
+    return min((part.lineno, part.col_offset) for part in (node, *getattr(node, "decorator_list", ())))
 
 
-def run_mutant(mutant: Mutant, folder: Path, options: argparse.Namespace, broken: set[str]) -> str | None:
-    """Return the test that catches the mutant, or None. Tests that fail without it join `broken`; a stage that takes
-    longer than the limit without it decides nothing."""
+class ProbeInserter(ast.NodeTransformer):
+    """Insert calls of `hit` before statements, and as the first statement of functions."""
+
+    def __init__(self, numbers: dict[ast.AST, list[int]]) -> None:
+        self.numbers = numbers  # of the mutants of each statement or function
+
+    def visit(self, node: ast.AST) -> Any:
+        self.generic_visit(node)
+        if node not in self.numbers:
+            return node
+        call = ast.parse(f"__import__('mutation_plugin').hit(*{self.numbers[node]})").body[0]
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return [call, node]
+        node.body.insert(0 if ast.get_docstring(node) is None else 1, call)
+        return node
+
+
+def run_tests(
+    folder: Path, options: argparse.Namespace, tests: Collection[str] | None, *flags: str, limit: float | None = None
+) -> int | None:
+    """Run tests in the copy, which writes `events.txt`; return the exit status, or None if they take too long."""
+    (folder / "events.txt").write_text("")
+    (folder / "chosen.txt").unlink(missing_ok=True)
+    files = ["tests", *(f"--ignore={path}" for path in IGNORED_TESTS)]
+    if tests is not None:
+        (folder / "chosen.txt").write_text("\n".join(tests), encoding="utf-8")
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    settings = ["-q", "-p", "mutation_plugin", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [options.python, "-m", "pytest", *settings, *flags, *files]
+    variables = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as pytest:
+        try:
+            return pytest.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(pytest.pid, signal.SIGKILL)
+            return None
+
+
+def read_events(folder: Path) -> list[list[str]]:
+    return [line.split("\t") for line in (folder / "events.txt").read_text(encoding="utf-8").splitlines()]
+
+
+class Reach:
+    """The tests that reach each mutant, and the duration of all tests."""
+
+    def __init__(self, mutants: list[Mutant], folder: Path, options: argparse.Namespace) -> None:
+        """Run all tests once, with probes in the copy."""
+        self.seconds, self.tests = defaultdict[str, float](float), defaultdict[int, set[str]](set)
+        trees = {path: ast.parse(read_code("attent")[path]) for path in {f"attent/{mutant.file}" for mutant in mutants}}
+        numbers: dict[ast.AST, list[int]] = defaultdict(list)
+        for number, mutant in enumerate(mutants):
+            for node in find_statements(trees[f"attent/{mutant.file}"], mutant):
+                numbers[node].append(number)
+        for path, tree in trees.items():
+            (folder / path).write_text(ast.unparse(ProbeInserter(numbers).visit(tree)), encoding="utf-8")
+        run_tests(folder, options, None, f"-n{options.workers if options.workers > 1 else 0}")
+        for kind, test, *values in read_events(folder):
+            if kind == "hit":
+                for value in values:
+                    self.tests[int(value)].add(test)
+            else:
+                self.seconds[test] += float(values[1])
+        for path in trees:
+            (folder / path).write_text(read_code("attent")[path], encoding="utf-8")
+
+    def choose_tests(self, number: int, file: str, budget: float) -> list[list[str]]:
+        """Return the tests of the file that is named after the module, or has most of them, and the other tests, within
+        the budget: fastest first, and before all others those that reach the mutant."""
+        reaching = self.tests[number]
+        files = {*find_users(file), *(test.partition("::")[0] for test in reaching)}
+        tests: dict[str, list[str]] = {}  # by file: fixtures of a module are built once
+        for test in sorted(self.seconds, key=lambda test: (test not in reaching, self.seconds[test])):
+            if test.partition("::")[0] in files and budget > 0:
+                budget -= self.seconds[test]
+                tests.setdefault(test.partition("::")[0], []).append(test)
+        named = f"/test_{Path(file).name}"
+        first = max(tests, key=lambda path: (path.endswith(named), len(tests[path])), default="")
+        rest = [test for path, others in tests.items() if path != first for test in others]
+        return [stage for stage in (tests.get(first, []), rest) if stage]
+
+
+def run_mutant(number: int, mutant: Mutant, folder: Path, options: argparse.Namespace, reach: Reach) -> str | None:
+    """Return the test that catches the mutant, or None."""
     path = folder / "attent" / mutant.file
     source = path.read_bytes()
-    for stage in choose_tests(mutant.file, options.wide):
-        while True:
-            path.write_bytes(mutant.apply(source))
-            deselected = [f"--deselect={test}" for test in sorted(broken)]
-            failed = find_failing_test(folder, options, [*stage, *deselected])
-            path.write_bytes(source)
-            file = (failed or "").partition("::")[0]
-            if file not in stage:
-                break
-            # The same files without the mutant, not the test alone: it may fail only after others.
-            unrelated = find_failing_test(folder, options, [*stage[: stage.index(file) + 1], *deselected])
-            if unrelated is None or "::" not in unrelated:
-                break
-            broken.add(unrelated)
-        if failed == "timeout" and find_failing_test(folder, options, stage) == "timeout":
-            continue
-        if failed is not None:
-            return failed
+    path.write_bytes(mutant.apply(source))
+    try:
+        for stage in reach.choose_tests(number, mutant.file, options.budget):
+            limit = 60 + 5 * sum(reach.seconds[test] for test in stage)
+            status = run_tests(folder, options, stage, "-x", limit=limit)
+            if status not in (0, 5):
+                failed = [test for kind, test, *_ in read_events(folder) if kind == "failed"]
+                return failed[0] if failed else "timeout" if status is None else "pytest stopped"
+    finally:
+        path.write_bytes(source)
     return None
 
 
@@ -232,43 +316,61 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default, text in (
         ("seed", 0, "of the random choice"), ("count", 40, "mutants, spread evenly over the packages"),
-        ("workers", 1, "processes"), ("limit", 600.0, "seconds for one stage"),
+        ("workers", 1, "processes"), ("budget", 60.0, "seconds of tests per mutant"),
         ("minutes", 1e9, "start no mutant after this time"), ("python", sys.executable, "interpreter of the tests"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("--packages", nargs="*", default=[], help="such as nn, cli, settings; default: all")
-    parser.add_argument("--wide", action="store_true", help="run all tests before a mutant counts as a survivor")
-    parser.add_argument("--list", action="store_true", help="show the mutants and their tests, run nothing")
+    parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     return parser.parse_args()
 
 
+def copy_repository(scratch: str, options: argparse.Namespace) -> Path:
+    folder = Path(scratch, "repository")
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "build", "dist", "shared")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    (folder / "mutation_plugin.py").write_text(PLUGIN)
+    # Bytecode validated by hash: by time and size, that of another mutant could pass for this one's.
+    compiler = [options.python, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
+    subprocess.run([*compiler, "attent", "tests"], cwd=folder, check=True)
+    return folder
+
+
 def main() -> None:
-    options, results, broken = parse_options(), dict[Mutant, str | None](), set[str]()
+    options, results, broken = parse_options(), dict[int, str | None](), set[str]()
     mutants = choose_mutants(options.packages, options.seed, options.count)
     if options.list:
-        print(*(f"{mutant}\n  {choose_tests(mutant.file, options.wide)}" for mutant in mutants), sep="\n")
+        print(*mutants, sep="\n")
         return
     deadline = time.monotonic() + 60 * options.minutes
+    with ExitStack() as stack, ThreadPoolExecutor(options.workers) as pool:
+        scratch = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(options.workers)]
+        folders = [copy_repository(path, options) for path in scratch]
+        reach = Reach(mutants, folders[0], options)
 
-    def work(number: int) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch, "repository")
-            ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "build", "dist", "shared")
-            shutil.copytree(ROOT, folder, ignore=ignored)
-            # Bytecode validated by hash: by time and size, that of another mutant could pass for this one's.
-            compiler = [options.python, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
-            subprocess.run([*compiler, "attent", "tests"], cwd=folder, check=True)
-            for mutant in mutants[number :: options.workers]:
+        def work(folder: Path, numbers: list[int]) -> None:
+            for number in numbers:
                 if time.monotonic() < deadline:
-                    results[mutant] = run_mutant(mutant, folder, options, broken)
-                    print(f"[{len(results)}/{len(mutants)}] {mutant}\n  {results[mutant] or 'SURVIVED'}", flush=True)
+                    results[number] = run_mutant(number, mutants[number], folder, options, reach)
+                    count = f"[{len(results)}/{len(mutants)}, {len(reach.tests[number])} tests]"
+                    print(f"{count} {mutants[number]}\n  {results[number] or 'SURVIVED'}", flush=True)
 
-    with ThreadPoolExecutor(options.workers) as pool:
-        list(pool.map(work, range(options.workers)))
+        pending = list(range(len(mutants)))
+        while pending:
+            list(pool.map(work, folders, [pending[start :: options.workers] for start in range(options.workers)]))
+            catching = {str(results.get(number)) for number in pending} & reach.seconds.keys()
+            run_tests(folders[0], options, catching)
+            failed = {test for kind, test, *_ in read_events(folders[0]) if kind == "failed"} & catching
+            broken |= failed
+            for test in failed:
+                del reach.seconds[test]
+            pending = [number for number, test in results.items() if test in failed]
+            for number in pending:
+                del results[number]
     print(f"\nseed {options.seed}; tests that fail without a mutant: {', '.join(sorted(broken)) or 'none'}; survivors:")
-    print(*(mutant for mutant, test in results.items() if test is None), sep="\n")
-    for package in (*sorted({mutant.package for mutant in results}), "all"):
-        caught = [test is not None for mutant, test in results.items() if package in ("all", mutant.package)]
+    print(*(mutants[number] for number, test in results.items() if test is None), sep="\n")
+    for package in (*sorted({mutants[number].package for number in results}), "all"):
+        caught = [test is not None for number, test in results.items() if package in ("all", mutants[number].package)]
         print(f"{package:12} {sum(caught):4} of {len(caught):4} caught {sum(caught) / max(1, len(caught)):5.0%}")
 
 

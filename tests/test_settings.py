@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -219,6 +219,8 @@ def test_toml_refuses_values_that_do_not_round_trip() -> None:
         settings.to_toml(Learned(length=1j))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"TOML: cannot represent every value of .*save it as JSON"):
         settings.to_toml(Named(name=None))  # the word "none" would come back as a name
+    with pytest.raises(SettingsError, match=r"^TOML: `length` must be an integer, but is 'x'"):
+        settings.to_toml(Learned(length="x"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ['a"b\\c', "\x00\x1f\x7f\x80", "\n\r\t", "\u2028 é 中 😀", "'''", '"""', "# [x]"])
@@ -541,3 +543,9 @@ def test_missing_file_is_described(tmp_path: Path) -> None:
         settings.read_json(tmp_path / "no.json")
     with pytest.raises(SettingsError, match="is not a file; give the path"):
         read_toml(Run, tmp_path)
+
+
+def test_toml_keys_that_are_not_ascii_are_quoted() -> None:
+    config_class = make_dataclass("Sized", [("größe", int, 3), ("size", int, 3)], frozen=True)
+    text = settings.to_toml(config_class(5, 6))
+    assert text == '"größe" = 5\nsize = 6\n'

@@ -77,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has closed it: write the rest to the null device, so that shutdown is silent.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich has handled it, and exits with 1
+            return EXIT_BROKEN_PIPE
+        raise
     except Exception as error:
         message = format_failure(error)
         if message is None or os.environ.get("ATTENT_TRACEBACK") == "1":

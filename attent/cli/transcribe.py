@@ -173,7 +173,7 @@ def list_files(names: Sequence[Path]) -> tuple[list[Path], list[str]]:
     for name in names:
         path = name.expanduser()
         if not path.is_dir():
-            files.append(name if name == STDIN else path)
+            files.append(path)
             continue
         inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES and file.is_file())
         if not inside:

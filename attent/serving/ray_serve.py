@@ -14,12 +14,13 @@ from typing import Any
 
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.serving import limits
-from attent.serving.backend import MAX_ATTEMPTS, NUM_THREADS, LocalBackend, ServiceConfig
+from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, ServiceConfig
 from attent.serving.limits import AsgiApp, Message, Receive, Scope, Send, ServeError
 from attent.serving.server import reserve_port
 from attent.serving.translation_app import ServerOptions, TranslationApp
 
 APP_NAME = "attent"
+MAX_ONGOING_REQUESTS = 64  # of a replica
 TARGET_REQUESTS = 16  # running requests per replica that autoscaling aims at: they share batches
 PROXY_ENV = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}.build_proxy_middlewares"}
 
@@ -59,7 +60,7 @@ def serve_on_ray(
         deployment = serve.deployment(
             serve.ingress(build_app)(),
             name="translation",
-            max_ongoing_requests=NUM_THREADS,
+            max_ongoing_requests=MAX_ONGOING_REQUESTS,
             max_queued_requests=options.limits.max_queued,  # in a proxy; further ones get 503
             graceful_shutdown_timeout_s=options.drain_timeout,
             max_constructor_retry_count=1,

@@ -156,7 +156,6 @@ def _copy_body(
             )
         file.write(block)
         progress(file.tell(), total)
-    file.truncate()
     if total is not None and file.tell() < total:
         raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
 

@@ -72,7 +72,7 @@ def split_by_tokens(
         if tokens <= max_tokens or length <= 1:
             result.append(sentence)
             continue
-        max_chars = max(1, min(length * max_tokens // tokens, length - 1))
+        max_chars = max(1, length * max_tokens // tokens)
         parts = list(_split_long(sentence.text + sentence.gap, (0, length, length + len(sentence.gap)), max_chars))
         result += split_by_tokens(parts, count_tokens, max_tokens)
     return result

@@ -12,6 +12,9 @@ import pytest
 import soundfile
 
 from attent.cli import main
+from attent.cli.line_progress import ProgressDisplay
+from attent.cli.transcribe import list_files, plan_outputs, write_transcripts
+from attent.data.audio import AudioError
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.transcriber import Transcriber, Transcript, TranscriptSegment, read_live_audio
 from attent.decoding.transcript_format import format_transcript
@@ -198,6 +201,76 @@ def test_errors_are_one_sentence(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_outputs_in_a_folder_have_the_names_of_the_recordings(tmp_path: Path) -> None:
+    files = [Path("a/one.wav"), Path("-")]
+    assert plan_outputs(files, False, tmp_path, "text") == [tmp_path / "one.txt", tmp_path / "stdin.txt"]
+    assert plan_outputs(files, False, tmp_path, "vtt") == [tmp_path / "one.vtt", tmp_path / "stdin.vtt"]
+    assert plan_outputs(files[:1], True, tmp_path / "new.srt", "srt") is None
+    assert plan_outputs(files[:1], True, None, "srt") is None
+    assert plan_outputs(files, False, None, "json") is None
+
+
+def test_audio_files_of_folders_are_listed_in_order(tmp_path: Path) -> None:
+    for name in ("b.WAV", "a.mp3", "c/d.ogg", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "e.wav").mkdir()
+    last = tmp_path / "x"
+    expected = [Path("-"), *(tmp_path / name for name in ("a.mp3", "b.WAV", "c/d.ogg")), last]
+    assert list_files([Path("-"), tmp_path, last]) == (expected, [])
+    files, (problem,) = list_files([last, tmp_path / "e.wav"])
+    assert files == [last]
+    assert list_files([Path("~/no-such.wav")]) == ([Path.home() / "no-such.wav"], [])
+    assert problem.startswith(f"{tmp_path / 'e.wav'}: must be a folder with recordings, but has none")
+
+
+def test_one_bad_recording_gets_one_sentence() -> None:
+    updates = list[tuple[Any, ...]]()
+
+    class Progress(ProgressDisplay):
+        def update(self, *counts: Any) -> None:
+            updates.append(counts)
+
+    transcript = Transcript(segments=(TranscriptSegment(start=0.0, end=1.0, text="one"),), duration=1.0)
+    for results, errors, text in (
+        ([AudioError("x.wav: empty")], "attent: x.wav: empty\n", ""),
+        ([AudioError("x.wav: empty"), transcript],
+         "attent: x.wav: empty\nattent: 1 of 2 recordings could not be transcribed\n", "b.wav\tone\n"),
+    ):  # fmt: skip
+        progress, out = Progress(io.StringIO()), io.StringIO()
+        files = [Path("x.wav"), Path("b.wav")][: len(results)]
+        assert write_transcripts(iter(results), files, [out] * len(files), "text", False, progress) == 1
+        assert (progress.stream.getvalue(), out.getvalue()) == (errors, text)  # type: ignore[attr-defined]
+    assert updates == [(1, 0, 1), (1, 0, 2), (2, 0, 2)]
+
+
+def test_flags_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Fake:
+        def transcribe_all(self, sources: Any, options: Any, *, word_times: bool) -> Any:
+            calls.append((list(sources), options.beam_size, word_times))
+            return iter([AudioError("no speech")])
+
+    def load(model: Path, **settings: Any) -> Fake:
+        calls.append(settings)
+        return Fake()
+
+    (tmp_path / "a.wav").touch()
+    (tmp_path / "m").mkdir()
+    monkeypatch.setattr(Transcriber, "load", load)
+    monkeypatch.setattr("attent.cli.transcribe.prepare_loading", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("sys.stdin", Stdin(b""))
+    flags = "--language de --task translate --dtype float16 --max-seconds 9 --threads 2 --format json".split()
+    assert run(tmp_path / "m", tmp_path / "a.wav", *flags) == 1
+    expected = {"device": "cpu", "dtype": "float16", "max_seconds": 9.0, "language": "de", "task": "translate"}
+    assert calls == [(tmp_path / "m", 2), expected, ([tmp_path / "a.wav"], 1, True)]
+    assert run(tmp_path / "m") == 1
+    sources, _, word_times = calls[-1]
+    assert word_times is False
+    assert isinstance(sources[0], io.BufferedReader)
 
 
 def test_translate_names_the_command_for_a_speech_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

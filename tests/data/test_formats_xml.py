@@ -437,3 +437,21 @@ def test_large_tmx_is_read_in_constant_memory() -> None:
 def test_endless_tags_and_texts_are_read_in_constant_memory(begin: str) -> None:
     _, peak = measure_peak(tmx.read_pairs(repeat_block(begin, "x" * 2**16, 400), "a.tmx", EN_DE))
     assert peak < 16 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("languages", "target", "declared", "expected"),
+    [
+        (("en", "de"), "de", "", "en"),
+        (("en-US", "en-GB", "de"), "de", "", "en"),
+        (("en", "fr", "de"), "de", "", None),
+        (("en", "fr", "de"), "de", "fr", "fr"),
+        (("en",), None, "", None),
+        (("en", "de"), None, "en", "en"),
+        (("en", "de"), "de", "de", "en"),
+    ],
+)
+def test_the_source_of_a_tmx_file_is_the_declared_or_the_only_other_language(
+    languages: tuple[str, ...], target: str | None, declared: str, expected: str | None
+) -> None:
+    assert tmx._infer_source(languages, target, declared) == expected

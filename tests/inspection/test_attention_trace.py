@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from attent.inspection import Trace
 from attent.inspection.attention_trace import (
     DisplayToken,
     PatchImage,
+    RecordedQKV,
     TraceSide,
     build_layer,
+    pack_qkv,
     reshape_to_patches,
     unpack_weights,
 )
@@ -227,3 +230,14 @@ def test_patches_show_the_class_token_or_the_mean_of_all_queries() -> None:
     assert cross.tolist() == [[11, 12], [13, 14]]
     grid = {"rows": 2, "columns": 2}
     assert reshape_to_patches(weights[:4, :4], grid, is_self=True).tolist() == [[7.5, 8.5], [9.5, 10.5]]
+
+
+@pytest.mark.parametrize("bias_shape", [(1, 1, 4, 6), (2, 1, 4, 6), (2, 3, 4, 6)])
+def test_the_bias_of_a_row_is_that_of_each_head(bias_shape: tuple[int, ...]) -> None:
+    bias = torch.arange(math.prod(bias_shape), dtype=torch.float32).view(bias_shape)
+    q, kv = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
+    packed = pack_qkv(RecordedQKV(q=q, k=kv, v=kv, bias=bias, scale=1.0), 1, (2, 3))
+    expected = bias.expand(2, 3, 4, 6)[1, :, :2, :3]
+    torch.testing.assert_close(unpack_array(packed["bias"]).float(), expected)
+    assert unpack_array(packed["q"]).shape == (3, 2, 5)
+    assert "bias" not in pack_qkv(RecordedQKV(q=q, k=kv, v=kv, bias=None, scale=1.0), 1, (2, 3))

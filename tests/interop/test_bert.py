@@ -238,3 +238,12 @@ def test_a_config_without_bert_equivalent_is_not_saved(config: EncoderConfig, fi
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a BERT model"):
         bert.save(build(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_architecture_is_that_of_the_heads() -> None:
+    stack = StackConfig(layers=1, width=8, heads=2, ffn_width=8, positions=LearnedConfig(max_length=4))
+    config = EncoderConfig(vocab=9, stack=stack)
+    assert bert.choose_architecture(config) == "BertModel"
+    assert bert.choose_architecture(replace(config, masked_lm=True)) == "BertForMaskedLM"
+    labelled = replace(config, pooler=True, labels=("a", "b"))
+    assert bert.choose_architecture(labelled) == "BertForSequenceClassification"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -308,3 +309,9 @@ def test_stale_temporary_folders_are_removed(toy: Seq2Seq, tmp_path: Path) -> No
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     write_conversion(toy, None, tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".made.b.new", "made"]
+
+
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(converter.ConversionError, match="ctranslate2"):
+        converter.import_ctranslate2()

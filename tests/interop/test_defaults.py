@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from attent.interop import bert, gpt2, llama, t5, vision_encoder_decoder, vit, whisper
+from attent.interop import bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit, whisper
 from attent.interop.conversion import ConfigKeys, select_schema_keys
 
 ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers derives one from another
@@ -25,8 +25,9 @@ ELSEWHERE = {"rope_theta", "rope_scaling", "rope_parameters"}  # transformers de
         (vit.ViTKeys, transformers.ViTConfig),
         (t5.T5Keys, transformers.T5Config),
         (whisper.WhisperKeys, transformers.WhisperConfig),
+        (marian.MarianKeys, transformers.MarianConfig),
     ],
-    ids=["gpt2", "llama", "bert", "vit", "t5", "whisper"],
+    ids=["gpt2", "llama", "bert", "vit", "t5", "whisper", "marian"],
 )
 def test_defaults_match_transformers(keys: type[Any], hf_config: Any) -> None:
     reference = hf_config()

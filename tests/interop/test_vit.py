@@ -213,3 +213,9 @@ def test_a_config_without_vit_equivalent_is_not_saved(config: VisionConfig, fiel
     with pytest.raises(ValueError, match=rf"`{field}` must be .* for a ViT model"):
         vit.save(build(config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_mean_for_all_channels_is_written_for_each() -> None:
+    written = vit.to_preprocessor_config(replace(CONFIG, mean=(0.25,), std=(0.5,)))
+    assert (written["image_mean"], written["image_std"]) == ([0.25] * CONFIG.channels, [0.5] * CONFIG.channels)
+    assert CONFIG.channels > 1

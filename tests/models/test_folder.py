@@ -928,3 +928,16 @@ def test_a_tokenizer_without_a_manifest_is_read_and_one_beside_it_is_refused(tmp
     tokenizer.save(tmp_path / "model")
     with pytest.raises(FolderError, match=r"its tokenizer is not listed in manifest\.json"):
         folder.read_tokenizer(tmp_path / "model")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    def fail(error: OSError) -> Callable[[Path], None]:
+        def read(root: Path) -> None:
+            raise error
+
+        return read
+
+    with pytest.raises(FolderError, match=r"^a\.bin: cannot be read \(broken\); check its permissions$"):
+        folder._read_once(tmp_path, fail(OSError(errno.EIO, "broken", "a.bin")))
+    with pytest.raises(FolderError, match=rf"^{re.escape(str(tmp_path))}: cannot be read \(broken\)"):
+        folder._read_once(tmp_path, fail(OSError(errno.EIO, "broken")))

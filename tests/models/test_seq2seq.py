@@ -96,3 +96,8 @@ def test_autocast_supports_decoding_in_steps() -> None:
             steps = torch.cat([model.step(token, cache) for token in target.split(1, 1)], 1)
             torch.testing.assert_close(steps, expected, rtol=0.05, atol=0.05)
     assert inside.layers[0].self_attn.keys.dtype == torch.bfloat16
+
+
+def test_stacks_are_the_encoder_and_the_decoder() -> None:
+    model = Seq2Seq(CONFIG)
+    assert model.stacks == (model.encoder, model.decoder)

@@ -158,3 +158,14 @@ def test_weights_are_plain_safetensors(model: Seq2Seq, tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(stored["source_embedding.weight"], model.source_embedding.weight)
     assert not {"target_embedding.weight", "output.weight"} & stored.keys()
+
+
+def test_weights_of_a_loaded_model_are_not_those_of_the_file(tmp_path: Path) -> None:
+    model = build(CONFIG)
+    model.save(tmp_path / "model")
+    loaded = attent.load(tmp_path / "model")
+    with open(tmp_path / "model" / model_folder.WEIGHTS_FILE, "r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        file.write(bytes(size))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))

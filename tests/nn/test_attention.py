@@ -63,3 +63,12 @@ def test_a_bias_keeps_the_remaining_heads(remaining: tuple[int, ...] | None) -> 
     selected = attention.select_bias(bias)
     assert selected is not None
     assert torch.equal(selected, bias if remaining is None else bias[:, list(remaining)])
+
+
+def test_additive_scores_start_with_xavier_uniform_weights() -> None:
+    config = StackConfig(layers=1, width=4_000, heads=2, ffn_width=8, compatibility="additive")
+    weight = Attention(config).score_weight
+    assert weight is not None
+    limit = (6 / 2_001) ** 0.5
+    assert 0.99 * limit < weight.abs().max() <= limit
+    assert abs(weight.mean()) < 0.1 * limit

@@ -128,3 +128,16 @@ def test_states_of_audio_are_scaled_as_token_embeddings_are() -> None:
     plain.load_state_dict(model.state_dict())
     states, expected = (each.source_embedding.embed_source(frames, None)[0] for each in (model, plain))
     torch.testing.assert_close(states, expected * 4)  # sqrt(16)
+
+
+def test_filters_and_windows_are_not_saved() -> None:
+    assert LogMelSpectrogram().state_dict() == {}
+
+
+@pytest.mark.parametrize("length", [160, 200, 201])
+def test_a_short_row_is_padded_before_its_start_is_mirrored(length: int) -> None:
+    samples = torch.randn(1, length, generator=torch.Generator().manual_seed(0))
+    frames, num_frames = LogMelSpectrogram()(samples)
+    assert num_frames.tolist() == [length // 160]
+    padded = torch.nn.functional.pad(samples, (0, 201 - length))
+    torch.testing.assert_close(frames, LogMelSpectrogram()(padded)[0][:, : length // 160])

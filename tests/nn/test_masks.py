@@ -232,3 +232,21 @@ def test_packing_moves_to_a_device() -> None:
 def test_packing_of_no_rows_is_empty() -> None:
     packing = Packing.from_lengths([])
     assert (packing.shape, packing.ends.shape, packing.max_length) == ((0, 0), (0, 0), 0)
+
+
+def test_queries_without_any_key_are_found() -> None:
+    mask = Mask(key_lengths=torch.tensor([0, 2]))
+    assert mask.has_visible_keys(2, 3, 2, torch.device("cpu")).expand(2, 1, 3, 1).flatten(1).tolist() == [
+        [False] * 3,
+        [True] * 3,
+    ]
+
+
+def test_ancestors_must_fit_the_beams_and_the_keys() -> None:
+    mask = Mask(ancestors=torch.zeros(2, 3, 4, dtype=torch.int64))
+    mask.check(2, 3, 12, torch.device("cpu"))
+    for sizes in ((2, 3, 13), (1, 3, 12), (2, 2, 8)):
+        with pytest.raises(
+            ValueError, match=r"`ancestors` must be of \(\d, \d\) beams and \d+ keys at most, but is of"
+        ):
+            mask.check(*sizes, torch.device("cpu"))

@@ -9,6 +9,7 @@ import torch
 
 from attent.nn import AlibiConfig, LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, make_sinusoids
 from attent.nn.positions import (
+    Llama3Scaling,
     Positions,
     RotaryPositions,
     SinusoidalPositions,
@@ -170,3 +171,17 @@ def test_alibi_grows_with_distance() -> None:
     distances = torch.tensor([[1.0, 0, 1, 2], [4, 3, 2, 1]])
     torch.testing.assert_close(bias[0, 0], -distances / 2**4)
     torch.testing.assert_close(bias[0, 1], -distances / 2**8)
+
+
+def test_scaled_rotary_positions_need_a_high_factor_above_the_low_one() -> None:
+    Llama3Scaling(low_freq_factor=1.0, high_freq_factor=1.5)
+    for high in (1.0, 0.5):
+        with pytest.raises(
+            ValueError, match=f"`high_freq_factor` must be more than `low_freq_factor`=1, but is {high:g}"
+        ):
+            Llama3Scaling(low_freq_factor=1.0, high_freq_factor=high)
+
+
+def test_the_order_of_features_is_checked() -> None:
+    with pytest.raises(ValueError, match="`order`"):
+        RotaryConfig(order="thirds")  # type: ignore[arg-type]

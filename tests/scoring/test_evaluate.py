@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sacrebleu.significance import PairedTest
 
-from attent.scoring.evaluate import evaluate
+from attent.scoring.evaluate import Evaluation, SentenceScore, evaluate
 from attent.scoring.metrics import (
     SCORE_METRICS,
     ScoreError,
@@ -176,3 +176,14 @@ def test_character_groups_end_at_their_limits(count: int, limits: tuple[int, int
     assert [(group.min_length, group.max_length) for group in evaluation.groups] == [limits]
     assert evaluation.length_ratio == 2
     assert evaluation.num_empty == 0
+
+
+def test_sentences_just_below_the_maximum_are_among_the_worst() -> None:
+    sentences = tuple(
+        SentenceScore(number=number, source="", reference="", output="", metrics={"chrf": value})
+        for number, value in enumerate((100.0, 99.5, 100 - 1e-12), 1)
+    )
+    evaluation = Evaluation(
+        scores=(), exact=0.0, num_empty=0, length_ratio=1.0, length_unit="words", groups=(), sentences=sentences
+    )
+    assert [sentence.number for sentence in evaluation.find_worst(9)] == [2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from attent.data.audio import AudioError
+from attent.data.audio import AudioError, Recording
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 from attent.decoding.transcriber import Transcriber
@@ -356,3 +356,22 @@ def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(AudioError, match="needs the package `soundfile`"):
         pipeline.score(model, str(data))
+
+
+def test_the_test_part_of_recordings_with_texts_is_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "b.tsv").touch()
+    names = ["a", str(tmp_path / "b.tsv")]
+    corpora = {
+        names[0]: {"train": [Recording(Path("1"), "one")], "test": [Recording(Path("2"), "two")]},
+        names[1]: {"train": [Recording(Path("3"), "three")], "valid": [Recording(Path("4"), "")]},
+    }
+    columns: list[tuple[str, ...]] = []
+    monkeypatch.setattr(pipeline, "find_recordings", lambda name, names: columns.append(names) or corpora[name])
+    test_set = pipeline.read_speech_test_set(names, LanguagePair("en", None))
+    assert (test_set.sources, test_set.references) == (["2", "3"], ["two", "three"])
+    assert (test_set.name, test_set.languages) == (", ".join(names), ["en", "en"])
+    assert test_set.files == [tmp_path / "b.tsv"]
+    assert pipeline.read_speech_test_set(names, LanguagePair("en", "de")).languages == ["de", "de"]
+    corpora[names[1]] = {"valid": [Recording(Path("4"), "")]}
+    with pytest.raises(CorpusError, match="contains no recordings with texts"):
+        pipeline.read_speech_test_set(names[1:], LanguagePair("en", None))

@@ -27,6 +27,7 @@ from attent.storage.atomic import (
     lock_folder,
     make_folder,
     open_output,
+    replace_folder,
     write_atomic,
     write_files,
     write_output,
@@ -391,3 +392,39 @@ def test_parents_are_made_and_protected_files_stay(tmp_path: Path, monkeypatch: 
         write_lines(tmp_path / "old", "new")
     assert (tmp_path / "old").read_text() == "old"
     write_lines(tmp_path / "new", "new")
+
+
+def test_a_write_protected_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.txt"
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everything
+    with open_output(path, print) as out:
+        out.write("new")
+    with pytest.raises(PermissionError, match="is write-protected; choose another name"), open_output(path, print):
+        pass
+    assert path.read_text() == "new"
+
+
+def test_an_old_folder_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "new").mkdir()
+    monkeypatch.setattr("os.rmdir", refuse)
+    replace_folder(tmp_path / "new", tmp_path / "model")
+    assert not (tmp_path / "new").exists()
+    assert [path.suffix for path in tmp_path.iterdir() if path.name != "model"] == [".old"]
+
+
+def test_a_stream_is_written_as_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def record(*arguments: object, **options: object) -> io.StringIO:
+        calls.append((*arguments, options))
+        return io.StringIO()
+
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("attent.storage.atomic.open", record, raising=False)
+    with open_output(tmp_path / "pipe", print):
+        pass
+    assert calls == [(tmp_path / "pipe", "w", {"encoding": "utf-8", "newline": "\n"})]

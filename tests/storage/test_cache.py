@@ -100,6 +100,9 @@ def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=re.escape(os.strerror(errno.EIO))):
         build_folder(tmp_path / "corpus", make, Path.is_dir)
     assert not (tmp_path / "corpus").exists()
+    # The next build continues in the staging folder.
+    build_folder(tmp_path / "corpus", lambda folder: (folder / "valid.tsv").touch(), Path.is_dir)
+    assert list_names(tmp_path / "corpus") == ["train.tsv", "valid.tsv"]
 
 
 def test_complete_folder_is_not_built_again(tmp_path: Path) -> None:

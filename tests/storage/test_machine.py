@@ -73,3 +73,11 @@ def test_the_groups_of_a_process_are_innermost_first(
 ) -> None:
     monkeypatch.setattr(machine, "read_text", lambda path: lines if path == "/proc/self/cgroup" else "")
     assert list(machine._list_cgroups("memory")) == [Path("/sys/fs/cgroup", name) for name in expected]
+
+
+def test_cores_without_an_affinity_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.Process", object)
+    monkeypatch.setattr(machine, "_list_cgroups", lambda kind: [])
+    for count, expected in ((6, 6), (None, 1)):
+        monkeypatch.setattr("psutil.cpu_count", lambda count=count: count)
+        assert machine.count_usable_cores() == expected

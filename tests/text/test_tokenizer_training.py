@@ -17,6 +17,7 @@ from attent.text.tokenizer_training import (
     TokenizerKind,
     choose_vocab_size,
     count_characters,
+    parse_max_vocab,
     sample_lines,
     train_tokenizer,
 )
@@ -236,3 +237,10 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_surrogates_in_the_text_are_handled() -> None:
     assert isinstance(train_tokenizer(["a \ud800 b"] * 10, ["c"]), Tokenizer)
+
+
+def test_other_errors_of_sentencepiece_are_reported() -> None:
+    with pytest.raises(TokenizerError, match="SentencePiece cannot train a tokenizer on this text: no reason"):
+        parse_max_vocab(100, TokenizerConfig(), RuntimeError("no reason"))
+    too_high = RuntimeError("Vocabulary size too high (100). Please set it to a value <= 60.")
+    assert parse_max_vocab(100, TokenizerConfig(), too_high) == 60

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,9 @@ from attent.interop import load_as
 from attent.models import Seq2Seq, build, presets
 from attent.text.tokenizer import Tokenizer
 from attent.training import comparison, comparison_report
-from attent.training.comparison import ComparisonEntry, compare, read_entries
+from attent.training.comparison import ComparisonEntry, EntryResult, RunMeasurements, compare, read_entries
 from attent.training.config import RunConfig, TrainConfig, read_run
-from attent.training.events import Event, EventHandler, Progress
+from attent.training.events import Event, EventHandler, Progress, ValidationSample
 from attent.training.run_options import Precision
 from tests.inspection.conftest import browser as browser
 from tests.inspection.conftest import watch_problems
@@ -175,6 +176,152 @@ def test_text_is_shown_literally(tmp_path: Path) -> None:
     table = comparison_report.Table(("", ""), [["source", text]])
     assert f"<td>{html.escape(text)}</td>" in comparison_report.render_html(table, tmp_path)
     assert f"| source | {escape_markdown(text)} |" in comparison_report.render_markdown(table)
+
+
+RUN = RunMeasurements(
+    name="a-seed1", data="c.tsv", conditions="a CPU", parameters=1_250_000, precision="float32", steps=1_000,
+    epochs=2.5, seconds=60.0, flops=2e12, valid_loss=2.0, train_tokens_per_second=1_000.0,
+    decode_tokens_per_second=2_000.0, test_set="t.tsv", bleu=30.0, chrf=50.0, signature="sig",
+    curve=((1.0, 10.0, 5.0), (2.0, 20.0, 7.0)), by_length=(("1-10", 1_200, 30.0), ("11-", 2, 40.0)),
+    samples=(ValidationSample(source="s", reference="r", output="o"),), attention="", peak_memory=None,
+)  # fmt: skip
+OTHER_RUN = replace(
+    RUN, name="a-seed2", precision="bfloat16", steps=3_000, epochs=3.5, seconds=120.0, flops=4e12, valid_loss=None,
+    train_tokens_per_second=3_000.0, decode_tokens_per_second=3_000.0, bleu=31.0, chrf=51.0, peak_memory=2**31,
+    by_length=(("1-10", 1_200, 31.0), ("11-", 2, 42.0)), jobs=2,
+)  # fmt: skip
+ENTRY = ComparisonEntry(name="a", label="model a", settings={})
+
+
+def test_rows_have_means_over_the_runs() -> None:
+    one = comparison_report.format_entry(EntryResult(entry=ENTRY, runs=(RUN,)))
+    assert dict(zip(comparison_report.SCORE_COLUMNS[1:], one[1:], strict=True)) == {
+        "model": "model a", "runs": "1", "parameters": "1.2 million", "steps": "1,000", "epochs": "2.5",
+        "time": "1 min 0 s", "training FLOPs": "2.0e12", "validation loss": "2.000", "BLEU": "30.00", "chrF": "50.0",
+        "training tokens/s": "1,000", "decoding tokens/s": "2,000", "peak memory": "", "precision": "float32",
+    }  # fmt: skip
+    both = EntryResult(entry=replace(ENTRY, label="a"), runs=(RUN, OTHER_RUN), failures=("diverged", "diverged"))
+    assert comparison_report.format_entry(both) == [
+        "", "a; failed: diverged", "2 of 4", "1.2 million", "2,000", "3.0", "1 min 30 s", "3.0e12", "2.000",
+        "30.50 (30.00-31.00)", "50.5", "2,000", "2,500", "2.0 GiB", "float32; bfloat16",
+    ]  # fmt: skip
+    assert one[0] == "a"
+    without = comparison_report.format_entry(EntryResult(entry=ENTRY, runs=(OTHER_RUN,)))
+    assert without[8] == ""
+    failed = comparison_report.format_entry(EntryResult(entry=ENTRY, runs=(), failures=("diverged",)))
+    assert failed == ["a", "model a; failed: diverged", "0 of 1", *[""] * 12]
+
+
+def test_conditions_state_seeds_and_jobs() -> None:
+    one = EntryResult(entry=ENTRY, runs=(RUN,))
+    text = comparison_report.describe_conditions([one], "Budget: params.")
+    assert text.startswith("Budget: params. Test set: t.tsv; BLEU: sig. Time is that of the steps")
+    assert text.endswith(" a CPU.")
+    assert text.count("a CPU") == 1
+    several = comparison_report.describe_conditions([one, replace(one, runs=(RUN, OTHER_RUN))], "")
+    assert "Means over the runs (one per seed), with the lowest and the highest. 1 or 2 runs at a time" in several
+    parallel = comparison_report.describe_conditions([replace(one, runs=(OTHER_RUN,))], "")
+    assert "Means over" not in parallel
+    assert "2 runs at a time" in parallel
+
+
+def test_sections_of_the_report() -> None:
+    results = [EntryResult(entry=ENTRY, runs=(RUN, OTHER_RUN)), EntryResult(entry=POST, runs=(RUN,))]
+    failed = EntryResult(entry=ENTRY, runs=(), failures=("diverged",))
+    sections = dict(comparison_report.build_sections([*results, failed], "", True))
+    assert list(sections) == ["Scores", "BLEU against time, FLOPs and sentence length", "Translations side by side"]
+    (_, scores, figure), (_, curves, lengths), (samples,) = sections.values()
+    assert (figure.file, curves.file) == ("scores.svg", "curves.svg")  # type: ignore[union-attr]
+    assert len(scores.rows) == 3  # type: ignore[union-attr]
+    assert list(scores.right_aligned) == list(range(2, 14))  # type: ignore[union-attr]
+    assert lengths == (
+        ("words", "sentences", "model a", "post"),
+        [["1-10", "1,200", "30.5", "30.0"], ["11-", "2", "41.0", "40.0"]],
+        range(1, 4),
+    )
+    assert samples == (("", ""), [["source", "s"], ["reference", "r"], ["model a", "o"], ["post", "o"]], ())
+    plain = dict(comparison_report.build_sections(results, "", False))
+    assert list(plain) == ["Scores", "BLEU by sentence length", "Translations side by side"]
+    assert len(plain["Scores"]) == 2
+    many = results[1:] * comparison_report.MAX_DETAILED
+    assert len(list(comparison_report.build_sections(many, "", True))) == 3
+    assert len(list(comparison_report.build_sections([*many, *results], "", True))) == 1
+    attention = [replace(results[1], runs=(replace(RUN, attention="{}"), RUN)), results[1]]
+    shown = dict(comparison_report.build_sections(attention, "", True))["Attention side by side"]
+    assert shown[1] == [("results/a-seed1.svg", "post")]
+    assert len(list(comparison_report.build_sections(attention, "", False))) == 3
+
+
+def test_figures_show_runs_and_means() -> None:
+    results = [EntryResult(entry=ENTRY, runs=(RUN, OTHER_RUN)), EntryResult(entry=POST, runs=(RUN,))]
+    figure = comparison_report.plot_scores(results)
+    (axes,) = figure.axes
+    dots, mean, *_ = axes.lines
+    assert (list(dots.get_xdata()), list(dots.get_ydata())) == ([30.0, 31.0], [0, 0])
+    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([30.5, 30.5], [-0.35, 0.35])
+    assert list(axes.lines[2].get_ydata()) == [1]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["model a", "post"]
+    assert (axes.get_ylim(), axes.get_xlabel()) == ((1.5, -0.5), "test BLEU")
+    assert figure.get_figheight() == pytest.approx(1.36)
+    time, flops, length = comparison_report.plot_curves(results).axes
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in time.lines] == [([1, 2], [5, 7])] * 3
+    assert list(flops.lines[0].get_xdata()) == [10, 20]
+    assert [list(line.get_ydata()) for line in length.lines] == [[30.5, 41], [30, 40]]
+    assert [label.get_text() for label in length.get_xticklabels()] == ["1-10", "11-"]
+    assert [axes.get_xlabel() for axes in (time, flops, length)] == [
+        "training time (s)", "training FLOPs", "words of the source",
+    ]  # fmt: skip
+    assert [axes.get_ylabel() for axes in (time, flops, length)] == ["validation BLEU", "", "test BLEU"]
+    assert [text.get_text() for text in length.get_legend().get_texts()] == ["model a", "post"]
+
+
+def test_figures_of_few_entries_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(comparison_report, "save_figure", lambda figure, path: names.append(path.name))
+    monkeypatch.setattr(comparison_report, "plot_heads", dict)
+    result = EntryResult(entry=ENTRY, runs=(replace(RUN, attention="{}"),))
+    comparison_report.draw_figures([result] * comparison_report.MAX_DETAILED, tmp_path)
+    assert names == ["scores.svg", "curves.svg", *["a-seed1.svg"] * comparison_report.MAX_DETAILED]
+    names.clear()
+    comparison_report.draw_figures([result] * (comparison_report.MAX_DETAILED + 1), tmp_path)
+    assert names == ["scores.svg"]
+
+
+def test_tables_and_images_in_both_formats(tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text("<svg/>")
+    image = comparison_report.Image("a.svg", "a <b>")
+    table = comparison_report.Table(("name", "empty", "n"), [["x", "", "1"], ["y", "", ""]], (2,))
+    page = comparison_report.render_html(table, tmp_path)
+    assert page == (
+        '<table><tr><th>name</th><th class="number">n</th></tr><tr><td>x</td><td class="number">1</td></tr>'
+        '<tr><td>y</td><td class="number"></td></tr></table>'
+    )
+    headless = comparison_report.Table(("", ""), [["x", "y"]])
+    assert comparison_report.render_html(headless, tmp_path) == "<table><tr><td>x</td><td>y</td></tr></table>"
+    embedded = '<img src="data:image/svg+xml;base64,PHN2Zy8+" alt="a &lt;b&gt;">'
+    assert comparison_report.render_html(image, tmp_path) == f"<p>{embedded}</p>"
+    assert comparison_report.render_html("a < b", tmp_path) == "<p>a &lt; b</p>"
+    assert comparison_report.render_html([image], tmp_path) == (
+        f"<table><tr><th>a &lt;b&gt;</th></tr><tr><td>{embedded}</td></tr></table>"
+    )
+    assert comparison_report.render_markdown(image) == "![a \\<b\\>](a.svg)"
+    assert comparison_report.render_markdown([image, image]) == (
+        "| a \\<b\\> | a \\<b\\> |\n| --- | --- |\n| ![a \\<b\\>](a.svg) | ![a \\<b\\>](a.svg) |"
+    )
+
+
+def test_speed_is_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = iter([0.0, 1.0, 10.0, 12.0, 20.0, 30.0]), []
+
+    class Timed:
+        def translate(self, *arguments: object, to: str) -> list[SimpleNamespace]:
+            calls.append((*arguments, to))
+            return [SimpleNamespace(token_ids=[1, 2]), SimpleNamespace(token_ids=[1])]
+
+    monkeypatch.setattr(comparison.time, "perf_counter", lambda: next(clock))
+    translations, speed = comparison.measure_speed(Timed(), ["a", "b"], "options", "de")  # type: ignore[arg-type]
+    assert (len(translations), speed) == (2, 5 / 2)
+    assert calls == [(["a", "b"], "options", "de")] * 4
 
 
 @pytest.mark.parametrize("width", [1400, 390])

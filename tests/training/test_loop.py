@@ -726,3 +726,12 @@ def test_a_checkpoint_of_another_number_of_threads_is_reported(tmp_path: Path) -
     saved.state["threads"] += 3
     toy_run.trainer.load_checkpoint(saved)
     assert "with 4 threads, and this run has 1: the weights will differ" in toy_run.notes[0]
+
+
+def test_steps_start_slowly_if_they_compile_or_capture_graphs(tmp_path: Path) -> None:
+    trainer = build_toy_run(tmp_path).trainer
+    assert not trainer.has_slow_start
+    trainer.compiled = True
+    assert trainer.has_slow_start
+    trainer.compiled, trainer.step_graphs = False, object()  # type: ignore[assignment]
+    assert trainer.has_slow_start

@@ -20,7 +20,8 @@ from attent.training.event_log import EventLog
 from attent.training.events import Event, Note, Progress, Started
 from attent.training.loop import Trainer, write_model
 from attent.training.run import TrainResult, describe_average, train
-from attent.training.run_folder import REQUESTED_FILE, RUN_FILE
+from attent.training.run_folder import FINISHED_FILE, REQUESTED_FILE, RUN_FILE
+from attent.training.stop_signals import StopSignals
 from attent.training.tasks.translation import TranslationTask
 from tests.training import toys
 from tests.training.runs import write_corpus
@@ -281,3 +282,88 @@ def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pyt
         assert f"this run has {chosen} threads, but this machine has 0 cores: the threads stay" in warnings[0]
     finally:
         torch.set_num_threads(before)
+
+
+def test_lora_needs_a_pretrained_model(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"`train\.lora` needs a pretrained model, but there is none; name one with"):
+        train_small(tmp_path, lora=2)
+
+
+def test_parameters_to_freeze_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="nonsense"):
+        train_small(tmp_path, freeze=("nonsense",))
+
+
+def test_a_complete_run_is_scored_again_with_other_search_options(tmp_path: Path) -> None:
+    first = train_small(tmp_path)
+    summary = tmp_path / "run" / "state" / FINISHED_FILE
+    stored = read_json(summary)
+    assert train_small(tmp_path) == first
+    assert read_json(summary) == stored
+    events: list[Event] = []
+    again = train_small(tmp_path, beam_size=2, listeners=[events.append])
+    assert (again.step, again.stop_reason) == (first.step, "steps")
+    assert read_json(summary)["scoring"] != stored["scoring"]
+    text = f"{tmp_path / 'run'}: this run is complete at step 4; raise --steps (and --patience) to continue"
+    assert Note(text=text) in events
+    assert train_small(tmp_path, beam_size=2) == again
+
+
+def test_tensorboard_listens_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    class Writer:
+        def __init__(self, folder: Path, step: int) -> None:
+            calls.append((folder, step))
+
+        def __call__(self, event: Event) -> None:
+            calls.append(type(event))
+
+        def close(self) -> None:
+            calls.append("close")
+
+    monkeypatch.setattr("attent.training.tensorboard.TensorBoardWriter", Writer)
+    train_small(tmp_path, tensorboard=True)
+    assert calls[0] == (tmp_path / "run" / "tensorboard", 0)
+    assert Started in calls
+    assert calls[-1] == "close"
+
+
+@pytest.mark.parametrize("force_exit", [False, True])
+def test_signals_request_a_stop_once_a_checkpoint_can_be_saved(
+    force_exit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with StopSignals(force_exit=force_exit) as signals:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
+        assert not signals.should_stop()
+        signals.can_save = True
+        signal.raise_signal(signal.SIGTERM)
+        assert (signals.should_stop(), signals.exit_code) == (True, 143)
+        signal.raise_signal(signal.SIGTERM)  # no second request
+        if force_exit:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signals.exit_code == 143  # that of the first one
+    assert codes == [130] * force_exit
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_forced_exit_shows_the_cursor_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, bytes]] = []
+    monkeypatch.setattr("os._exit", lambda code: None)
+    monkeypatch.setattr("os.write", lambda file, text: written.append((file, text)))
+    with StopSignals(force_exit=True) as signals:
+        signals.can_save = True
+        for is_terminal in (False, True):
+            monkeypatch.setattr("os.isatty", lambda file, is_terminal=is_terminal: is_terminal)
+            signals.received = signal.SIGINT
+            signal.raise_signal(signal.SIGINT)
+    assert written == [(2, b"\x1b[?25h\n")]

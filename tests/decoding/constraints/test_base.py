@@ -143,14 +143,14 @@ CONTINUES = torch.tensor([False, False, False, True, True, False, False])
 
 
 def test_a_prefix_is_forced_and_then_anything_is_allowed() -> None:
-    requests = [SearchRequest(source_ids=(), prefix_ids=prefix) for prefix in ([], [2, 3], [4], [4, 4, 4])]
+    requests = [SearchRequest(source_ids=(), prefix_ids=prefix) for prefix in ([], [2, 3], [4], [4, 4, 4], [0])]
     constraint = ForcedPrefix(requests, CONTINUES)
     for text in ([], [2], [4, 4], [2, 3, 4, 5, 6, 2]):
         expected = []
         for request in requests:
             here = request.prefix_ids[len(text) : len(text) + 1]
             expected.append(set(range(V)) - set(here) if here else set())
-        assert list_masked(constraint, [text] * 4, requests) == expected
+        assert list_masked(constraint, [text] * 5, requests) == expected
 
 
 def test_a_prefix_that_ends_a_word_is_not_followed_by_a_continuation() -> None:

@@ -16,13 +16,18 @@ from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
 from attent.models import VisionConfig, VisionTransformer, build
 from attent.nn import LearnedConfig, StackConfig
 from attent.training.config import DataConfig, RunConfig, TrainError
+from attent.training.events import Event, Note
+from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective, erase_random, flip_random, shift_random
 from attent.training.tasks.image_classification import (
     ImageClassificationTask,
     build_vision_config,
+    check_image_shape,
     choose_patch,
     describe_augmentation,
+    find_all_splits,
+    hold_out_valid_images,
     measure_accuracy,
 )
 from tests.data.image_sets import make_bar_images, write_class_folders, write_idx
@@ -267,3 +272,63 @@ def test_requested_settings_of_the_model_are_applied_to_the_preset(tmp_path: Pat
     for name, value in (("image_size", 16), ("channels", 3)):
         with pytest.raises(TrainError, match="follow the data"):
             task.choose_model(RunConfig(task="images"), {"task": "images", "model": {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataConfig(), "images must be in one folder: --data FOLDER, but 0 are named"),
+        (DataConfig(train=("a", "b")), "images must be in one folder: --data FOLDER, but 2 are named"),
+        (DataConfig(train=("a",), valid=("b", "c")), "validation images must be in one folder, but 2 are named"),
+    ],
+)
+def test_images_are_in_one_folder(data: DataConfig, message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        find_all_splits(data)
+
+
+def test_a_folder_without_training_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attent.data.images.find_splits", lambda folder: {"test": None})
+    with pytest.raises(TrainError, match="must have training images, but has only its test part"):
+        find_all_splits(DataConfig(train=("a",)))
+
+
+def test_the_size_of_images_is_that_of_the_model_to_fine_tune() -> None:
+    shape, config = ImageShape(32, 3), small(bars()).config
+    check_image_shape(ImageDataConfig(), shape, config)
+    check_image_shape(ImageDataConfig(image_size=32, channels=3), shape, config)
+    check_image_shape(ImageDataConfig(image_size=64), shape, None)
+    message = "must match the model that is fine-tuned: image_size 32, channels 3, but is"
+    for changed, given in ((ImageDataConfig(image_size=64), "64 and 3"), (ImageDataConfig(channels=1), "32 and 1")):
+        with pytest.raises(TrainError, match=f"{message} {given}; leave it out"):
+            check_image_shape(changed, shape, config)
+
+
+def test_a_tenth_or_one_image_of_each_class_is_held_out(tmp_path: Path) -> None:
+    events: list[Event] = []
+    context = RunContext(data_dir=tmp_path, device=torch.device("cpu"), report=events.append)
+    for count, held_out in ((60, 6), (24, 3)):
+        rest, valid = hold_out_valid_images(bars(count), None, 1, context)
+        assert (len(rest), len(valid)) == (count - held_out, held_out)
+    note = "held out 6 of 60 images for validation (name your own with --valid)"
+    assert events[0] == Note(text=note)
+    one_each = ImageDataset("few", bars(3).pixels, np.arange(3, dtype="<i4"), ("a", "b", "c"))
+    with pytest.raises(TrainError, match="few: has too few images of each class to hold some out"):
+        hold_out_valid_images(one_each, 1, 1, context)
+
+
+def test_a_batch_beyond_the_epoch_is_refused() -> None:
+    batches = ImageLoader(bars(), PLAIN, batch_size=16, row_length=4)
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match=f"epoch 2 has 3 batches, so there is no batch {index}"):
+            batches.get_batch(2, index)
+
+
+def test_a_stop_during_scoring_is_raised() -> None:
+    with pytest.raises(StopRequested):
+        measure_accuracy(small(bars()), bars(), lambda: True)
+
+
+def test_rdrop_is_refused_for_images() -> None:
+    with pytest.raises(ValueError, match=r"`rdrop` must be 0 except for translation, but is 0\.5"):
+        ImageObjective(small(bars()), rdrop=0.5)

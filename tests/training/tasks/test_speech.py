@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,15 +14,16 @@ import torch.nn.functional as F
 
 from attent import load
 from attent.cli import main
-from attent.data.audio import AudioDataConfig, RecordingDataset, has_translations
+from attent.data.audio import AudioDataConfig, Recording, RecordingDataset, has_translations
 from attent.decoding.options import SearchOptions
+from attent.decoding.source_search import FRAMES_PER_TOKEN, MIN_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber
 from attent.models import Seq2Seq, shift_right
-from attent.nn import StackConfig
-from attent.nn.frontends import SAMPLE_RATE
+from attent.nn import ImageConfig, StackConfig
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.training.config import DataConfig, read_run
+from attent.training.config import DataConfig, RunConfig, TrainError, read_run
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.speech import SpeechTask, build_speech_config, choose_tokenizer, find_splits
 from attent.training.tasks.speech_batches import (
@@ -496,3 +498,57 @@ def test_bad_settings_are_refused(
 ) -> None:
     assert train(write_corpus(tmp_path / "set", (12,)), tmp_path / "out", *flags) == 1
     assert expected in capsys.readouterr().err
+
+
+def make_recording(name: str) -> Recording:
+    return Recording(Path(name), "text", name)
+
+
+def test_parts_of_corpora_are_joined_by_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpora = {
+        "a": {"train": [make_recording("a1")], "test": [make_recording("a2")]},
+        "b": {"train": [make_recording("b1")], "valid": [make_recording("b2")], "test": [make_recording("b3")]},
+        "c": {"test": [make_recording("c1")]},
+    }
+    monkeypatch.setattr("attent.training.tasks.speech.find_recordings", lambda path, columns: corpora[path])
+
+    def list_names(data: DataConfig) -> dict[str, list[tuple[str, list[str]]]]:
+        splits = find_splits(data).items()
+        return {split: [(name, [item.location for item in part]) for name, part in parts] for split, parts in splits}
+
+    assert list_names(DataConfig(train=("a", "b"))) == {
+        "train": [("a, b", ["a1", "b1"])],
+        "valid": [("b", ["b2"])],
+        "test": [("a", ["a2"]), ("b", ["b3"])],
+    }
+    assert list_names(DataConfig(train=("a",), valid=("b", "c"), test=("c", "a"))) == {
+        "train": [("a", ["a1"])],
+        "valid": [("b, c", ["b2", "c1"])],
+        "test": [("c", ["c1"]), ("a", ["a2"])],
+    }
+    with pytest.raises(TrainError, match="c: must have training recordings, but has only its test part"):
+        find_splits(DataConfig(train=("c",)))
+    with pytest.raises(TrainError, match=r"recordings must be named: --data corpus\.tsv"):
+        find_splits(DataConfig())
+
+
+def test_transcripts_are_limited_by_the_frames() -> None:
+    task, recordings = object.__new__(SpeechTask), make_recordings(3)
+    frames = recordings.num_samples[[0, 2]].mean() / HOP_SAMPLES
+    examples = SimpleNamespace(data=recordings, ids=np.array([0, 2]))
+    assert task.compute_max_tokens(examples) == pytest.approx(MIN_MAX_LENGTH + frames / FRAMES_PER_TOKEN)  # type: ignore[arg-type]
+
+
+def test_a_batch_beyond_the_epoch_is_refused() -> None:
+    batches = make_loader()
+    count = batches.num_batches(0)
+    for index in (-1, count):
+        with pytest.raises(IndexError, match=f"epoch 0 has {count} batches, so there is no batch {index}"):
+            batches.get_batch(0, index)
+
+
+@pytest.mark.parametrize(("frontend", "source"), [(None, "text"), (ImageConfig(image_size=8, patch_size=4), "images")])
+def test_speech_models_start_from_speech_models(frontend: ImageConfig | None, source: str) -> None:
+    config = SimpleNamespace(frontend=frontend)
+    with pytest.raises(TrainError, match=f"x: must be a model of speech for --task speech, but its source is {source}"):
+        SpeechTask.adapt_run(RunConfig(task="speech", init_from="x"), {}, config, lambda event: None)

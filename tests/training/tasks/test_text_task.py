@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,13 +16,15 @@ from attent.models import EncoderConfig, TextEncoder, build
 from attent.nn import StackConfig
 from attent.nn.lora import add_lora
 from attent.storage.errors import FolderError
+from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training import task_heads
 from attent.training.autoconfig import DataSize, look_up
-from attent.training.config import DataConfig, RunConfig, TrainConfig
+from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.events import Note
 from attent.training.tasks import get_task_class
 from attent.training.tasks.base import RunContext
+from attent.training.tasks.text_classification import TextClassificationTask
 from attent.training.tasks.text_task import (
     CPU_SIZE_BY_TOKENS,
     GPU_SIZE_BY_TOKENS,
@@ -62,6 +66,43 @@ def test_contamination_is_reported(tmp_path: Path) -> None:
     assert [note.text for note in notes if note.level == "warning"] == [
         "valid.txt: 1 of its 2 texts are also in the training data, so its scores are too good"
     ]
+
+
+def test_a_test_set_that_cannot_be_read_is_refused_if_it_was_named(tmp_path: Path) -> None:
+    write(tmp_path, train="a\nb\nc\nd\n", valid="e\n", test="\n\n")
+    splits, notes = load(tmp_path, "train.txt")
+    assert splits.tests == ()
+    (warning,) = (note.text for note in notes if note.level == "warning")
+    assert warning.startswith(str(tmp_path / "test.txt"))
+    assert warning.endswith("; this test set was found automatically and is skipped")
+    with pytest.raises(TrainError, match=r"test\.txt"):
+        load(tmp_path, "train.txt", test=(str(tmp_path / "test.txt"),))
+
+
+def test_skipped_lines_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{\n{\n{"other": "b"}\n{"text": "d"}\n')
+    splits, notes = load(tmp_path, "train.jsonl", hold_out=0)
+    assert splits.train.texts == ["a", "d"]
+    (warning,) = (note.text for note in notes if note.level == "warning")
+    assert warning.startswith("train.jsonl: skipped lines: 2 ")
+    assert ", 1 " in warning
+
+
+def test_truncated_texts_and_too_few_tokens_are_reported(tmp_path: Path) -> None:
+    notes: list[Any] = []
+    task = object.__new__(TextClassificationTask)
+    task.context = RunContext(data_dir=tmp_path, device=torch.device("cpu"), report=notes.append)
+    rows = EncodedSentences(np.arange(9), np.array([4, 5]))
+    texts = SimpleNamespace(name="set", texts=["a", "b"])
+    assert task.fit_length(texts, rows, 5).lengths.tolist() == [4, 5]  # type: ignore[arg-type]
+    assert notes == []
+    assert task.fit_length(texts, rows, 4).lengths.tolist() == [4, 4]  # type: ignore[arg-type]
+    text = "set: 1 of 2 texts have more than 4 tokens and are truncated; a larger `max_tokens` keeps more"
+    assert notes == [Note(text=text, level="warning")]
+    task.tokenizer = SimpleNamespace(source=SimpleNamespace(prefix_ids=(1,), suffix_ids=(2, 3)))  # type: ignore[assignment]
+    task.max_tokens = 3
+    with pytest.raises(TrainError, match=r"`data\.max_tokens` must be 4 or more, but is 3"):
+        task.prepare_texts(texts)  # type: ignore[arg-type]
 
 
 def test_the_end_of_each_of_few_documents_is_held_out(tmp_path: Path) -> None:

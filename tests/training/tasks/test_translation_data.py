@@ -16,7 +16,9 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.events import Event, Note
 from attent.training.run_options import DataConfig, TrainConfig, TrainError
+from attent.training.tasks import base
 from attent.training.tasks.base import RunContext
+from attent.training.tasks.translation import list_files
 from attent.training.tasks.translation_data import (
     CorpusSplits,
     PreparedData,
@@ -296,3 +298,17 @@ def test_eval_texts_have_their_languages(tmp_path: Path) -> None:
     untagged = read_eval_texts(splits.train, use_tags=False)
     assert set(untagged.target_languages) == {None}
     assert untagged.name.endswith("c.tsv")
+
+
+def test_files_that_have_disappeared_have_no_checksum(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert base.hash_files(["x", "y"], [tmp_path / "a", tmp_path / "b"]) == (("x", digest), ("y", ""))
+
+    def fail() -> None:
+        raise FileNotFoundError
+
+    corpus = SimpleNamespace(file_names=["x", "y"], fingerprint=fail)
+    assert list_files(corpus) == (("x", ""), ("y", ""))  # type: ignore[arg-type]
+    corpus.fingerprint = lambda: [(str(tmp_path / "a"), 3), (str(tmp_path / "a"), 3)]
+    assert list_files(corpus) == (("x", digest), ("y", digest))  # type: ignore[arg-type]
