@@ -1,4 +1,4 @@
-"""What all corpus readers share: sentence pairs, bad lines, the language pair to read, and the names of splits."""
+"""The types of all corpus readers: sentence pairs, bad lines, the language pair to read, and the names of splits."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ log = logging.getLogger("attent.serving")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
-    """What a worker loads."""
+    """The models, device and limits of a worker."""
 
     folders: tuple[Path, ...]
     device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
@@ -199,7 +199,7 @@ class Channel:
         raise NotImplementedError
 
 
-class Backend:
+class ModelBackend:
     """Runs the methods of a `TranslationService`. Cancelling a call cancels its work."""
 
     info: ServiceInfo
@@ -257,7 +257,7 @@ class LocalChannel(Channel):
         self.calls.cancel(call_id)
 
 
-class LocalBackend(Backend):
+class LocalBackend(ModelBackend):
     """Runs a service in threads of this process. The service can be used again after the backend is closed."""
 
     def __init__(self, service: Any, num_threads: int = NUM_THREADS) -> None:
@@ -399,7 +399,7 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     os._exit(0)  # the front end is gone; threads may be inside of a search
 
 
-class WorkerPool(Backend):
+class WorkerPool(ModelBackend):
     """Runs a service in processes."""
 
     def __init__(self, configs: Sequence[ServiceConfig], *, drain_timeout: float = 30.0) -> None:

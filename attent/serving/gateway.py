@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
-from attent.serving.backend import Backend, Method
+from attent.serving.backend import Method, ModelBackend
 from attent.serving.limits import ApiError, Limits, get_header
 from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
 
@@ -111,11 +111,11 @@ class ItemStore:
 
 
 class Gateway:
-    """What endpoints use: it identifies clients and passes their requests to the models."""
+    """Identifies clients and passes their requests to the models."""
 
     def __init__(
         self,
-        backend: Backend,
+        backend: ModelBackend,
         *,
         limits: Limits,
         keys: frozenset[str] = frozenset(),

@@ -1,4 +1,4 @@
-"""What `attent look` shows of a sentence, for the live page and the translation server."""
+"""Trace documents of `attent look`, for the live page and the translation server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP front end and the model workers send each other: plain dataclasses, without torch."""
+"""Requests and results between the HTTP front end and the model workers: plain dataclasses, without torch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import DRAIN_TIMEOUT, HttpApp
-from attent.serving.backend import Backend
+from attent.serving.backend import ModelBackend
 from attent.serving.endpoints import Call, Endpoint, make_json_response
 from attent.serving.gateway import CACHED_CHARACTERS, Gateway
 from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits
@@ -48,7 +48,7 @@ class ServerOptions:
 class TranslationApp(HttpApp):
     """The app of a translation server."""
 
-    def __init__(self, backend: Backend, options: ServerOptions = ServerOptions()) -> None:  # noqa: B008 - frozen
+    def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:  # noqa: B008 - frozen
         gateway = Gateway(
             backend,
             limits=options.limits,

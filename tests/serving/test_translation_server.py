@@ -23,7 +23,7 @@ import pytest
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
-from attent.serving.backend import Backend, LocalBackend, ServiceConfig, WorkerPool
+from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import TranslationCache
 from attent.serving.limits import Limits, ServeError
 from attent.serving.messages import ServiceInfo, TextTranslation, TranslateRequest
@@ -53,7 +53,7 @@ def service() -> Iterator[TranslationService]:
 
 
 @contextmanager
-def serve(backend: Backend, **options: Any) -> Iterator[Client]:
+def serve(backend: ModelBackend, **options: Any) -> Iterator[Client]:
     with serve_in_thread(TranslationApp(backend, ServerOptions(**options))) as url:
         yield Client(url)
 
@@ -350,7 +350,7 @@ async def start_pool(*configs: ServiceConfig) -> AsyncIterator[WorkerPool]:
         await pool.close()
 
 
-async def translate_text(pool: Backend, text: str) -> str:
+async def translate_text(pool: ModelBackend, text: str) -> str:
     (translation,) = await pool.call("translate", TranslateRequest(texts=(text,), source="en"))
     assert isinstance(translation, TextTranslation)
     return translation.text
