@@ -302,3 +302,11 @@ def test_endless_text_is_read_in_constant_memory() -> None:
     assert list_reasons(items) == [(1, "longer than 1 MiB")]
     assert list_texts(items) == [("b", "c")]
     assert peak < 3 * 2**20
+
+
+def test_only_ascii_spaces_and_digits_belong_to_keywords() -> None:
+    """As for msgfmt; a line separator in an index was accepted, and the file that was written could not be read."""
+    for index in ("\u20280", "\u0660"):
+        content = f'msgid "a"\nmsgid_plural "b"\nmsgstr[{index}] ""\n'.encode()
+        with pytest.raises(CorpusError, match="is not PO at line 3"):
+            po.scan_units(content, "a.po", ANY_LANGUAGES)

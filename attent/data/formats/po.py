@@ -22,8 +22,8 @@ from attent.data.formats.directives import can_lack_count
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
-_KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")")
-_STRINGS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"\s*+)++')
+_KEYWORD = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d{1,3})\s*\])?\s*(?=\")", re.ASCII)
+_STRINGS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"\s*+)++', re.ASCII)
 _STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"')
 _ESCAPE = re.compile(r"(?:\\x[0-9A-Fa-f]{1,2}|\\[0-7]{1,3})+|\\.")
 _NUMERIC_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]+)|([0-7]+))")
