@@ -69,7 +69,7 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
     switches = {"--no-compile", "--no-shard", "--no-tags", "--no-tensorboard"}
     expected: dict[str, set[str]] = {
-        "compare": switches, "train": switches, "data": {"--no-estimate"},
+        "compare": switches, "train": switches,
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
         **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
     }  # fmt: skip
@@ -217,7 +217,7 @@ def test_closed_pipe_is_silent(arguments: str) -> None:
         (">&-", "--version", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
         (">&-", "translate M", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
         ("<&-", "--version", 0, ""),
-        ("<&-", "data - --no-estimate", 1, "attent: error: standard input is closed; redirect it from a file, or "),
+        ("<&-", "data -", 1, "attent: error: standard input is closed; redirect it from a file, or "),
         ("2>&-", "nonsense", 2, ""),
         ("<&- >&- 2>&-", "--help", 1, ""),
     ],
