@@ -18,7 +18,7 @@ $ attent qqqq
 2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, serve, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
-$ attent info --jsno
+$ attent fill M x --jsno
 2 Unknown option: --jsno. Did you mean --json?
 $ attent doctor now
 2 unexpected argument `now`
