@@ -33,8 +33,7 @@ from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
 
 Pooling = Literal["mean", "class"]
-TextItem = str | tuple[str, str]
-Item = TextItem | Path | Tensor
+Item = str | Path | Tensor
 T = TypeVar("T")
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # with padding
@@ -67,7 +66,6 @@ class Classification:
 @dataclass(frozen=True)
 class TokenizedText:
     token_ids: tuple[int, ...]
-    segments: tuple[int, ...]
     mask_positions: tuple[int, ...] = ()
 
 
@@ -178,7 +176,7 @@ class Predictor:
         return self._run_batches(rows, predict)
 
     def classify(self, items: Sequence[Item]) -> list[Classification]:
-        """Classify texts, pairs of texts `(a, b)`, or images: paths, or uint8 tensors (C, S, S)."""
+        """Classify texts, or images: paths, or uint8 tensors (C, S, S)."""
         labels, model = self.require_labels(), self.model
         check_is_list(items)
         if isinstance(model, VisionTransformer):
@@ -270,13 +268,8 @@ class Predictor:
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
         texts = [check_text_item(item, number) for number, item in enumerate(items, 1)]
         if not isinstance(self.model, CausalLM):  # the others were trained on stripped texts
-            texts = [text.strip() if isinstance(text, str) else (text[0].strip(), text[1].strip()) for text in texts]
-        firsts = self._vocabulary.encode([text if isinstance(text, str) else text[0] for text in texts])
-        seconds = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
-        rows = [
-            self._encode_and_truncate(ids) if isinstance(text, str) else self._encode_pair(ids, next(seconds))
-            for text, ids in zip(texts, firsts, strict=True)
-        ]
+            texts = [text.strip() for text in texts]
+        rows = [self._encode_and_truncate(ids) for ids in self._vocabulary.encode(texts)]
         num_truncated = sum(row is not truncated for row, truncated in rows)
         if num_truncated:
             self._notify_once(
@@ -287,33 +280,10 @@ class Predictor:
     def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
         """Return a text with its special tokens, and the same truncated to the model's positions."""
         prefix, suffix = self._special_tokens
-        row = join_segments([(*prefix, *token_ids, *suffix) or (self._vocabulary.start,)])
+        row = TokenizedText((*prefix, *token_ids, *suffix) or (self._vocabulary.start,))
         if self._max_length is None or len(row.token_ids) <= self._max_length:
             return row, row
-        return row, join_segments([(*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix)])
-
-    def _encode_pair(self, first: list[int], second: list[int]) -> tuple[TokenizedText, TokenizedText]:
-        """Return two texts as one row, and the same with the longer text truncated to the model's positions."""
-        if not isinstance(self.model, TextEncoder):
-            raise ValueError(f"{self.name}: must be an encoder for pairs of texts, but is not; give single texts")
-        prefix, suffix = self._special_tokens
-        has_segments = self.model.config.segments > 1
-
-        def join_pair() -> TokenizedText:
-            row = join_segments([(*prefix, *first, *suffix), (*second, *suffix)])
-            return row if has_segments else replace(row, segments=(0,) * len(row.token_ids))
-
-        row = join_pair()
-        excess = 0 if self._max_length is None else len(row.token_ids) - self._max_length
-        if excess <= 0:
-            return row, row
-        first, second = list(first), list(second)
-        while excess > 0:
-            longer = first if len(first) > len(second) else second
-            count = max(1, min(excess, abs(len(first) - len(second))))
-            del longer[len(longer) - count :]
-            excess -= count
-        return row, join_pair()
+        return row, TokenizedText((*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix))
 
     @property
     def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -358,8 +328,7 @@ class Predictor:
         model = self.model
         ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
-            segments, _ = pad_token_ids([row.segments for row in batch], self.device)
-            return model(ids, lengths, segments if model.config.segments else None)
+            return model(ids, lengths)
         if isinstance(model, Seq2Seq):
             return model.encode(ids, lengths).states
         assert isinstance(model, CausalLM)
@@ -436,18 +405,10 @@ def check_is_list(items: object) -> None:
         raise ValueError(f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]")
 
 
-def check_text_item(item: Item, number: int) -> TextItem:
-    if isinstance(item, str) or (
-        isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
-    ):
+def check_text_item(item: Item, number: int) -> str:
+    if isinstance(item, str):
         return item
-    raise ValueError(f"item {number:,} must be a text, or a pair of texts, but is a {type(item).__name__}")
-
-
-def join_segments(segments: Sequence[tuple[int, ...]]) -> TokenizedText:
-    """Concatenate segments, numbered from 0."""
-    segment_ids = tuple(number for number, segment in enumerate(segments) for _ in segment)
-    return TokenizedText(tuple(token for segment in segments for token in segment), segment_ids)
+    raise ValueError(f"item {number:,} must be a text, but is a {type(item).__name__}")
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:
