@@ -22,8 +22,6 @@ from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length, pad_token_ids
 from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
-from attent.decoding.span_infilling import SpanPrediction, search_spans
-from attent.decoding.translator import Translator
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn.devices import get_device
@@ -122,32 +120,22 @@ class Predictor:
     # --- predictions -------------------------------------------------------------------------------------------------
 
     def fill(self, texts: Sequence[str], top_k: int = 5, line_numbers: Sequence[int] | None = None) -> list[FilledText]:
-        """Predict the `top_k` best words for each mask, written [MASK] or <mask>. A span-infilling model (T5)
-        predicts any number of words, and also reads <extra_id_0>, <extra_id_1> and so on.
+        """Predict the `top_k` best words for each mask, written [MASK] or <mask>.
 
         line_numbers  numbers of the texts in error messages; None: from 1
         """
         if top_k < 1:
             raise ValueError(f"`top_k` must be 1 or more, but is {top_k}")
         model = self.model
-        can_fill = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
-        if isinstance(model, TextEncoder):
-            can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
-        if not can_fill:
+        if not isinstance(model, TextEncoder) or model.masked_lm is None or self._vocabulary.mask is None:
             raise ValueError(
-                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
-                "or `--task spans`, or a BERT with its masked-word head"
+                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm`, "
+                "or a BERT with its masked-word head"
             )
         check_is_list(texts)
         masked_texts = [self._parse_masks(text) for text in texts]
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
-        if isinstance(self.model, Seq2Seq):
-            assert self.tokenizer is not None
-            translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
-            with eval_mode(self.model), torch.inference_mode():
-                predictions = search_spans(translator, [row.token_ids for row in rows], masked_texts, top_k)
-            return [fill_with_spans(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
 
@@ -385,18 +373,6 @@ class Predictor:
 
 
 # --- inputs and results ----------------------------------------------------------------------------------------------
-
-
-def fill_with_spans(text: str, masked_text: MaskedText, predictions: Sequence[SpanPrediction]) -> FilledText:
-    """Return the words of span predictions; each has the probability of the prediction that contains it."""
-    masks = []
-    for i in range(len(masked_text.mask_ids)):
-        candidates: dict[str, MaskPrediction] = {}
-        for prediction in predictions:
-            word, filled = prediction.words[i].text.strip(), masked_text.fill_masks(prediction.words)
-            candidates.setdefault(word, MaskPrediction(word=word, probability=prediction.probability, text=filled))
-        masks.append(tuple(candidates.values()))
-    return FilledText(source=text, text=masks[0][0].text, masks=tuple(masks))
 
 
 def check_is_list(items: object) -> None:

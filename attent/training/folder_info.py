@@ -42,7 +42,7 @@ MODEL_KINDS = {
     "encoder": "encoder-only Transformer (text)",
     "vision": "encoder-only Transformer (images)",
 }
-SPAN_MODEL_COMMANDS = ("train --from", "fill", "look")  # of a model trained on span corruption
+SPAN_MODEL_COMMANDS = ("train --from", "look")  # of a model trained on span corruption
 STOP_REASONS = {"steps": "complete", "patience": "stopped early, no improvement", "stopped": "stopped by the user"}
 MAX_LABELS = 8
 

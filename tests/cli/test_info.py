@@ -310,7 +310,7 @@ def test_a_span_model_has_its_own_commands(folder: Path, capsys: pytest.CaptureF
     write_run(folder)
     assert "use with attent translate, attent score, attent look" in run_info(folder, capsys)
     (folder / "run.toml").write_text(f'task = "spans"\n{RUN}', encoding="utf-8")
-    assert "use with attent train --from, attent fill, attent look" in run_info(folder, capsys)
+    assert "use with attent train --from, attent look" in run_info(folder, capsys)
 
 
 def test_counts_of_one_are_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

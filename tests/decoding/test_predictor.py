@@ -15,7 +15,7 @@ from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary
-from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, span_model, vision_model
+from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, vision_model
 from tests.text.imported_tokenizers import sentencepiece_model
 
 TEXTS = ["The [MASK] sat.", "A dog [MASK] in the [MASK], and the bird sang!", "un[MASK]", "[MASK]", "the dog ([MASK])"]
@@ -250,28 +250,19 @@ def span_tokenizer() -> Tokenizer:
     return sentencepiece(controls=SENTINELS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["The <extra_id_0> sat on the <extra_id_1>.", "The [MASK] sat on the <mask>.", " The [MASK] sat on the [MASK]. "],
-)
-def test_a_span_model_fills_masks(span_tokenizer: Tokenizer, text: str) -> None:
-    result = Predictor(span_model(span_tokenizer), span_tokenizer).fill([text], top_k=2)[0]
-    assert result.text == "The cat sat on the mat."
-    assert [predictions[0].word for predictions in result.masks] == ["cat", "mat"]
-    assert result.masks[0][0].probability > 0.5
-
-
 def test_sentinels_are_read_as_in_training(span_tokenizer: Tokenizer) -> None:
     """Removing a span removes its space too."""
-    predictor, vocabulary = Predictor(span_model(span_tokenizer), span_tokenizer), span_tokenizer.source
+    vocabulary = span_tokenizer.source
+    masks = MaskTokens(vocabulary)
     whole = vocabulary.encode(["The cat sat on the mat."])[0]
     index = vocabulary.to_pieces(whole).index("▁cat")
-    assert predictor.encode_masked("The <extra_id_2> sat on the mat.") == [
+    assert masks.encode(masks.parse("The <extra_id_2> sat on the mat.")) == [
         *whole[:index], vocabulary.sentinels[2], *whole[index + 1 :]
     ]  # fmt: skip
-    assert predictor.encode_masked("The [MASK] <extra_id_0> [MASK]")[1:] == [vocabulary.sentinels[i] for i in (1, 0, 2)]
+    ids = masks.encode(masks.parse("The [MASK] <extra_id_0> [MASK]"))
+    assert ids[1:] == [vocabulary.sentinels[i] for i in (1, 0, 2)]
     with pytest.raises(ValueError, match=r"must have at most 3 masks.*but has 4"):
-        predictor.fill(["[MASK]" * 4])
+        masks.parse("[MASK]" * 4)
 
 
 def test_unknown_characters_are_not_masks() -> None:
