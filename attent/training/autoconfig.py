@@ -157,16 +157,6 @@ def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.d
     return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
 
 
-def choose_batch_tokens(size: Size, device_type: str) -> int:
-    return CPU_BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_BY_SIZE[size]
-
-
-def choose_steps(recipe: Recipe, num_tokens: int, batch_tokens: int, divisor: int = 1) -> int:
-    """Steps of a recipe; `num_tokens` of the larger side, per epoch; fine-tuning takes a `divisor` of them."""
-    num_steps = math.ceil(recipe.epochs / divisor * (num_tokens / batch_tokens))
-    return min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
-
-
 def fill_train_config(
     train: TrainConfig,
     size: Size | None,
@@ -177,10 +167,12 @@ def fill_train_config(
     finetune: bool = False,
 ) -> TrainConfig:
     """Replace every None of a translation model's training config."""
-    batch = train.batch_tokens or choose_batch_tokens(size or "small", device.type)
+    default_batch = CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"]
+    batch = train.batch_tokens or default_batch
     recipe = choose_recipe(data_size.num_examples, device.type)
     divisor = FINETUNE_DIVISOR if finetune else 1
-    steps = train.steps or choose_steps(recipe, data_size.num_tokens, batch * train.accumulate, divisor)
+    estimate = math.ceil(recipe.epochs / divisor * (data_size.num_tokens / (batch * train.accumulate)))
+    steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, estimate))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
     # Equation 3, without a higher rate after a short warm-up; up to doubled for small models, as in the paper's own
     # code (tensor2tensor), given enough steps.
