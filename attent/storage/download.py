@@ -1,7 +1,8 @@
 """Download a file: it arrives complete and verified, or not at all.
 
-Transient errors are retried. Only http and https are accepted, proxies are taken from the environment, and no more
-bytes are read than the file may have.
+An interrupted download leaves PATH.part and resumes by HTTP Range; the validator of the server (ETag or Last-Modified,
+kept in PATH.mark) tells whether the file is still the same. Transient errors are retried. Only http and https are
+accepted, proxies are taken from the environment, and no more bytes are read than the file may have.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TIMEOUT_SECONDS = 30.0
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0)  # seconds
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MISSING_STATUSES = frozenset({404, 410})
+PARTIAL_CONTENT, RANGE_NOT_SATISFIABLE = 206, 416
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def download_file(
             time.sleep(delay)
     checksum = _verify_checksum(remote, part)
     os.replace(part, path)
+    _get_validator_path(part).unlink(missing_ok=True)
     return checksum
 
 
@@ -88,23 +91,54 @@ def _verify_checksum(remote: RemoteFile, path: Path) -> str:
 
 
 def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) -> None:
-    """Send one request and write the response to `part`."""
-    http_request = request.Request(remote.url, headers={"User-Agent": "attent", "Accept-Encoding": "identity"})
-    with _classify_errors(remote, part), _open_url(http_request) as response:
+    """Send one request and append the response to what is already on disk."""
+    offset = part.stat().st_size if part.exists() else 0
+    if offset and hash_file(part).sha256 == remote.sha256:  # the process ended between the last byte and the renaming
+        return
+    with _classify_errors(remote, part), _open_url(_build_request(remote, part, offset)) as response:
+        start = 0
+        if response.status == PARTIAL_CONTENT:
+            start, content_range = offset, response.headers.get("Content-Range", "")
+            if not content_range.startswith(f"bytes {start}-"):
+                received = content_range or "without Content-Range"
+                raise _TransientError(f"the server sent another part of the file ({received})")
         length = response.headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else None
-        _check_size(remote, part, total)
-        with open(part, "wb") as file:
+        total = start + int(length) if length.isdecimal() else None
+        _check_size(remote, part, start, total)
+        with open(part, "r+b" if start else "wb") as file:
+            if start == 0:  # after truncation: the old bytes must never have the new validator
+                etag = response.headers.get("ETag", "")
+                is_weak = etag.startswith("W/") or not etag  # If-Range accepts a strong ETag, else the date
+                validator = response.headers.get("Last-Modified", "") if is_weak else etag
+                _get_validator_path(part).write_text(validator, encoding="utf-8")
+            file.seek(start)
             _copy_body(response, file, remote, total, progress)
 
 
-def _check_size(remote: RemoteFile, part: Path, total: int | None) -> None:
+def _build_request(remote: RemoteFile, part: Path, offset: int) -> request.Request:
+    """Request the missing bytes. Without a validator or checksum, a partial file cannot be trusted."""
+    headers = {"User-Agent": "attent", "Accept-Encoding": "identity"}
+    validator_path = _get_validator_path(part)
+    validator = validator_path.read_text(encoding="utf-8") if offset and validator_path.exists() else ""
+    if offset and (validator or remote.sha256):
+        headers["Range"] = f"bytes={offset}-"
+        if validator:
+            headers["If-Range"] = validator
+    return request.Request(remote.url, headers=headers)
+
+
+def _get_validator_path(part: Path) -> Path:
+    return part.with_suffix(".mark")
+
+
+def _check_size(remote: RemoteFile, part: Path, start: int, total: int | None) -> None:
     if total is not None and total > remote.max_bytes:
         raise StorageError(
             f"{remote.url}: has {total:,} bytes, more than the {remote.max_bytes:,} it may have; nothing was kept"
         )
-    if shutil.disk_usage(part.parent).free < (total or 0):
-        raise OSError(errno.ENOSPC, f"{total:,} bytes are needed")
+    missing = (total or 0) - start
+    if shutil.disk_usage(part.parent).free < missing:
+        raise OSError(errno.ENOSPC, f"{missing:,} bytes more are needed")
 
 
 def _copy_body(
@@ -164,7 +198,7 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
         yield
     except web.HTTPError as error:
         error.close()
-        raise _classify_http_error(remote, error) from error
+        raise _classify_http_error(remote, part, error) from error
     except web.URLError as error:
         raise _classify_url_error(remote, error.reason) from error
     except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
@@ -176,7 +210,10 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
         raise StorageError(f"{part.parent}: the disk is full ({error.strerror}); {advice}") from error
 
 
-def _classify_http_error(remote: RemoteFile, error: web.HTTPError) -> Exception:
+def _classify_http_error(remote: RemoteFile, part: Path, error: web.HTTPError) -> Exception:
+    if error.code == RANGE_NOT_SATISFIABLE:  # the part on disk is longer than the file
+        part.unlink(missing_ok=True)
+        return _TransientError("the part on disk does not match the file")
     if error.code in RETRYABLE_STATUSES:
         return _TransientError(f"the server answered {error.code} {error.reason}")
     error_type = RemoteFileMissing if error.code in MISSING_STATUSES else DownloadError

@@ -139,11 +139,62 @@ def test_file_that_is_too_large_is_refused_before_it_is_read(site: FakeSite, tmp
 # ---- broken downloads --------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_download_begins_again(site: FakeSite, tmp_path: Path) -> None:
+def test_interrupted_download_resumes(site: FakeSite, tmp_path: Path) -> None:
     site.cut_after = [100_000]
     assert download(site, tmp_path / "data") == SHA256
-    assert site.requests == [("/data", None), ("/data", None)]
+    assert site.requests == [("/data", None), ("/data", "bytes=100000-")]
+
+
+def test_server_without_ranges_sends_the_whole_file(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.ranges = [100_000], False
+    assert download(site, tmp_path / "data") == SHA256
     assert (tmp_path / "data").read_bytes() == CONTENT
+
+
+def test_changed_file_is_downloaded_again(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after = [100_000]
+    with pytest.raises(DownloadError):
+        download_file(RemoteFile(site.url + "/data", 400_000), tmp_path / "data", ignore_progress, retry_delays=())
+    site.files["/data"], site.etag = bytes(reversed(CONTENT)), '"two"'
+    download(site, tmp_path / "data", sha256=None)
+    assert (tmp_path / "data").read_bytes() == bytes(reversed(CONTENT))
+
+
+def test_part_without_validator_and_checksum_is_not_trusted(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.etag = [100_000], None
+    download(site, tmp_path / "data", sha256=None)
+    assert site.requests == [("/data", None), ("/data", None)]
+
+
+def test_weak_etag_is_not_a_validator(site: FakeSite, tmp_path: Path) -> None:
+    site.cut_after, site.etag = [100_000], 'W/"one"'
+    download(site, tmp_path / "data", sha256=None)
+    assert site.requests == [("/data", None), ("/data", None)]
+
+
+def test_part_longer_than_the_file_is_discarded(site: FakeSite, tmp_path: Path) -> None:
+    (tmp_path / "data.part").write_bytes(bytes(400_000))
+    assert download(site, tmp_path / "data") == SHA256
+    assert [requested for _, requested in site.requests] == ["bytes=400000-", None]
+
+
+def test_complete_part_needs_no_request(site: FakeSite, tmp_path: Path) -> None:
+    (tmp_path / "data.part").write_bytes(CONTENT)
+    assert download(site, tmp_path / "data") == SHA256
+    assert site.requests == []
+
+
+def test_interrupted_download_keeps_its_part_and_resumes(site: FakeSite, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int | None) -> None:
+        if done > 150_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download_file(RemoteFile(site.url + "/data", len(CONTENT)), tmp_path / "data", interrupt)
+    part_size = (tmp_path / "data.part").stat().st_size
+    assert 150_000 < part_size < len(CONTENT)
+    assert download(site, tmp_path / "data", sha256=None) == SHA256
+    assert site.requests[-1] == ("/data", f"bytes={part_size}-")
 
 
 def test_transient_errors_are_retried(site: FakeSite, tmp_path: Path) -> None:
@@ -190,6 +241,15 @@ def test_statuses_that_are_retried(
     with pytest.raises(error_type, match=f"the server answered {status}") as error:
         download_file(remote, tmp_path / "data", ignore_progress, (0.0,))
     assert (type(error.value), len(site.requests)) == (error_type, attempts)
+
+
+def test_another_part_than_the_requested_one_is_refused(site: FakeSite, tmp_path: Path) -> None:
+    (tmp_path / "data.part").write_bytes(CONTENT[:7])
+    site.range_shift = 1
+    with pytest.raises(
+        DownloadError, match=r"sent another part of the file \(bytes 8-299999/300000\), after 1 attempt$"
+    ):
+        download_file(RemoteFile(site.url + "/data", len(CONTENT), SHA256), tmp_path / "data", ignore_progress, ())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +330,7 @@ def test_full_disk_is_reported(site: FakeSite, tmp_path: Path) -> None:
 
 def test_too_small_disk_is_reported_before_the_first_byte(site: FakeSite, tmp_path: Path) -> None:
     site.extra_claimed_bytes = 10**18
-    with pytest.raises(StorageError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes are needed\)"):
+    with pytest.raises(StorageError, match=r"the disk is full \(1,000,000,000,000,300,000 bytes more are needed\)"):
         download(site, tmp_path / "data", max_bytes=10**19)
     assert list_names(tmp_path) == []
 
@@ -310,10 +370,10 @@ def test_progress_at_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert b"2.0/2.0 MB" in output
 
 
-def test_the_file_must_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_missing_bytes_must_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = RemoteFile("https://example.org/file", max_bytes=1000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    _check_size(remote, tmp_path / "part", total=100)
-    _check_size(remote, tmp_path / "part", total=None)
-    with pytest.raises(OSError, match="101 bytes are needed"):
-        _check_size(remote, tmp_path / "part", total=101)
+    _check_size(remote, tmp_path / "part", start=600, total=700)
+    _check_size(remote, tmp_path / "part", start=600, total=None)
+    with pytest.raises(OSError, match="101 bytes more are needed"):
+        _check_size(remote, tmp_path / "part", start=600, total=701)
