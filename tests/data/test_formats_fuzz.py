@@ -247,7 +247,7 @@ def test_pretranslation_survives_ten_thousand_broken_catalogs() -> None:
     for number, data in enumerate(fuzz.generate_inputs([*PO, EMPTY_PO], PO_WORDS, 8)):
         if number % 4:
             continue
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             result = pretranslate_file(data, "a.po", list)
         except CorpusError:
@@ -256,6 +256,6 @@ def test_pretranslation_survives_ten_thousand_broken_catalogs() -> None:
         assert result.content.count(b"\0") <= data.count(b"\0"), data
         again = pretranslate_file(result.content, "a.po", list)
         assert (again.filled_count, again.content) == (0, result.content), data
-        assert time.perf_counter() - start < fuzz.MAX_SECONDS, data
+        assert time.process_time() - start < fuzz.MAX_SECONDS, data
         filled += result.filled_count
     assert min(filled, refused) > 50
