@@ -16,16 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router, compile_path
 
 from attent.decoding.options import StopCheck
 from attent.serving.backend import LocalBackend
-from attent.serving.endpoints import Call, Endpoint, build_routes, make_json_response
+from attent.serving.endpoints import Call, Endpoint, build_routes
 from attent.serving.gateway import Gateway
 from attent.serving.limits import (
     LOCAL_HOSTS,
@@ -37,7 +35,7 @@ from attent.serving.limits import (
     RequestGuard,
     Scope,
     Send,
-    make_internal_error,
+    format_error,
 )
 from attent.serving.request import LookRequest
 
@@ -65,14 +63,22 @@ class HttpApp:
     ) -> None:
         """`routes` are further ones, without a key; the other arguments are those of `RequestGuard`."""
         self.gateway = gateway
-        app: AsgiApp = build_starlette([*build_routes(endpoints, gateway), *routes])
+        self._endpoints = [(compile_path(endpoint.path)[0], endpoint) for endpoint in endpoints]
+        self._router = Router([*build_routes(endpoints, gateway), *routes], redirect_slashes=False)
+        self._guard = RequestGuard(
+            self._route,
+            limits=gateway.limits,
+            hosts=hosts,
+            origins=origins,
+            file_paths=file_paths,
+            format_error=self._format_error,
+        )
+        self._app: AsgiApp = self._guard
         if origins:
-            app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-        self._guard = RequestGuard(app, limits=gateway.limits, hosts=hosts, origins=origins, file_paths=file_paths)
+            self._app = CORSMiddleware(self._guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         self._paths = {endpoint.path for endpoint in endpoints}
         self._drain_timeout = drain_timeout
         self._num_running = 0
-        self._draining = False
 
     @property
     def num_pending(self) -> int:
@@ -84,7 +90,7 @@ class HttpApp:
 
     async def drain(self) -> None:
         """Refuse new requests, and wait for the running ones."""
-        self._draining = True
+        self._guard.drain()
         end = time.monotonic() + self._drain_timeout
         while self._num_running and time.monotonic() < end:
             await asyncio.sleep(0.02)
@@ -101,10 +107,7 @@ class HttpApp:
         record = RequestRecord(scope, send)
         self._num_running += 1
         try:
-            if self._draining and scope["path"] != "/health":
-                await record.refuse("the server is stopping; retry later")
-            else:
-                await self._guard(scope, receive, record.send)
+            await self._app(scope, receive, record.send)
         finally:
             self._num_running -= 1
             path = scope["path"] if scope["path"] in self._paths else "other"
@@ -112,6 +115,24 @@ class HttpApp:
             self.gateway.metrics.requests.labels(path, str(record.status)).inc()
             self.gateway.metrics.seconds.labels(path).observe(seconds)
             log.info("%s %s %s %.0f ms %s", scope["method"], path, record.status, 1000 * seconds, record.request_id)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._router({**scope, "app": self}, receive, send)  # with an app, it raises its errors
+        except HTTPException as error:
+            path, method = ascii(scope["path"][:80]), scope["method"][:20]
+            messages = {
+                404: f"{path} does not exist; the page is at /",
+                405: f"{path} does not accept {method!a}; it accepts {(error.headers or {}).get('Allow', '')}",
+            }
+            message = messages.get(error.status_code, str(error.detail))
+            raise ApiError(error.status_code, message, error.headers) from None
+
+    def _format_error(self, scope: Scope, message: str, status: int) -> Mapping[str, Any]:
+        """Return the body of an error in the form of the API that has the path."""
+        matching = [endpoint for pattern, endpoint in self._endpoints if pattern.match(scope["path"])]
+        matching.sort(key=lambda endpoint: endpoint.method != scope["method"])
+        return matching[0].format_error(message, status) if matching else format_error(message, status)
 
 
 class RequestRecord:
@@ -130,37 +151,6 @@ class RequestRecord:
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             message = {**message, "headers": headers}
         await self._send(message)
-
-    async def refuse(self, problem: str) -> None:
-        error = ApiError(503, problem)
-        headers = [(b"content-type", b"application/json"), (b"retry-after", b"2"), (b"connection", b"close")]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": error.to_json()})
-
-
-def build_starlette(routes: Sequence[Route]) -> Starlette:
-    """Return an app whose errors are JSON."""
-    handlers: Any = {HTTPException: handle_http_exception, ApiError: handle_api_error, Exception: handle_api_error}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return app
-
-
-async def handle_api_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        error = make_internal_error()  # Starlette re-raises the original, and the guard logs it
-    return make_json_response({"error": error.clipped_message}, error.status, error.headers)
-
-
-async def handle_http_exception(request: Request, error: Any) -> Response:
-    """Handle Starlette's 404, and 405 with the allowed methods."""
-    path = ascii(request.url.path[:80])
-    messages = {
-        404: f"{path} does not exist; the page is at /",
-        405: f"{path} does not accept {request.method[:20]!a}; it accepts {(error.headers or {}).get('Allow', '')}",
-    }
-    message = messages.get(error.status_code, str(error.detail))
-    return await handle_api_error(request, ApiError(error.status_code, message, error.headers))
 
 
 # --- the live page ---------------------------------------------------------------------------------------------------

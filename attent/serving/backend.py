@@ -126,7 +126,7 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error) or "the model cannot process this request")
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         log.error("out of memory: %s", error)
-        return make_unavailable_error("the model ran out of memory; send a shorter text")
+        return ApiError(503, "the model ran out of memory; send a shorter text")
     if type(error).__name__ == "SearchCancelled":
         return make_unavailable_error("the server is stopping; retry later")
     log.error("a request failed: %s", "".join(traceback.format_exception(error)))

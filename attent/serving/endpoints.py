@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from attent import settings
-from attent.serving.limits import ApiError
+from attent.serving.limits import ApiError, format_error
 
 if TYPE_CHECKING:
     from attent.serving.gateway import Gateway
@@ -82,7 +82,7 @@ class Endpoint:
     status: int = 200
     media_type: str = "application/json"
     can_stream: bool = False  # as server-sent events
-    format_error: Callable[[str, int], Mapping[str, Any]] = field(default=lambda message, status: {"error": message})
+    format_error: Callable[[str, int], Mapping[str, Any]] = format_error  # from a message and a status
 
 
 def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]:
@@ -95,21 +95,16 @@ def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]
 
 async def handle_request(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
     endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
-    try:
-        data, is_typed = await read_fields(request, endpoint)
-        key = find_key(request, data)
-        client = gateway.identify(request, key, is_public=endpoint.is_public)
-        body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
-        result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
-        return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
-    except ApiError as error:
-        payload = endpoint.format_error(error.clipped_message, error.status)
-        return make_json_response(payload, error.status, error.headers)
+    data, is_typed = await read_fields(request, endpoint)
+    client = gateway.identify(request, find_key(request, data), is_public=endpoint.is_public)
+    body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
+    result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
+    return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
 
 
-def make_json_response(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def make_json_response(payload: Any, status: int = 200) -> Response:
     body = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+    return Response(body, status, media_type="application/json")
 
 
 def find_key(request: Request, data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""An ASGI middleware that enforces limits and turns errors into JSON, `{"error": "message"}`.
+"""An ASGI middleware that enforces limits and turns errors into JSON, in the form of the API that was called.
 
 It checks host, origin, body size and body time before the app runs, and cancels the app on a timeout, when the client
 disconnects and when the server stops.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 Scope = MutableMapping[str, Any]
@@ -19,6 +20,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Result = TypeVar("Result")
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_ERROR_LENGTH = 600  # bytes; too short to echo a request
@@ -90,9 +92,6 @@ class ApiError(ValueError):
             sentence = sentence[: MAX_ERROR_LENGTH - 3] + b"..."
         return sentence.decode("utf-8", "ignore")
 
-    def to_json(self) -> bytes:
-        return json.dumps({"error": self.clipped_message}, ensure_ascii=False).encode()
-
 
 def make_unavailable_error(message: str) -> ApiError:
     return ApiError(503, message, {"retry-after": str(RETRY_AFTER_SECONDS)})
@@ -100,6 +99,11 @@ def make_unavailable_error(message: str) -> ApiError:
 
 def make_internal_error() -> ApiError:
     return ApiError(500, "internal server error; see the server's log")
+
+
+def format_error(message: str, status: int) -> dict[str, Any]:
+    """Return the body of an error response, where an API has no form of its own."""
+    return {"error": message}
 
 
 def _make_body_size_error(max_bytes: int) -> ApiError:
@@ -125,35 +129,44 @@ class RequestGuard:
         hosts: Sequence[str] = LOCAL_HOSTS,
         origins: Sequence[str] = (),
         file_paths: Sequence[str] = (),
+        format_error: Callable[[Scope, str, int], Mapping[str, Any]] = lambda scope, *error: format_error(*error),
     ) -> None:
         """
-        hosts       accepted host names, without ports; "*": any
-        origins     other websites whose scripts may send requests; "*": any
-        file_paths  paths with the limits of files
+        hosts         accepted host names, without ports; "*": any
+        origins       other websites whose scripts may send requests; "*": any
+        file_paths    paths with the limits of files
+        format_error  gets the scope, the message and the status of an error
         """
         self._app = app
         self._limits = limits
         self._hosts = tuple(host.lower() for host in hosts)
         self._origins = tuple(origin.lower().rstrip("/") for origin in origins)
         self._file_paths = file_paths
+        self._format_error = format_error
         self._active_tasks: set[asyncio.Future[Any]] = set()
-        self._closing = False
+        self._draining, self._closing = False, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _handle_non_http(scope, receive, send)
             return
-        reply = ResponseSender(send)
+        reply = ResponseSender(send, partial(self._format_error, scope))
         try:
+            if self._closing or (self._draining and scope["path"] != "/health"):
+                raise _make_stopping_error()
             self._check_head_size(scope)
             self._check_origin(scope)
-            body = await self._run_until_closed(self._read_body(scope, receive))
+            body = await self._read_body(scope, receive)
         except ApiError as refusal:
             await reply.send_error(refusal, close=True)  # the rest of the body is not read
         except ClientDisconnected:  # or a malformed chunk: granian reports both alike and would answer with its own 500
             await reply.send_error(ApiError(400, "the request body is incomplete or malformed"), close=True)
         else:
             await self._respond(scope, body, receive, reply)
+
+    def drain(self) -> None:
+        """Refuse new requests."""
+        self._draining = True
 
     def close(self) -> None:
         """Cancel all requests; clients get an error response."""
@@ -185,35 +198,15 @@ class RequestGuard:
         if any(site not in ("same-origin", "none") for site in _get_header_values(scope, "sec-fetch-site")):
             raise ApiError(403, "requests from other sites are not allowed")
 
-    async def _run_until_closed(self, coroutine: Coroutine[Any, Any, bytes]) -> bytes:
-        task = asyncio.create_task(coroutine)
-        self._active_tasks.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self._closing:
-                raise _make_stopping_error() from None
-            raise
-        finally:
-            self._active_tasks.discard(task)
-
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         is_file = scope["path"] in self._file_paths
         max_bytes = self._limits.max_file_bytes + FORM_BYTES if is_file else self._limits.max_body_bytes
         # The server has validated the header. A body without a length is counted while it arrives.
         if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
             raise _make_body_size_error(max_bytes)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._limits.body_timeout):
-                async for chunk in _iter_body(receive):
-                    body += chunk
-                    if len(body) > max_bytes:
-                        raise _make_body_size_error(max_bytes)
-        except TimeoutError:
-            seconds = self._limits.body_timeout
-            raise ApiError(408, f"the request body must arrive within {seconds:g} seconds") from None
-        return bytes(body)
+        seconds = self._limits.body_timeout
+        problem = f"the request body must arrive within {seconds:g} seconds"
+        return await self._run(_read_chunks(receive, max_bytes), seconds, 408, problem)
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
         try:
@@ -227,36 +220,50 @@ class RequestGuard:
             await sender.send_error(make_internal_error())
 
     async def _run_app(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
-        """Run the app until it responds, the client disconnects, time runs out or the server stops."""
-        if self._closing:
-            raise _make_stopping_error()
-        work = asyncio.ensure_future(self._app(scope, _replay_body(body), sender.send))
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
-        self._active_tasks.add(work)
         is_file = scope["path"] in self._file_paths
         seconds = self._limits.file_timeout if is_file else self._limits.response_timeout
+        problem = f"the response took more than {seconds:g} seconds; send a shorter {'file' if is_file else 'text'}"
+        # Without Retry-After: the same text would take as long again.
+        await self._run(self._app(scope, _replay_body(body), sender.send), seconds, 503, problem, receive)
+
+    async def _run(
+        self, work: Awaitable[Result], seconds: float, status: int, problem: str, receive: Receive | None = None
+    ) -> Result:
+        """Await `work` until the time is over, the server stops or, with `receive`, the client disconnects.
+
+        `status` and `problem` are the error if the time is over.
+        """
+        task = asyncio.ensure_future(work)
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive) if receive else asyncio.Future[None]())
+        self._active_tasks.add(task)
         try:
-            await asyncio.wait({work, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, disconnect}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._active_tasks.discard(work)
-            unfinished, disconnected = not work.done(), disconnect.done()
-            work.cancel()
+            self._active_tasks.discard(task)
+            unfinished, disconnected = not task.done(), disconnect.done()
+            task.cancel()
             disconnect.cancel()
-            await asyncio.wait({work, disconnect})
-        if not work.cancelled():
-            return work.result()
+            await asyncio.wait({task, disconnect})
+        try:
+            if not task.cancelled():
+                return task.result()
+        finally:
+            # Its error has this frame in its traceback. In a reference cycle, `receive` would stay alive until the
+            # next garbage collection, and granian keeps a connection with an unread body open as long.
+            del task
         if self._closing or not unfinished:
             raise _make_stopping_error()
         if disconnected:
             raise ClientDisconnected
-        raise make_unavailable_error(f"the response took more than {seconds:g} seconds; send a shorter text")
+        raise ApiError(status, problem)
 
 
 class ResponseSender:
     """Sends one response with security headers; errors only if nothing was sent yet."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, format_error: Callable[[str, int], Mapping[str, Any]] = format_error) -> None:
         self._send = send
+        self._format_error = format_error
         self._started = False
 
     async def send(self, message: Message) -> None:
@@ -271,7 +278,7 @@ class ResponseSender:
     async def send_error(self, error: ApiError, *, close: bool = False) -> None:
         if self._started:
             return
-        body = error.to_json()
+        body = json.dumps(self._format_error(error.clipped_message, error.status), ensure_ascii=False).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         headers |= {"connection": "close"} if close else {}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -279,14 +286,17 @@ class ResponseSender:
         await self.send({"type": "http.response.body", "body": body})
 
 
-async def _iter_body(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
+async def _read_chunks(receive: Receive, max_bytes: int) -> bytes:
+    body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        yield message.get("body", b"")
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _make_body_size_error(max_bytes)
         more = message.get("more_body", False)
+    return bytes(body)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -24,7 +24,7 @@ ERROR_STATUSES = {
     422: "The request is valid, but the model cannot process it.",
     429: "The client sent too many requests; see the header Retry-After.",
     431: "The headers are too long.",
-    503: "The server is busy or stopping; see the header Retry-After.",
+    503: "The server is busy or stopping, and has the header Retry-After; without it, the text takes too long.",
 }
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }

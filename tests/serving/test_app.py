@@ -350,7 +350,7 @@ def test_disconnected_queued_request_never_runs(model: Model) -> None:
 def test_timeout_cancels_the_job(model: Model) -> None:
     with start_test_server(model, Limits(response_timeout=0.2)) as client:
         reply = client.post({"text": "wait for ever"})
-        assert (reply.status, reply.headers["retry-after"]) == (503, "2")
+        assert (reply.status, "retry-after" in reply.headers) == (503, False)
         assert reply.error == "the response took more than 0.2 seconds; send a shorter text"
         assert wait_until(lambda: model.stopped == ["wait for ever"])
         assert client.post({"text": "next"}).status == 200

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from attent.serving import apertium, openai
 from attent.serving.app import create_app
+from attent.serving.backend import LocalBackend
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
 from attent.serving.request import LookRequest
+from attent.serving.translation_app import ServerOptions, TranslationApp
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -163,7 +169,7 @@ def test_limits_have_a_minimum(name: str) -> None:
 
 def test_error_texts_are_clipped() -> None:
     for length in (MAX_ERROR_LENGTH - 1, MAX_ERROR_LENGTH, MAX_ERROR_LENGTH + 1):
-        sent = json.loads(ApiError(400, "x" * length).to_json())["error"]
+        sent = ApiError(400, "x" * length).clipped_message
         assert len(sent) == min(length, MAX_ERROR_LENGTH)
         assert sent.endswith("...") == (length > MAX_ERROR_LENGTH)
 
@@ -273,7 +279,7 @@ def test_requests_after_the_shutdown_are_refused() -> None:
     guard = RequestGuard(failing, limits=Limits())
     guard.close()
     refusal, body = talk(guard, http_scope("/"), EMPTY_BODY)
-    assert list_statuses([refusal]) == [(503, False)]
+    assert list_statuses([refusal]) == [(503, True)]
     assert b"the server is stopping; retry later" in body["body"]
 
 
@@ -349,7 +355,82 @@ def test_an_app_accepts_the_hosts_that_it_is_given() -> None:
 def test_closing_an_app_refuses_requests() -> None:
     app = create_app(page="page", handler=lambda request, stop: {}, csp="")
     assert asyncio.run(app.close(1.0))
-    assert list_statuses(talk(app, http_scope("/"), EMPTY_BODY)) == [(503, False)]
+    assert list_statuses(talk(app, http_scope("/"), EMPTY_BODY)) == [(503, True)]
+
+
+def talk_json(app: AsgiApp, scope: dict[str, Any], *messages: dict[str, Any]) -> tuple[int, Any]:
+    sent = talk(app, scope, *messages)
+    return sent[0]["status"], json.loads(sent[-1]["body"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "form"),
+    [
+        ("POST", "/v2/translate", lambda text, status: {"message": text}),
+        ("DELETE", "/v2/glossaries/some-id", lambda text, status: {"message": text}),
+        ("POST", "/v1/chat/completions", openai.format_error),
+        ("POST", "/translate", lambda text, status: {"error": text}),
+        ("GET", "/translate", lambda text, status: apertium.build_result(None, text, status)),
+        ("POST", "/nowhere", lambda text, status: {"error": text}),
+    ],
+)
+def test_refusals_have_the_form_of_the_api(method: str, path: str, form: Callable[[str, int], Any]) -> None:
+    limits = Limits(max_body_bytes=10, body_timeout=0.01, requests_per_minute=1)
+    app = TranslationApp(LocalBackend(object()), ServerOptions(limits=limits))
+    scope = http_scope(path) | {"method": method}
+    large = {**scope, "headers": [*scope["headers"], (b"content-length", b"11")]}
+    assert talk_json(app, large) == (413, form("the request must have at most 10 bytes", 413))
+    assert talk_json(app, scope) == (408, form("the request body must arrive within 0.01 seconds", 408))
+    asyncio.run(app.drain())
+    assert talk_json(app, scope) == (503, form("the server is stopping; retry later", 503))
+
+
+def test_a_wrong_method_has_the_form_of_the_api() -> None:
+    app = TranslationApp(LocalBackend(object()))
+    error = {"message": "'/v2/usage' does not accept 'PUT'; it accepts GET, HEAD"}
+    assert talk_json(app, http_scope("/v2/usage") | {"method": "PUT"}, EMPTY_BODY) == (405, error)
+
+
+def test_rate_limits_have_the_form_of_the_api() -> None:
+    app = TranslationApp(LocalBackend(object()), ServerOptions(limits=Limits(requests_per_minute=1)))
+    statuses = [talk_json(app, http_scope("/v2/usage") | {"client": ("127.0.0.1", 1)}, EMPTY_BODY) for _ in range(2)]
+    assert [status for status, _ in statuses] == [200, 429]
+    assert statuses[1][1] == {"message": "more than 1 requests in a minute; retry later"}
+
+
+@pytest.mark.parametrize(("chunk", "status"), [(b"{", 408), (b"x" * 11, 413)])
+def test_a_refused_body_leaves_no_reference_cycle(chunk: bytes, status: int) -> None:
+    """granian closes a connection with an unread body when `receive` is freed; only cycles wait for a collection."""
+
+    class HalfBody:
+        def __init__(self) -> None:
+            self.messages = [{"type": "http.request", "body": chunk, "more_body": True}]
+
+        async def __call__(self) -> Any:
+            return self.messages.pop() if self.messages else await asyncio.get_running_loop().create_future()
+
+    async def refuse() -> None:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        receive = HalfBody()
+        reference = weakref.ref(receive)
+        guard = RequestGuard(failing, limits=Limits(body_timeout=0.01, max_body_bytes=10))
+        task = asyncio.create_task(guard(http_scope("/"), receive, send))
+        del receive
+        await task
+        del task
+        await asyncio.sleep(0)
+        assert list_statuses(sent) == [(status, True)]
+        assert reference() is None
+
+    gc.disable()
+    try:
+        asyncio.run(refuse())
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_request_is_not_a_shutdown() -> None:

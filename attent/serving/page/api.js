@@ -26,13 +26,14 @@ export const keyHeaders = () => (readKey() ? { Authorization: `Bearer ${readKey(
 
 /** The error of a response that is not OK, as one sentence. */
 export function toError(status, retryAfter, body) {
-  const seconds = [429, 503].includes(status) ? Math.max(1, Number(retryAfter) || 2) : null;
   let sentence = null;
   try {
     sentence = JSON.parse(body).error;
   } catch {
     // an error of a proxy
   }
+  const isBusyProxy = sentence === null && [429, 503].includes(status);
+  const seconds = Number(retryAfter ?? (isBusyProxy ? 2 : 0)) || null;
   return new RequestError(toSentence(sentence ?? `the server answered with status ${status}`), status, seconds);
 }
 
