@@ -5,17 +5,16 @@ The search options are fields of the request, derived from their declaration in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict, fields
 from typing import Any, get_type_hints
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import Field, create_model
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Body, Call, Endpoint, StrictBody
+from attent.serving.endpoints import Body, Call, Endpoint, StrictBody, make_event_response
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
@@ -114,25 +113,14 @@ async def stream_translation(call: Call[Any], request: TranslateRequest) -> Resp
     if len(request.texts) != 1 or request.search.n_best > 1 or request.alignment or request.mbr_candidates:
         raise ApiError(400, "`stream` is for one text without `n_best`, `alignment` and `mbr_candidates`")
     call.gateway.check_sizes(request)
-    characters = count_characters(request)
-    pieces = call.gateway.stream("stream", request, call.client, characters=characters)
-    first = await anext(pieces, "")  # an error before it has a status of its own
 
-    async def write_events() -> AsyncIterator[str]:
-        yield format_event({"text": first})
-        try:
-            async for piece in pieces:
-                if piece:
-                    yield format_event({"text": piece})
-            yield format_event({"done": True})
-        except ApiError as error:
-            yield format_event({"error": error.clipped_message})
+    async def list_events() -> AsyncIterator[dict[str, Any]]:
+        async for piece in call.gateway.stream("stream", request, call.client, characters=count_characters(request)):
+            if piece:
+                yield {"text": piece}
+        yield {"done": True}
 
-    return StreamingResponse(write_events(), media_type="text/event-stream")
-
-
-def format_event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return await make_event_response(list_events())
 
 
 async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:

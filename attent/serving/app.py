@@ -37,6 +37,7 @@ from attent.serving.limits import (
     Send,
     format_error,
 )
+from attent.serving.messages import CallContext
 from attent.serving.request import LookRequest
 
 LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
@@ -162,8 +163,8 @@ class LookService:
 
     handler: LookHandler
 
-    def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> bytes:
-        document = self.handler(request, should_stop)
+    def look(self, request: LookRequest, context: CallContext) -> bytes:
+        document = self.handler(request, context.should_stop)
         try:
             return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
         except ValueError as error:  # a bug, not a bad request

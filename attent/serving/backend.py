@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.limits import ApiError, Limits, ServeError, make_internal_error, make_unavailable_error
-from attent.serving.messages import ServiceInfo
+from attent.serving.messages import CallContext, ServiceInfo
+from attent.storage.errors import FolderError
+from attent.storage.manifest import MANIFEST_FILE, read_manifest
 
 if TYPE_CHECKING:
     from attent.serving.service import TranslationService
@@ -40,7 +42,6 @@ PING_SECONDS = 10.0  # between pings to a worker
 MAX_UNANSWERED_PINGS = 6  # in a row, then a worker is replaced
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
-WATCHED_FILES = ("manifest.json", "config.json", "model.safetensors")
 START_TIMEOUT = 600.0  # seconds to load the models
 
 log = logging.getLogger("attent.serving")
@@ -103,12 +104,10 @@ class RunningCalls:
         try:
             if should_stop():
                 return
-            result = getattr(self._service, method)(request, client, should_stop)
-            if method == "stream":
-                for item in result:
-                    self._send((call_id, "item", item))
-                result = None
-            self._send((call_id, "done", result))
+            context = CallContext(
+                client=client, should_stop=should_stop, send_item=lambda item: self._send((call_id, "item", item))
+            )
+            self._send((call_id, "done", getattr(self._service, method)(request, context)))
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited; a SystemExit too
             if not should_stop():
                 self._send((call_id, "error", to_api_error(error)))
@@ -226,7 +225,7 @@ class ModelBackend:
         return result
 
     async def stream(self, method: Method, request: Any, client: str = "") -> AsyncIterator[Any]:
-        """Yield the results of a method. A call whose worker dies before the first one is sent once more."""
+        """Yield the results of a method. A call whose worker dies is sent once more, except a stream that has begun."""
         for attempt in itertools.count(1):
             channel = await self._choose_channel()
             call = channel.begin(method, request, client)
@@ -237,7 +236,7 @@ class ModelBackend:
                     num_yielded += 1
                 return
             except WorkerDied:
-                if num_yielded or attempt == MAX_ATTEMPTS:
+                if attempt == MAX_ATTEMPTS or (num_yielded and method == "stream"):  # else it is only the progress
                     raise make_unavailable_error("the model stopped unexpectedly; try again") from None
             finally:
                 channel.end(call)
@@ -350,8 +349,9 @@ class WorkerProcess(Channel):
                 self.process.kill()
             self._num_unanswered += 1
             self.send_cancel(-1)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), PING_SECONDS)
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 loses a cancellation at the moment of the end
+                async with asyncio.timeout(PING_SECONDS):
+                    await self.ended.wait()
         await self.stop()
         log.error("worker %s ended with exit code %s", self.process.pid, self.process.exitcode)
 
@@ -500,7 +500,7 @@ class WorkerPool(ModelBackend):
 
     def _take_snapshot(self) -> dict[Path, tuple[int, int]]:
         snapshot = {}
-        for path in (folder.expanduser() / name for folder in self._configs[0].folders for name in WATCHED_FILES):
+        for path in itertools.chain.from_iterable(map(list_model_files, self._configs[0].folders)):
             with suppress(OSError):
                 status = path.stat()
                 snapshot[path] = (status.st_mtime_ns, status.st_size)
@@ -522,3 +522,12 @@ class WorkerPool(ModelBackend):
         self._install(workers)
         self.version += 1
         log.warning("the new models are in use")
+
+
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files that a manifest lists, with the manifest; of a folder without one, all files."""
+    with suppress(FolderError, OSError):
+        return [folder / name for name in (MANIFEST_FILE, *read_manifest(folder / MANIFEST_FILE))]
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if path.is_file()]
+    return []

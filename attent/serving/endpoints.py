@@ -9,7 +9,7 @@ the body.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from attent import settings
@@ -28,7 +29,7 @@ from attent.serving.limits import ApiError, format_error
 if TYPE_CHECKING:
     from attent.serving.gateway import Gateway
 
-JSON_TYPE = "application/json"
+JSON_TYPE, EVENT_TYPE = "application/json", "text/event-stream"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FORM_FIELDS = 1_000
 AUTHORIZATION_SCHEMES = ("bearer ", "deepl-auth-key ")
@@ -107,6 +108,24 @@ def make_json_response(payload: Any, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
+async def make_event_response(items: AsyncIterator[Mapping[str, Any]]) -> Response:
+    """Return server-sent events; an error before the first item is raised, a later one is an event."""
+    first = await anext(items)
+
+    def format_event(item: Mapping[str, Any]) -> str:
+        return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"
+
+    async def write_events() -> AsyncIterator[str]:
+        yield format_event(first)
+        try:
+            async for item in items:
+                yield format_event(item)
+        except ApiError as error:
+            yield format_event({"error": error.clipped_message})
+
+    return StreamingResponse(write_events(), media_type=EVENT_TYPE)
+
+
 def find_key(request: Request, data: Mapping[str, Any]) -> str:
     """Return the API key of a request: from the header Authorization, the body or the query; "" if there is none."""
     header = request.headers.get("authorization", "")
@@ -145,10 +164,21 @@ async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, A
     return await read_form(request), False
 
 
+class MemoryParser(MultiPartParser):
+    """Parses a form without temporary files, which need a disk: the guard has bounded the body."""
+
+    spool_max_size = 0
+
+
 async def read_form(request: Request) -> dict[str, Any]:
     try:
-        form = await request.form(max_files=1, max_fields=MAX_FORM_FIELDS)
-    except (HTTPException, ValueError) as error:
+        if request.headers["content-type"].lower().startswith(FORM_TYPES[1]):
+            form = await MemoryParser(
+                request.headers, request.stream(), max_files=1, max_fields=MAX_FORM_FIELDS
+            ).parse()
+        else:
+            form = await request.form(max_fields=MAX_FORM_FIELDS)
+    except (HTTPException, MultiPartException, ValueError) as error:
         raise ApiError(400, f"the form cannot be read: {getattr(error, 'detail', error)}") from None
     items = [
         (name, UploadedFile(value.filename or "", await value.read()) if isinstance(value, UploadFile) else value)

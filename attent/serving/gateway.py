@@ -184,10 +184,11 @@ class Gateway:
                     self._cache.add(version, single[index], translation)
         return [result for result in results if result is not None]
 
-    async def translate_file(self, request: FileRequest, client: str) -> bytes:
+    async def translate_file(self, request: FileRequest, client: str) -> AsyncIterator[float | bytes]:
+        """Yield the share that is translated, again and again, and finally the translated file."""
         with self.file_admission.admit(client, 1):
-            content: bytes = await self.backend.call("translate_file", request, client)
-            return content
+            async for item in self.backend.stream("translate_file", request, client):
+                yield item
 
     async def call(self, method: Method, request: Any, client: str, *, characters: int) -> Any:
         """Run a method of the service; `characters` is the amount of work."""

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from io import FileIO
@@ -18,7 +20,16 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 
 from attent.decoding.options import SearchOptions
-from attent.serving.endpoints import FORM_TYPES, JSON_TYPE, Body, Call, Endpoint, FileField
+from attent.serving.endpoints import (
+    EVENT_TYPE,
+    FORM_TYPES,
+    JSON_TYPE,
+    Body,
+    Call,
+    Endpoint,
+    FileField,
+    make_event_response,
+)
 from attent.serving.limits import ApiError, make_unavailable_error
 from attent.serving.messages import AUTO, FileRequest, TranslateRequest
 
@@ -124,15 +135,25 @@ class TranslateFileBody(KeyedBody):
 
 
 async def translate_file(call: Call[TranslateFileBody]) -> Any:
+    """Return the address of the translated file; to a client that accepts events, also the progress."""
     body, gateway = call.body, call.gateway
     path, content = PurePath(body.file.name.replace("\\", "/")), body.file.content
     if len(content) > gateway.limits.max_file_bytes:
         raise ApiError(413, f"the file must have at most {gateway.limits.max_file_bytes} bytes")
     request = FileRequest(name=path.name, content=content, source=body.source or AUTO, target=body.target)
-    content = await gateway.translate_file(request, call.client)
-    item = (f"{path.stem}_{body.target}{path.suffix}", content)
-    name = gateway.files.add("", item, len(content), path.suffix)  # whoever knows the name may download it
-    return {"translatedFileUrl": gateway.build_url(call.request, f"/download_file/{name}")}
+
+    async def list_events() -> AsyncIterator[dict[str, Any]]:
+        async for item in gateway.translate_file(request, call.client):
+            if isinstance(item, float):
+                yield {"progress": item}
+                continue
+            file = (f"{path.stem}_{body.target}{path.suffix}", item)
+            name = gateway.files.add("", file, len(item), path.suffix)  # whoever knows the name may download it
+            yield {"translatedFileUrl": gateway.build_url(call.request, f"/download_file/{name}")}
+
+    if EVENT_TYPE in call.request.headers.get("accept", ""):
+        return await make_event_response(list_events())
+    return [event async for event in list_events()][-1]
 
 
 async def download_file(call: Call[None]) -> Response:
@@ -167,10 +188,14 @@ def append_line(path: Path, line: bytes) -> None:
             size = os.fstat(file.fileno()).st_size
             if size + len(line) > MAX_SUGGESTIONS_BYTES:
                 raise ApiError(403, "the server has stored as many suggestions as it can")
-            if file.write(line) != len(line):
-                file.truncate(size)
-                raise OSError("only part of the line was written; is the disk full?")
-            os.fsync(file.fileno())
+            try:
+                if file.write(line) != len(line):
+                    raise OSError("only part of the line was written; is the disk full?")
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
     except OSError as error:
         log.error("%s: cannot be written (%s)", path, error.strerror or error)
         raise make_unavailable_error("the suggestion cannot be stored") from None
@@ -184,7 +209,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("POST", "/detect", detect, "Detect the languages of texts.", DetectBody,
              list[DetectedLanguage] | list[list[DetectedLanguage]]),
     endpoint("POST", "/translate_file", translate_file, "Translate a file.", TranslateFileBody,
-             create_model("TranslatedFile", translatedFileUrl=str), content_types=FORM_TYPES[1:]),
+             create_model("TranslatedFile", translatedFileUrl=str), content_types=FORM_TYPES[1:],
+             can_stream=True),
     endpoint("GET", "/download_file/{name}", download_file, "Download a translated file.", is_public=True,
              media_type="application/octet-stream"),
     endpoint("GET", "/frontend/settings", show_settings, "Limits and defaults.", None, dict[str, Any], is_public=True),

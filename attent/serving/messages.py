@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions
+from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions, StopCheck
 
 AUTO = "auto"  # as a source language: detect it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallContext:
+    """The caller of a method of the service."""
+
+    client: str = ""
+    should_stop: StopCheck = lambda: False  # True when the client is gone
+    send_item: Callable[[Any], None] = lambda item: None  # sends a result before the last
 
 
 @dataclass(frozen=True, kw_only=True)

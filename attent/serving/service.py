@@ -11,17 +11,24 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
 from attent.data.formats.registry import detect_document_format, list_document_suffixes
 from attent.decoding.engines.ctranslate2 import BATCH_BEAM_TOKENS
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.generator import Generator
 from attent.decoding.glossary import Glossary
 from attent.decoding.loading import check_model_exists, read_data_settings
 from attent.decoding.options import DeviceOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
-from attent.decoding.pipeline import TranslationPipeline, pretranslate_document, restore_whitespace
+from attent.decoding.pipeline import (
+    TranslationPipeline,
+    pretranslate_document,
+    restore_whitespace,
+    translate_document_texts,
+)
 from attent.decoding.translator import Translation, Translator, load_translator_as
 from attent.inspection.html_page import build_live_csp
 from attent.inspection.inspectors.translation import TranslationInspector
@@ -32,6 +39,7 @@ from attent.serving.limits import ApiError, Limits
 from attent.serving.look_document import build_look_document, render_look_page
 from attent.serving.messages import (
     AUTO,
+    CallContext,
     Completion,
     CompletionRequest,
     Direction,
@@ -54,6 +62,8 @@ MARKUP_TAG = re.compile(r"<[^<>]*>")
 SAMPLE_BYTES, SAMPLE_CHARACTERS = 20_000, 2_000  # of a file, to detect its language: with and without markup
 
 Detection = tuple[tuple[str, float], ...]  # (language, confidence), best first
+
+NO_CONTEXT = CallContext()
 
 _client: ContextVar[str] = ContextVar("client", default="")  # whose request the current thread works on
 
@@ -147,7 +157,7 @@ class TranslationService:
         known = [translator.language_identifier for translator in self.translators.values()]
         return LanguageIdentifier.merge([identifier for identifier in known if identifier is not None])
 
-    def detect(self, texts: Sequence[str], client: str = "", should_stop: StopCheck = lambda: False) -> list[Detection]:
+    def detect(self, texts: Sequence[str], context: CallContext = NO_CONTEXT) -> list[Detection]:
         """Return for each text the likely languages with their confidence, best first."""
         own = sorted({direction.source for direction in self.directions})
         return [tuple(detect_language(text, self._identifier, own)) for text in texts]
@@ -192,14 +202,12 @@ class TranslationService:
 
     # --- translation -------------------------------------------------------------------------------------------------
 
-    def translate(self, request: TranslateRequest, client: str, should_stop: StopCheck) -> list[TextTranslation]:
+    def translate(self, request: TranslateRequest, context: CallContext) -> list[TextTranslation]:
         """Translate each text, line by line."""
-        return [translation for _, translation in sorted(self._translate(request, client, should_stop))]
+        return [translation for _, translation in sorted(self._translate(request, context))]
 
-    def _translate(
-        self, request: TranslateRequest, client: str, should_stop: StopCheck
-    ) -> Iterator[tuple[int, TextTranslation]]:
-        _client.set(client)
+    def _translate(self, request: TranslateRequest, context: CallContext) -> Iterator[tuple[int, TextTranslation]]:
+        _client.set(context.client)
         by_direction: dict[Direction, dict[int, float | None]] = {}
         for index, text in enumerate(request.texts):
             direction, confidence = self.choose_direction(request.source, request.target, request.model, text)
@@ -211,56 +219,37 @@ class TranslationService:
                 continue
             lines = [request.texts[index].split("\n") for index in indices]
             flat = [line for text_lines in lines for line in text_lines]
-            results = iter(self._translate_lines(flat, request, direction, should_stop))
+            translations = self.translators[direction.model].translate(
+                flat,
+                request.search,
+                alignment=request.alignment,
+                mbr_candidates=request.mbr_candidates,
+                **build_search_arguments(request, direction, context.should_stop),
+            )
+            results = iter(translations)
             for (index, confidence), text_lines in zip(indices.items(), lines, strict=True):
-                translations = [next(results) for _ in text_lines]
-                yield index, join_lines(translations, direction, confidence, request.alignment)
+                line_translations = [next(results) for _ in text_lines]
+                yield index, join_lines(line_translations, direction, confidence, request.alignment)
 
-    def _translate_lines(
-        self, lines: Sequence[str], request: TranslateRequest, direction: Direction, should_stop: StopCheck
-    ) -> list[Translation]:
-        return self.translators[direction.model].translate(
-            lines,
-            request.search,
-            to=direction.tag,
-            constraints=request.constraints,
-            glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
-            alignment=request.alignment,
-            mbr_candidates=request.mbr_candidates,
-            split_sentences=request.split_sentences,
-            source_lang=direction.source,
-            prevent_repetition=not request.allow_loops,
-            should_stop=should_stop,
-        )
-
-    def stream(self, request: TranslateRequest, client: str, should_stop: StopCheck) -> Iterator[str]:
-        """Yield the translation of the only text sentence by sentence; joined, they are what `translate` returns."""
-        _client.set(client)
+    def stream(self, request: TranslateRequest, context: CallContext) -> None:
+        """Send the translation of the only text sentence by sentence; joined, they are what `translate` returns."""
+        _client.set(context.client)
         (text,) = request.texts
         direction, _ = self.choose_direction(request.source, request.target, request.model, text)
         if direction.source == direction.target:
-            yield text
+            context.send_item(text)
             return
-        translator = self.translators[direction.model]
+        arguments = build_search_arguments(request, direction, context.should_stop)
         for number, line in enumerate(text.split("\n")):
             content = line.strip(" \t")
             before, _, after = line.partition(content) if content else ("", "", "")
-            yield f"{chr(10) if number else ''}{before}"
-            yield from translator.stream_sentences(
-                line,
-                request.search,
-                to=direction.tag,
-                constraints=request.constraints,
-                glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
-                split_sentences=request.split_sentences,
-                source_lang=direction.source,
-                prevent_repetition=not request.allow_loops,
-                first_index=number,
-                should_stop=should_stop,
-            )
-            yield after
+            context.send_item(f"{chr(10) if number else ''}{before}")
+            translator = self.translators[direction.model]
+            for sentence in translator.stream_sentences(line, request.search, first_index=number, **arguments):
+                context.send_item(sentence)
+            context.send_item(after)
 
-    def suggest(self, request: SuggestRequest, client: str, should_stop: StopCheck) -> list[ScoredText]:
+    def suggest(self, request: SuggestRequest, context: CallContext) -> list[ScoredText]:
         """Return translations that begin with a prefix and continue with different words, best first."""
         direction, _ = self.choose_direction(request.source, request.target, None, request.text)
         if direction.source == direction.target:
@@ -268,13 +257,13 @@ class TranslationService:
         translator = self.translators[direction.model]
         with translator.hold_device():
             suggestions = translator.suggest_continuations(
-                request.text, request.prefix, request.count, to=direction.tag, should_stop=should_stop
+                request.text, request.prefix, request.count, to=direction.tag, should_stop=context.should_stop
             )
         return [ScoredText(text=each.text, score=each.score) for each in suggestions]
 
-    def translate_file(self, request: FileRequest, client: str, should_stop: StopCheck) -> bytes:
-        """Translate a document in its format, or a text line by line."""
-        _client.set(client)
+    def translate_file(self, request: FileRequest, context: CallContext) -> bytes:
+        """Translate a document in its format, or a text line by line; sends the share that is done."""
+        _client.set(context.client)
         name = PurePath(request.name)
         key = detect_document_format(name.name)
         if key is None and name.suffix != PLAIN_TEXT_SUFFIX:
@@ -285,24 +274,26 @@ class TranslationService:
         direction, _ = self.choose_direction(request.source, request.target, None, sample, can_copy=can_copy)
         if direction.source == direction.target:
             return request.content
-        translator = self.translators[direction.model]
-        pipeline = TranslationPipeline(
-            translator=translator, options=SearchOptions(), to=direction.tag, source_lang=direction.source
+        pipeline = FilePipeline(
+            translator=self.translators[direction.model],
+            options=SearchOptions(),
+            to=direction.tag,
+            source_lang=direction.source,
         )
-        progress = StoppableProgress(should_stop)
+        progress = FileProgress(context)
         if key in (None, "text"):
             try:
                 text = request.content.decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 raise ApiError(400, f"the file must be UTF-8, but byte {error.start} is not") from None
             lines, ends = LINE_END.split(text), [*LINE_END.findall(text), ""]
-            parts = zip(pipeline.translate(lines, should_stop=should_stop), lines, ends, strict=True)
-            return "".join(restore_whitespace(each.text, line) + end for each, line, end in parts).encode()
+            parts = zip(translate_document_texts(pipeline, lines, progress), lines, ends, strict=True)
+            return "".join(restore_whitespace(text, line) + end for text, line, end in parts).encode()
         return pretranslate_document(pipeline, request.content, Path(name.name), direction.target, progress).content
 
     # --- other models and views --------------------------------------------------------------------------------------
 
-    def complete(self, request: CompletionRequest, client: str, should_stop: StopCheck) -> list[list[Completion]]:
+    def complete(self, request: CompletionRequest, context: CallContext) -> list[list[Completion]]:
         """Continue each prompt with a language model."""
         if request.model not in self.generators:
             names = ", ".join(self.generators) or "none"
@@ -311,7 +302,7 @@ class TranslationService:
             )
         generator = self.generators[request.model]
         with self._generator_lock:
-            results = generator.generate(request.prompts, request.options, should_stop=should_stop)
+            results = generator.generate(request.prompts, request.options, should_stop=context.should_stop)
         return [
             [
                 Completion(
@@ -325,13 +316,13 @@ class TranslationService:
             for prompt, generations in zip(request.prompts, results, strict=True)
         ]
 
-    def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
+    def look(self, request: LookRequest, context: CallContext) -> dict[str, Any]:
         """Return the document of `attent look` for a sentence."""
         inspector = self._get_inspector(request.model or "")
         with inspector.translator.hold_device():  # heads may be masked meanwhile
-            return build_look_document(inspector, request, should_stop, self.limits)
+            return build_look_document(inspector, request, context.should_stop, self.limits)
 
-    def look_page(self, model: str, client: str, should_stop: StopCheck) -> tuple[str, str]:
+    def look_page(self, model: str, context: CallContext) -> tuple[str, str]:
         """Return the page that shows the attention of a model, and its Content-Security-Policy."""
         return render_look_page(self._get_inspector(model)), build_live_csp()
 
@@ -344,20 +335,38 @@ class TranslationService:
         return self._inspectors.setdefault(model, TranslationInspector(translator, name=model, languages=languages))
 
 
-class StoppableProgress:
-    """Ends a document's translation when its client is gone; shows nothing."""
+class FilePipeline(TranslationPipeline):
+    """A pipeline with small blocks, after each of which the progress is reported."""
 
-    def __init__(self, should_stop: StopCheck) -> None:
-        self.should_stop = should_stop
+    block_lines = 128
+
+
+@dataclass(frozen=True)
+class FileProgress:
+    """Sends the share of the lines that are translated, and ends the translation when the client is gone."""
+
+    context: CallContext
 
     def update(self, lines: int, done_bytes: int, total_lines: int | None = None) -> None:
-        from attent.decoding.engines.reference import SearchCancelled
-
-        if self.should_stop():
+        if self.context.should_stop():
             raise SearchCancelled
+        self.context.send_item(lines / (total_lines or lines or 1))
 
     def print_message(self, message: str) -> None:
         pass
+
+
+def build_search_arguments(request: TranslateRequest, direction: Direction, should_stop: StopCheck) -> dict[str, Any]:
+    """Return the arguments that `Translator.translate` and `Translator.stream_sentences` share."""
+    return {
+        "to": direction.tag,
+        "constraints": request.constraints,
+        "glossary": Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
+        "split_sentences": request.split_sentences,
+        "source_lang": direction.source,
+        "prevent_repetition": not request.allow_loops,
+        "should_stop": should_stop,
+    }
 
 
 def list_directions(

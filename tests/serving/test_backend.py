@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from attent.decoding.options import StopCheck
 from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ServiceConfig, WorkerPool
 from attent.serving.limits import ApiError
-from attent.serving.messages import ServiceInfo
+from attent.serving.messages import CallContext, ServiceInfo
+from attent.storage.manifest import hash_file, write_manifest
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -33,7 +33,7 @@ class BlockingService:
         self.num_running = threading.Semaphore(0)
         self.let_go = threading.Event()
 
-    def translate(self, request: Any, client: str, should_stop: StopCheck) -> Any:
+    def translate(self, request: Any, context: CallContext) -> Any:
         self.num_running.release()
         assert self.let_go.wait(20)
         return request
@@ -68,8 +68,23 @@ class EchoService:
     model: str
     info: ServiceInfo = ServiceInfo()  # noqa: RUF009 - frozen
 
-    def translate(self, request: Any, client: str, should_stop: StopCheck) -> tuple[str, int]:
+    def translate(self, request: Any, context: CallContext) -> tuple[str, int]:
         return self.model, len(request)
+
+    def translate_file(self, request: Any, context: CallContext) -> bytes:
+        context.send_item(0.5)
+        if not request.exists():
+            request.touch()
+            self.die()
+        return b"done"
+
+    def stream(self, request: Any, context: CallContext) -> None:
+        context.send_item("begun")
+        self.die()
+
+    def die(self) -> None:
+        time.sleep(0.1)  # until the item is sent
+        os._exit(3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +180,35 @@ def test_without_workers_requests_get_503_until_the_models_change(
             pool.workers[0].process.kill()  # the new worker is supervised again
             await wait_for(lambda: not pool.is_ready)
             assert await pool.call("translate", "text") == ("22", 4)
+
+    asyncio.run(run())
+
+
+def test_all_files_of_a_model_are_watched(tmp_path: Path) -> None:
+    pool = WorkerPool([ServiceConfig(folders=(tmp_path,))])
+    for name in ("tokenizer.model", "card.md", "events.log"):
+        (tmp_path / name).write_text("1")
+    assert {path.name for path in pool._take_snapshot()} == {"tokenizer.model", "card.md", "events.log"}
+    entries = {name: hash_file(tmp_path / name) for name in ("tokenizer.model", "card.md")}
+    write_manifest(tmp_path / "manifest.json", entries)
+    before = pool._take_snapshot()
+    assert {path.name for path in before} == {"manifest.json", "tokenizer.model", "card.md"}
+    (tmp_path / "events.log").write_text("22")
+    assert pool._take_snapshot() == before
+    (tmp_path / "tokenizer.model").write_text("22")
+    assert pool._take_snapshot() != before
+    assert WorkerPool([ServiceConfig(folders=(tmp_path / "missing",))])._take_snapshot() == {}
+
+
+def test_progress_does_not_prevent_a_second_attempt(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with start_pool(tmp_path, "a") as pool:
+            items = []
+            async for item in pool.stream("translate_file", tmp_path / "attempt"):
+                items.append(item)
+            assert items == [0.5, 0.5, b"done"]
+            with pytest.raises(ApiError, match="the model stopped unexpectedly"):
+                [item async for item in pool.stream("stream", None)]
 
     asyncio.run(run())
 

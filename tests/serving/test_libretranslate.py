@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import tempfile
 import urllib.error
 from collections.abc import Iterator
 from io import FileIO
@@ -304,12 +307,39 @@ def test_suggestions(client: Client, keyed: Client, folder: Path, monkeypatch: p
     assert len((folder / "suggestions.jsonl").read_bytes().splitlines()) == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Suggestions are refused; uploaded files are not written to temporary files."""
+    options = ServerOptions(suggestions=Path("/dev/full"), limits=Limits(max_file_bytes=2**21))
+    fields = {"q": "one", "s": "eins", "source": "en", "target": "de"}
+    with start_translation_server(tmp_path, options) as client:
+        reply = client.post(fields, path="/suggest")
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/full")
+        upload = send_multipart(client, "/translate_file", {"target": "de", "file": ("a.exe", b"x" * 2**21)})
+    assert (reply.status, reply.error) == (503, "the suggestion cannot be stored")
+    assert "/dev/full: cannot be written (No space left on device)" in caplog.text
+    assert (upload.status, "one of these kinds" in upload.error) == (400, True)
+
+
+def test_progress_of_a_file(client: Client) -> None:
+    fields = {"source": "en", "target": "de", "file": ("a.txt", b"one\n" * 200)}
+    reply = send_multipart(client, "/translate_file", fields, Accept="text/event-stream")
+    events = [json.loads(event.removeprefix("data: ")) for event in reply.body.decode().split("\n\n") if event]
+    assert [event.get("progress") for event in events] == [128 / 201, 1.0, None]
+    assert client.get(urlsplit(events[-1]["translatedFileUrl"]).path).body == b"eins\n" * 200
+    wrong = send_multipart(client, "/translate_file", fields | {"target": "xx"}, Accept="text/event-stream")
+    assert (wrong.status, "`target`" in wrong.error) == (400, True)
+
+
 def test_full_disk_leaves_no_partial_line(
     client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class FullDisk(FileIO):
         def write(self, line: Any) -> int:
             return super().write(line[:5])
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     fields = {"q": "one", "s": "eins", "source": "en", "target": "de"}
     client.post(fields, path="/suggest")
@@ -320,3 +350,7 @@ def test_full_disk_leaves_no_partial_line(
     assert reply.error == "the suggestion cannot be stored"
     assert (folder / "suggestions.jsonl").read_bytes() == before
     assert "is the disk full?" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", fail)
+    assert client.post(fields, path="/suggest").status == 503
+    assert (folder / "suggestions.jsonl").read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from attent.decoding.options import StopCheck
 from attent.serving.limits import Limits
 from attent.serving.messages import (
     AUTO,
+    CallContext,
     Direction,
+    FileRequest,
     ScoredText,
     ServiceInfo,
     SuggestRequest,
@@ -54,11 +56,12 @@ class DictionaryService:
             Direction(source=source, target=target, model=f"{source}-{target}") for source, target in DICTIONARIES
         )
         models = tuple({"name": each.model, "kind": "translation", "parameters": 1_469_440} for each in directions)
+        self.can_finish_file = threading.Event()
         self.info = ServiceInfo(
             directions=directions, models=models, language_names=LANGUAGE_NAMES, file_suffixes=(".po", ".txt")
         )
 
-    def translate(self, request: TranslateRequest, client: str, should_stop: StopCheck) -> list[TextTranslation]:
+    def translate(self, request: TranslateRequest, context: CallContext) -> list[TextTranslation]:
         self.requests.append(request)
         (text,) = request.texts
         if text == "broken":
@@ -89,9 +92,16 @@ class DictionaryService:
         sources = [pair[0] for pair in DICTIONARIES if pair[1] == target]
         return max(sources, key=lambda tag: sum(word in DICTIONARIES[tag, target] for word in text.split()))
 
-    def suggest(self, request: SuggestRequest, client: str, should_stop: StopCheck) -> list[ScoredText]:
+    def suggest(self, request: SuggestRequest, context: CallContext) -> list[ScoredText]:
         self.requests.append(request)
         return [ScoredText(text=f"{request.prefix}{word} ein", score=-1.0) for word in ("Hund", *ALTERNATIVES)]
+
+    def translate_file(self, request: FileRequest, context: CallContext) -> bytes:
+        context.send_item(0.25)
+        assert self.can_finish_file.wait(20)
+        if request.content == b"broken":
+            raise ValueError("the file is damaged")
+        return request.content.upper()
 
     @cached_property
     def inspector(self) -> Any:
@@ -100,13 +110,13 @@ class DictionaryService:
 
         return TranslationInspector(translator(), name="en-de")
 
-    def look(self, request: LookRequest, client: str, should_stop: StopCheck) -> dict[str, Any]:
+    def look(self, request: LookRequest, context: CallContext) -> dict[str, Any]:
         from attent.serving.live_page import build_look_document
 
         self.requests.append(request)
-        return build_look_document(self.inspector, request, should_stop, Limits(), to="de")
+        return build_look_document(self.inspector, request, context.should_stop, Limits(), to="de")
 
-    def look_page(self, model: str, client: str, should_stop: StopCheck) -> tuple[str, str]:
+    def look_page(self, model: str, context: CallContext) -> tuple[str, str]:
         from attent.inspection.html_page import build_live_csp
         from attent.serving.live_page import render_look_page
 
@@ -372,7 +382,8 @@ def test_file(page: Any, tmp_path: Path) -> None:
 
     def answer(route: Any) -> None:
         bodies.append(route.request.post_data_buffer.decode())
-        route.fulfill(json={"translatedFileUrl": "http://proxied.example/download_file/x1.txt"})
+        event = {"translatedFileUrl": "http://proxied.example/download_file/x1.txt"}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(event)}\n\n")
 
     page.route("**/translate_file", answer)
     page.route("**/download_file/x1.txt", lambda route: route.fulfill(body="Hund ein"))
@@ -387,6 +398,20 @@ def test_file(page: Any, tmp_path: Path) -> None:
     assert 'name="source"\r\n\r\nauto\r\n' in bodies[0]
     page.set_input_files("#file", tmp_path / "pets.exe")
     assert page.inner_text("#file-status").strip() == "pets.exe has another format than .po, .txt."
+
+
+def test_progress_of_a_file(page: Any, service: DictionaryService, tmp_path: Path) -> None:
+    (tmp_path / "pets.txt").write_text("a dog")
+    service.can_finish_file.clear()
+    page.set_input_files("#file", tmp_path / "pets.txt")
+    page.wait_for_selector("#file-status progress[value='0.25']")
+    assert "pets.txt is being translated." in page.inner_text("#file-status")
+    with page.expect_download() as download:
+        service.can_finish_file.set()
+    assert Path(download.value.path()).read_text() == "A DOG"
+    (tmp_path / "pets.txt").write_text("broken")
+    page.set_input_files("#file", tmp_path / "pets.txt")
+    page.wait_for_selector("#file-status >> text=pets.txt was not translated. The file is damaged.")
 
 
 def test_errors_are_one_sentence(url: str, open_tab: Callable[..., Any], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import TranslationCache
 from attent.serving.limits import Limits, ServeError
-from attent.serving.messages import ServiceInfo, TextTranslation, TranslateRequest
+from attent.serving.messages import CallContext, ServiceInfo, TextTranslation, TranslateRequest
 from attent.serving.run import build_configs, check_host
 from attent.serving.server import serve_in_thread
 from attent.serving.service import TranslationService
@@ -154,8 +154,10 @@ def test_a_stream_is_the_same_text_in_pieces(service: TranslationService, client
         search=SearchOptions(beam_size=1, sampling=SamplingOptions(seed=3, temperature=2.0)),
         allow_loops=True,
     )
-    (sampled,) = service.translate(sampling, "", lambda: False)
-    assert "".join(service.stream(sampling, "", lambda: False)) == sampled.text
+    (sampled,) = service.translate(sampling, CallContext())
+    sampled_pieces = list[str]()
+    service.stream(sampling, CallContext(send_item=sampled_pieces.append))
+    assert "".join(sampled_pieces) == sampled.text
     assert post(client, text=["one", "two"], stream=True).status == 400
 
 
@@ -369,7 +371,7 @@ async def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> No
 def test_a_killed_worker_is_replaced_and_its_requests_are_answered(service: TranslationService) -> None:
     sentences = make_sentences(40, seed=4)
     request = TranslateRequest(texts=tuple(sentences), source="en")
-    expected = [item.text for item in service.translate(request, "", lambda: False)]
+    expected = [item.text for item in service.translate(request, CallContext())]
 
     async def run() -> None:
         async with start_pool(CONFIG, CONFIG) as pool:
@@ -410,7 +412,7 @@ def test_a_changed_model_is_loaded_without_losing_a_request(
     monkeypatch.setattr(backends, "WATCH_SECONDS", 0.05)
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
-    expected = service.translate(TranslateRequest(texts=("one two",), source="en"), "", lambda: False)[0].text
+    expected = service.translate(TranslateRequest(texts=("one two",), source="en"), CallContext())[0].text
 
     async def run() -> None:
         async with start_pool(ServiceConfig(folders=(folder,), languages=LANGUAGES)) as pool:

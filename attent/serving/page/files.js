@@ -1,7 +1,7 @@
 // Files: chosen or dropped on the page, sent to the server, and downloaded when they are translated.
 
 import { fetchFile, keyHeaders, RequestError, toError } from "./api.js";
-import { byId, h } from "./dom.js";
+import { byId, h, toSentence } from "./dom.js";
 
 export function setUpFiles(store) {
   const { file_suffixes: suffixes } = store.get().info;
@@ -20,12 +20,15 @@ export function setUpFiles(store) {
     try {
       showStatus(file.name, "is being uploaded.", bar, cancel);
       const { source, target } = store.get();
-      const path = await uploadFile(file, { source, target }, signal, (share) => {
-        if (share < 1) bar.value = share;
-        else {
-          bar.removeAttribute("value");
-          showStatus(file.name, "is being translated.", bar, cancel);
-        }
+      const path = await translateFile(file, { source, target }, signal, {
+        onUpload: (share) => { bar.value = share; },
+        onTranslation: (share) => {
+          if (share) bar.value = share;
+          else {
+            bar.removeAttribute("value");
+            showStatus(file.name, "is being translated.", bar, cancel);
+          }
+        },
       });
       const link = await makeDownload(path, addLanguage(file.name, target), signal);
       showStatus(file.name, "is translated.", link, closeButton());
@@ -67,20 +70,25 @@ function describeProblem(file, { file_suffixes: suffixes, limits }) {
 /** "letter.txt" -> "letter.de.txt". */
 const addLanguage = (name, language) => name.replace(/(?=\.[^.]*$)/, `.${language}`);
 
-/** Upload with progress, which fetch does not report; returns the path of the translated file. */
-function uploadFile(file, fields, signal, onProgress) {
+/** Translate with the progress of the upload, which fetch does not report; returns the path of the translated file. */
+function translateFile(file, fields, signal, { onUpload, onTranslation }) {
   const form = new FormData();
   for (const [name, value] of Object.entries({ ...fields, file })) form.append(name, value);
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", "translate_file");
-    for (const [name, value] of Object.entries(keyHeaders())) request.setRequestHeader(name, value);
-    request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(loaded / total));
-    request.upload.addEventListener("load", () => onProgress(1));
+    for (const [name, value] of Object.entries({ ...keyHeaders(), Accept: "text/event-stream" })) request.setRequestHeader(name, value);
+    const readLastEvent = () => JSON.parse(request.responseText.split("\n\n").at(-2)?.slice("data: ".length) ?? "{}");
+    request.upload.addEventListener("progress", ({ loaded, total }) => onUpload(loaded / total));
+    request.upload.addEventListener("load", () => onTranslation(0));
+    request.addEventListener("progress", () => {
+      if (request.status === 200) onTranslation(readLastEvent().progress);
+    });
     request.addEventListener("load", () => {
       if (request.status !== 200) return reject(toError(request.status, request.getResponseHeader("retry-after"), request.responseText));
-      const address = JSON.parse(request.responseText).translatedFileUrl;
-      resolve(`download_file/${address.split("/").pop()}`); // behind a proxy, the server may not know its own address
+      const { error, translatedFileUrl } = readLastEvent();
+      if (!translatedFileUrl) return reject(new RequestError(toSentence(error ?? "the server stopped"), 0));
+      resolve(`download_file/${translatedFileUrl.split("/").pop()}`); // behind a proxy, the server may not know its own address
     });
     request.addEventListener("error", () => reject(new RequestError("The server does not respond.", 0)));
     signal.addEventListener("abort", () => request.abort());
