@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import CycloptsError, Group, Parameter
 
 from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive
+
+if TYPE_CHECKING:
+    from attent.serving.gateway import ServerOptions
 
 server_flag, limit_flag = (
     partial(Parameter, group=Group(name, sort_key=number), negative="")
@@ -66,41 +69,11 @@ def serve(
     attent serve runs/en-de runs/de-en
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
-    check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
-    num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
-    if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
-        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
-    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
-        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
-    from attent.serving.limits import LOCAL_HOSTS, Limits
+    check_flags(flags)
     from attent.serving.run import check_host, configure_logging
     from attent.serving.run import serve as serve_models
-    from attent.serving.translation_app import ServerOptions
 
-    environment_key = os.environ.get(KEY_VARIABLE)
-    options = ServerOptions(
-        limits=Limits(
-            max_characters=flags.max_characters,
-            max_body_bytes=max(2**18, 12 * flags.max_characters),
-            max_texts=flags.max_texts,
-            max_file_bytes=flags.max_file_bytes,
-            max_queued=flags.max_queued,
-            requests_per_minute=flags.requests_per_minute,
-            response_timeout=flags.timeout,
-            body_timeout=8.0,
-        ),
-        keys=frozenset([*flags.api_key, *([environment_key] if environment_key else [])]),
-        hosts=LOCAL_HOSTS,
-        origins=flags.allow_origin,
-        cached_characters=flags.cache,
-        trust_proxy=flags.trust_proxy,
-        log_text=flags.log_text,
-        suggestions=flags.suggestions,
-    )
-    if flags.allow_host:
-        options = replace(options, hosts=(*LOCAL_HOSTS, *flags.allow_host))
+    options = build_options(flags)
     try:
         check_host(flags.host, options, flags.allow_public)
     except ValueError as error:
@@ -120,6 +93,43 @@ def serve(
         options=options,
         allow_public=flags.allow_public,
         on_ready=announce,
+    )
+
+
+def check_flags(flags: ServeFlags) -> None:
+    check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
+    num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
+    if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
+        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+    if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
+        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+
+
+def build_options(flags: ServeFlags) -> ServerOptions:
+    from attent.serving.gateway import ServerOptions
+    from attent.serving.limits import LOCAL_HOSTS, Limits
+
+    limits = Limits(
+        max_characters=flags.max_characters,
+        max_body_bytes=max(2**18, 12 * flags.max_characters),
+        max_texts=flags.max_texts,
+        max_file_bytes=flags.max_file_bytes,
+        max_queued=flags.max_queued,
+        requests_per_minute=flags.requests_per_minute,
+        response_timeout=flags.timeout,
+        body_timeout=8.0,
+    )
+    return ServerOptions(
+        limits=limits,
+        keys=frozenset(filter(None, [*flags.api_key, os.environ.get(KEY_VARIABLE)])),
+        hosts=(*LOCAL_HOSTS, *flags.allow_host),
+        origins=flags.allow_origin,
+        cached_characters=flags.cache,
+        trust_proxy=flags.trust_proxy,
+        log_text=flags.log_text,
+        suggestions=flags.suggestions,
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Body, Call, Endpoint, StrictBody, make_event_response
+from attent.serving.endpoints import Call, Endpoint, StrictBody, make_event_response
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
@@ -61,17 +61,12 @@ class SuggestBody(StrictBody):
     count: int = Field(5, ge=1, le=20)
 
 
-class TranslateResult(Body):
-    translations: list[dict[str, Any]]
-
-
 def build_translate_request(body: Any) -> TranslateRequest:
     """Return the request of a body; raise 400 for options that do not fit together."""
     texts = (body.text,) if isinstance(body.text, str) else tuple(body.text)
-    values = {name: getattr(body, name) for name in (*SEARCH_FIELDS, *SAMPLING_FIELDS)}
-    set_values = {name: value for name, value in values.items() if value is not None}
-    sampling_values = {name: set_values[name] for name in SAMPLING_FIELDS if name in set_values}
-    search_values = {name: set_values[name] for name in SEARCH_FIELDS if name in set_values}
+    search_values, sampling_values = (
+        body.model_dump(include=set(names), exclude_none=True) for names in (SEARCH_FIELDS, SAMPLING_FIELDS)
+    )
     try:
         sampling = SamplingOptions(**sampling_values) if body.sample or sampling_values else None
         if sampling is None:
@@ -126,15 +121,9 @@ async def stream_translation(call: Call[Any], request: TranslateRequest) -> Resp
 async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:
     body = call.body
     call.gateway.check_sizes(TranslateRequest(texts=(body.text + body.prefix,)))
-    request = SuggestRequest(
-        text=body.text, prefix=body.prefix, source=body.source or AUTO, target=body.target, count=body.count
-    )
+    request = SuggestRequest(**body.model_dump() | {"source": body.source or AUTO})
     suggestions = await call.gateway.call("suggest", request, call.client, characters=len(body.text) * body.count + 1)
     return {"suggestions": [asdict(each) for each in suggestions]}
-
-
-class SuggestResult(Body):
-    suggestions: list[dict[str, Any]]
 
 
 async def list_models(call: Call[None]) -> dict[str, Any]:
@@ -148,14 +137,6 @@ async def list_models(call: Call[None]) -> dict[str, Any]:
     }
 
 
-class ModelsResult(Body):
-    models: list[dict[str, Any]]
-    directions: list[dict[str, Any]]
-    languages: dict[str, str]
-    file_suffixes: list[str]
-    limits: dict[str, int]  # of one request
-
-
 async def show_health(call: Call[None]) -> dict[str, Any]:
     return {"status": "ok"}
 
@@ -166,19 +147,21 @@ async def show_readiness(call: Call[None]) -> dict[str, Any]:
     return {"status": "ready"}
 
 
-class Status(Body):
-    status: str
-
-
 async def show_metrics(call: Call[None]) -> Response:
     return Response(generate_latest(call.gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+Documents = list[dict[str, Any]]
+Status = create_model("Status", status=str)
+ModelsResult: Any = create_model(
+    "ModelsResult", models=Documents, directions=Documents, languages=dict[str, str], file_suffixes=list[str],
+    limits=dict[str, int],
+)  # fmt: skip
 ENDPOINTS = (
     Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
-             body=TranslateBody, response=TranslateResult, can_stream=True),
+             body=TranslateBody, response=create_model("TranslateResult", translations=Documents), can_stream=True),
     Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
-             body=SuggestBody, response=SuggestResult),
+             body=SuggestBody, response=create_model("SuggestResult", suggestions=Documents)),
     Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),
     Endpoint("GET", "/health", show_health, "Tell that the server runs.", response=Status, is_public=True),
     Endpoint("GET", "/ready", show_readiness, "Tell whether a model is ready.", response=Status, is_public=True),

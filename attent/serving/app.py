@@ -13,7 +13,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,11 +23,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router, compile_path
 
 from attent.decoding.options import StopCheck
+from attent.serving.api_v1 import show_health
 from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import Call, Endpoint, build_routes
-from attent.serving.gateway import Gateway
+from attent.serving.gateway import Gateway, ServerOptions
 from attent.serving.limits import (
-    LOCAL_HOSTS,
     ApiError,
     AsgiApp,
     Limits,
@@ -36,13 +37,13 @@ from attent.serving.limits import (
     Scope,
     Send,
     format_error,
+    get_header,
 )
 from attent.serving.messages import CallContext
 from attent.serving.request import LookRequest
 
 LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
 
-DRAIN_TIMEOUT = 30.0  # seconds that running requests get when the server stops
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = logging.getLogger("attent.serving")
@@ -57,34 +58,26 @@ class HttpApp:
         endpoints: Sequence[Endpoint],
         *,
         routes: Sequence[Route] = (),
-        hosts: Sequence[str] = LOCAL_HOSTS,
-        origins: Sequence[str] = (),
         file_paths: Sequence[str] = (),
-        drain_timeout: float = DRAIN_TIMEOUT,
     ) -> None:
-        """`routes` are further ones, without a key; the other arguments are those of `RequestGuard`."""
-        self.gateway = gateway
+        """`routes` are further ones, without a key; `file_paths` have the limits of files."""
+        self.gateway, options = gateway, gateway.options
         self._endpoints = [(compile_path(endpoint.path)[0], endpoint) for endpoint in endpoints]
         self._router = Router([*build_routes(endpoints, gateway), *routes], redirect_slashes=False)
         self._guard = RequestGuard(
             self._route,
-            limits=gateway.limits,
-            hosts=hosts,
-            origins=origins,
+            limits=options.limits,
+            hosts=options.hosts,
+            origins=options.origins,
             file_paths=file_paths,
             format_error=self._format_error,
         )
         self._app: AsgiApp = self._guard
-        if origins:
-            self._app = CORSMiddleware(self._guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-        self._paths = {endpoint.path for endpoint in endpoints}
-        self._drain_timeout = drain_timeout
+        if options.origins:
+            self._app = CORSMiddleware(
+                self._guard, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"]
+            )
         self._num_running = 0
-
-    @property
-    def num_pending(self) -> int:
-        """Number of requests that wait for a model."""
-        return self.gateway.admission.num_pending
 
     async def start(self) -> None:
         await self.gateway.backend.start()
@@ -92,7 +85,7 @@ class HttpApp:
     async def drain(self) -> None:
         """Refuse new requests, and wait for the running ones."""
         self._guard.drain()
-        end = time.monotonic() + self._drain_timeout
+        end = time.monotonic() + self.gateway.options.drain_timeout
         while self._num_running and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
@@ -111,7 +104,7 @@ class HttpApp:
             await self._app(scope, receive, record.send)
         finally:
             self._num_running -= 1
-            path = scope["path"] if scope["path"] in self._paths else "other"
+            path = next((each.path for _, each in self._endpoints if each.path == scope["path"]), "other")
             seconds = time.monotonic() - record.began
             self.gateway.metrics.requests.labels(path, str(record.status)).inc()
             self.gateway.metrics.seconds.labels(path).observe(seconds)
@@ -121,13 +114,10 @@ class HttpApp:
         try:
             await self._router({**scope, "app": self}, receive, send)  # with an app, it raises its errors
         except HTTPException as error:
-            path, method = ascii(scope["path"][:80]), scope["method"][:20]
-            messages = {
-                404: f"{path} does not exist; the page is at /",
-                405: f"{path} does not accept {method!a}; it accepts {(error.headers or {}).get('Allow', '')}",
-            }
-            message = messages.get(error.status_code, str(error.detail))
-            raise ApiError(error.status_code, message, error.headers) from None
+            problem, headers = "does not exist; the page is at /", error.headers or {}
+            if error.status_code == 405:
+                problem = f"does not accept {scope['method'][:20]!a}; it accepts {headers['Allow']}"
+            raise ApiError(error.status_code, f"{scope['path'][:80]!a} {problem}", headers) from None
 
     def _format_error(self, scope: Scope, message: str, status: int) -> Mapping[str, Any]:
         """Return the body of an error in the form of the API that has the path."""
@@ -142,8 +132,8 @@ class RequestRecord:
     def __init__(self, scope: Scope, send: Send) -> None:
         self.began = time.monotonic()
         self.status = 499  # the client left before the response
-        given = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"x-request-id"]
-        self.request_id = given[0] if given and REQUEST_ID.fullmatch(given[0]) else uuid.uuid4().hex
+        given = get_header(scope, "x-request-id")
+        self.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self._send = send
 
     async def send(self, message: Message) -> None:
@@ -157,45 +147,37 @@ class RequestRecord:
 # --- the live page ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LookService:
-    """Calls a handler, in the model's thread, including the JSON encoding, which may be megabytes."""
-
-    handler: LookHandler
-
-    def look(self, request: LookRequest, context: CallContext) -> bytes:
-        document = self.handler(request, context.should_stop)
-        try:
-            return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-        except ValueError as error:  # a bug, not a bad request
-            raise RuntimeError("the document cannot be written as JSON") from error
-
-
 def create_app(
     *,
     page: str,
     handler: LookHandler,
     csp: str,
     limits: Limits | None = None,
-    hosts: Sequence[str] = LOCAL_HOSTS,
     model_info: Mapping[str, Any] | None = None,
 ) -> HttpApp:
     """Create the app that serves `page` and answers requests with `handler(request, should_stop)`.
 
     `handler` runs in a thread, one call at a time, and returns a document. Its ValueErrors are sent to the client. It
-    should return or raise soon after `should_stop()` becomes True. `csp` is the page's Content-Security-Policy, `hosts`
-    are the accepted host names, `model_info` is the response of /api/model.
+    should return or raise soon after `should_stop()` becomes True. `csp` is the page's Content-Security-Policy,
+    `model_info` is the response of /api/model.
     """
     # The page has one user, who waits for every answer.
     limits = replace(limits or Limits(), requests_per_minute=0, max_client_share=1.0, max_queue_seconds=3600.0)
-    gateway = Gateway(LocalBackend(LookService(handler), num_threads=1), limits=limits)
+    options = ServerOptions(limits=limits, drain_timeout=0.0)
+
+    def encode_document(request: LookRequest, context: CallContext) -> bytes:
+        """Call the handler in the model's thread, including the JSON encoding, which may be megabytes."""
+        document = handler(request, context.should_stop)
+        try:
+            return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+        except ValueError as error:  # a bug, not a bad request
+            raise RuntimeError("the document cannot be written as JSON") from error
+
+    gateway = Gateway(LocalBackend(SimpleNamespace(look=encode_document), num_threads=1), options)
     info = json.dumps(model_info, allow_nan=False).encode()
 
     async def show_page(call: Call[None]) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": csp})
-
-    async def show_health(call: Call[None]) -> dict[str, str]:
-        return {"status": "ok"}
 
     async def show_model(call: Call[None]) -> Response:
         return Response(info, media_type="application/json")
@@ -208,8 +190,7 @@ def create_app(
     endpoints = [
         Endpoint("GET", "/", show_page, "The page.", media_type="text/html"),
         Endpoint("GET", "/health", show_health, "Tell that the server runs."),
+        Endpoint("GET", "/api/model", show_model, "The name and the size of the model."),
         Endpoint("POST", "/api/look", look, "Inspect a text.", LookRequest),
     ]
-    if model_info is not None:
-        endpoints.append(Endpoint("GET", "/api/model", show_model, "The name and the size of the model."))
-    return HttpApp(gateway, endpoints, hosts=hosts, drain_timeout=0.0)
+    return HttpApp(gateway, endpoints)

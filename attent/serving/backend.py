@@ -79,17 +79,18 @@ class RunningCalls:
     def is_idle(self) -> bool:
         return not self._cancelled
 
-    def start(self, call_id: int, method: Method, request: Any, client: str) -> None:
+    def handle(self, call_id: int, method: Method | None, request: Any, client: str) -> None:
+        """Start a call; without a method, cancel it."""
+        if method is None:
+            if event := self._cancelled.get(call_id):
+                event.set()
+            return
         self._cancelled[call_id] = threading.Event()
         self._waiting.put((call_id, method, request, client))
         if self._num_started < min(len(self._cancelled), self._num_threads):
             # Daemons, so that work that ignores `should_stop` does not keep the process alive.
             threading.Thread(target=self._run_thread, name="attent request", daemon=True).start()
             self._num_started += 1
-
-    def cancel(self, call_id: int) -> None:
-        if event := self._cancelled.get(call_id):
-            event.set()
 
     def close(self) -> None:
         for event in list(self._cancelled.values()):
@@ -165,21 +166,23 @@ class Channel:
 
     _ids = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[int, Method | None, Any, str], None]) -> None:
+        """`send` gets the arguments of `RunningCalls.handle`."""
+        self.send = send
         self.pending: dict[int, PendingCall] = {}
         self._loop = asyncio.get_running_loop()
 
     def begin(self, method: Method, request: Any, client: str) -> PendingCall:
         call = PendingCall(next(self._ids))
         self.pending[call.call_id] = call
-        self.send_call(call.call_id, method, request, client)
+        self.send(call.call_id, method, request, client)
         return call
 
     def end(self, call: PendingCall) -> None:
         """Forget a call; cancel it if it is not finished."""
         self.pending.pop(call.call_id, None)
         if not call.is_finished:
-            self.send_cancel(call.call_id)
+            self.send(call.call_id, None, None, "")
 
     def receive(self, message: tuple[int, str, Any]) -> None:
         """Handle a result; called in any thread."""
@@ -190,12 +193,6 @@ class Channel:
         call_id, kind, value = message
         if call := self.pending.get(call_id):
             call.receive(kind, value)
-
-    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
-        raise NotImplementedError
-
-    def send_cancel(self, call_id: int) -> None:
-        raise NotImplementedError
 
 
 class ModelBackend:
@@ -242,42 +239,25 @@ class ModelBackend:
                 channel.end(call)
 
 
-class LocalChannel(Channel):
-    """Runs calls in threads of this process."""
-
-    def __init__(self, service: Any, num_threads: int) -> None:
-        super().__init__()
-        self.calls = RunningCalls(service, self.receive, num_threads)
-
-    def send_call(self, call_id: int, method: Method, request: Any, client: str) -> None:
-        self.calls.start(call_id, method, request, client)
-
-    def send_cancel(self, call_id: int) -> None:
-        self.calls.cancel(call_id)
-
-
 class LocalBackend(ModelBackend):
     """Runs a service in threads of this process. The service can be used again after the backend is closed."""
 
     def __init__(self, service: Any, num_threads: int = NUM_THREADS) -> None:
         """`service` is a `TranslationService`, or has some of its methods."""
-        self._service, self._num_threads = service, num_threads
-        self._channel: LocalChannel | None = None
+        self._calls = RunningCalls(service, lambda message: self._channel.receive(message), num_threads)
         self.info = getattr(service, "info", ServiceInfo())
 
     async def start(self) -> None:
-        self._channel = LocalChannel(self._service, self._num_threads)
+        self._channel = Channel(self._calls.handle)
 
     async def close(self, timeout: float = 1.0) -> bool:
-        calls = self._channel.calls if self._channel is not None else None
         end = time.monotonic() + timeout
-        while calls is not None and not calls.is_idle and time.monotonic() < end:
-            calls.close()
+        while not self._calls.is_idle and time.monotonic() < end:
+            self._calls.close()
             await asyncio.sleep(0.005)
-        return calls is None or calls.is_idle
+        return self._calls.is_idle
 
     async def _choose_channel(self) -> Channel:
-        assert self._channel is not None, "not started"
         return self._channel
 
 
@@ -288,10 +268,10 @@ class WorkerProcess(Channel):
     """A process that has loaded the models."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        super().__init__()
+        self._outgoing: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        super().__init__(lambda *call: self._outgoing.put(call))
         context = multiprocessing.get_context("spawn")
         self._connection, remote = context.Pipe()
-        self._outgoing: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._num_unanswered = 0  # pings
         self.started: asyncio.Future[ServiceInfo] = self._loop.create_future()
         self.ended = asyncio.Event()
@@ -300,12 +280,6 @@ class WorkerProcess(Channel):
         remote.close()
         threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
         threading.Thread(target=self._write, name="attent worker calls", daemon=True).start()
-
-    def send_call(self, call_id: int, method: Method | None, request: Any, client: str) -> None:
-        self._outgoing.put((call_id, method, request, client))
-
-    def send_cancel(self, call_id: int) -> None:
-        self.send_call(call_id, None, None, "")
 
     def _write(self) -> None:
         """Send calls, in a thread since a process that is stopped or busy blocks it."""
@@ -348,7 +322,7 @@ class WorkerProcess(Channel):
                 log.error("worker %s does not answer; it is killed", self.process.pid)
                 self.process.kill()
             self._num_unanswered += 1
-            self.send_cancel(-1)
+            self.send(-1, None, None, "")
             with suppress(TimeoutError):  # `wait_for` of Python 3.11 loses a cancellation at the moment of the end
                 async with asyncio.timeout(PING_SECONDS):
                     await self.ended.wait()
@@ -389,11 +363,9 @@ def run_worker(connection: Connection, config: ServiceConfig) -> None:
     calls = RunningCalls(service, send)
     with suppress(EOFError, OSError):
         while True:
-            call_id, method, request, client = connection.recv()
-            if method is not None:
-                calls.start(call_id, method, request, client)
-            elif call_id >= 0:
-                calls.cancel(call_id)
+            call = connection.recv()
+            if call[0] >= 0:
+                calls.handle(*call)
             else:
                 send((-1, "done", None))  # the answer to a ping
     os._exit(0)  # the front end is gone; threads may be inside of a search

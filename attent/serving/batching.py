@@ -78,10 +78,8 @@ class SearchBatcher:
         self._changed = threading.Condition()
         self._last_turn: dict[str, int] = {}  # client -> when it was last served, for the order among clients
         self._turns = itertools.count()
-        self._closed = False
         self.batch_sizes: Counter[int] = Counter()  # batch size -> number of batches
-        self._thread = threading.Thread(target=self._run, name="attent search", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="attent search", daemon=True).start()
 
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck, client: str = ""
@@ -92,8 +90,6 @@ class SearchBatcher:
         job = SearchJob(options, client, should_stop, len(requests))
         now = time.monotonic()
         with self._changed:
-            if self._closed:
-                raise SearchCancelled
             for index, request in enumerate(requests):
                 source = WaitingSource(request, index, job, now)
                 self._waiting[source.batch_key].setdefault(client, deque()).append(source)
@@ -106,21 +102,11 @@ class SearchBatcher:
                 if should_stop():
                     job.fail(SearchCancelled())  # removes its sources from the queue
 
-    def close(self) -> None:
-        """Stop after the running batch; waiting searches are cancelled."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
     def _run(self) -> None:
-        while batch := self._wait_for_batch():
+        while True:
+            batch = self._wait_for_batch()
             self.batch_sizes[len(batch)] += 1
             self._search_batch(batch)
-        with self._changed:
-            remaining = [source for clients in self._waiting.values() for row in clients.values() for source in row]
-        for source in remaining:
-            source.job.fail(SearchCancelled())
 
     def _search_batch(self, batch: list[WaitingSource]) -> None:
         """Search a batch; if it fails, search each source alone, so that one request cannot fail those of others."""
@@ -147,15 +133,14 @@ class SearchBatcher:
     # --- the next batch ----------------------------------------------------------------------------------------------
 
     def _wait_for_batch(self) -> list[WaitingSource]:
-        """Return the next batch, never empty until the batcher is closed."""
+        """Return the next batch, which is never empty."""
         with self._changed:
-            while not self._closed:
+            while True:
                 self._remove_cancelled()
                 if not self._waiting:
                     self._changed.wait()
                 elif batch := self._take_batch(self._choose_key()):
                     return batch
-            return []
 
     def _remove_cancelled(self) -> None:
         for key, clients in list(self._waiting.items()):

@@ -9,6 +9,7 @@ the body.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
@@ -189,17 +190,12 @@ async def read_form(request: Request) -> dict[str, Any]:
 
 
 def collect_fields(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+    fields = defaultdict[str, list[Any]](list)
     for name, value in items:
-        if name in fields:
-            previous = fields[name]
-            fields[name] = [*previous, value] if isinstance(previous, list) else [previous, value]
-        else:
-            fields[name] = value
-    for name, value in fields.items():
         check_text(name)
         check_text(value.name if isinstance(value, UploadedFile) else value)
-    return fields
+        fields[name].append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:

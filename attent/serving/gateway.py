@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Method, ModelBackend
-from attent.serving.limits import ApiError, Limits, get_header
+from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits, get_header
 from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
@@ -31,24 +31,33 @@ LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 log = logging.getLogger("attent.serving")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How a server treats its clients."""
+
+    limits: Limits = Limits(max_queued=256, response_timeout=30.0, body_timeout=8.0)  # noqa: RUF009 - frozen
+    keys: frozenset[str] = frozenset()  # API keys; none: everybody may use it
+    hosts: tuple[str, ...] = LOCAL_HOSTS  # accepted host names; "*": any
+    origins: tuple[str, ...] = ()  # other websites whose scripts may use it; "*": any
+    cached_characters: int = CACHED_CHARACTERS
+    trust_proxy: bool = False  # take a client's address from the header X-Forwarded-For
+    log_text: bool = False  # log the texts that are translated
+    suggestions: Path | None = None  # file that gets the translations that users suggest
+    drain_timeout: float = 30.0  # seconds that running requests get when the server stops
+
+
 class Metrics:
     """Prometheus metrics of one server."""
 
     def __init__(self, admission: Admission) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "attent_requests", "HTTP requests by path and status", ["path", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "attent_request_seconds",
-            "Time until the response is complete",
-            ["path"],
-            buckets=LATENCY_BUCKETS,
-            registry=self.registry,
-        )
-        self.characters = Counter("attent_characters", "Characters translated", registry=self.registry)
-        self.cache_hits = Counter("attent_cache_hits", "Texts answered from the cache", registry=self.registry)
-        pending = Gauge("attent_pending_requests", "Requests that wait for a model", registry=self.registry)
+        options: Any = {"registry": self.registry}
+        self.requests = Counter("attent_requests", "HTTP requests by path and status", ["path", "status"], **options)
+        help_text = "Time until the response is complete"
+        self.seconds = Histogram("attent_request_seconds", help_text, ["path"], buckets=LATENCY_BUCKETS, **options)
+        self.characters = Counter("attent_characters", "Characters translated", **options)
+        self.cache_hits = Counter("attent_cache_hits", "Texts answered from the cache", **options)
+        pending = Gauge("attent_pending_requests", "Requests that wait for a model", **options)
         pending.set_function(lambda: admission.num_pending)
 
 
@@ -67,18 +76,14 @@ class TranslationCache:
         return self._entries.get(key)
 
     def add(self, version: int, request: TranslateRequest, translation: TextTranslation) -> None:
-        size = self._count_characters(request, translation)
+        size = len(repr(request)) + len(repr(translation))
         if size > self._max_characters or (version, request) in self._entries:
             return
         self._entries[version, request] = translation
         self._characters += size
         while self._characters > self._max_characters:
             (_, old_request), old = self._entries.popitem(last=False)
-            self._characters -= self._count_characters(old_request, old)
-
-    @staticmethod
-    def _count_characters(request: TranslateRequest, translation: TextTranslation) -> int:
-        return len(repr(request)) + len(repr(translation))
+            self._characters -= len(repr(old_request)) + len(repr(old))
 
 
 class ItemStore:
@@ -113,28 +118,16 @@ class ItemStore:
 class Gateway:
     """Identifies clients and passes their requests to the models."""
 
-    def __init__(
-        self,
-        backend: ModelBackend,
-        *,
-        limits: Limits,
-        keys: frozenset[str] = frozenset(),
-        cached_characters: int = CACHED_CHARACTERS,
-        trust_proxy: bool = False,
-        log_text: bool = False,
-        suggestions: Path | None = None,
-    ) -> None:
-        """`trust_proxy` takes a client's address from the header X-Forwarded-For, `suggestions` is a file."""
+    def __init__(self, backend: ModelBackend, options: ServerOptions) -> None:
         self.backend = backend
-        self.limits = limits
-        self.needs_key = bool(keys)
-        self.admission = Admission(limits, keys)
+        self.options = options
+        self.limits = limits = options.limits
+        self.needs_key = bool(options.keys)
+        self.admission = Admission(limits, options.keys)
         # A file takes minutes, so that it would spoil the measured speed; its sentences take turns with other clients'.
         self.file_admission = Admission(replace(limits, max_queued=limits.max_files - 1, max_queue_seconds=1e9))
         self.metrics = Metrics(self.admission)
-        self._cache = TranslationCache(cached_characters)
-        self._trust_proxy, self._log_text = trust_proxy, log_text
-        self.suggestions = suggestions
+        self._cache = TranslationCache(options.cached_characters)
         self.files = ItemStore(max(STORED_BYTES, 4 * limits.max_file_bytes), FILE_SECONDS)
         self.glossaries = ItemStore(STORED_BYTES)
         self.used_characters: dict[str, int] = {}  # client -> characters of its texts
@@ -142,7 +135,7 @@ class Gateway:
     def identify(self, request: Request, key: str, *, is_public: bool) -> str:
         """Return the client of a request, and count the request; raise 403 or 429."""
         address = request.client.host if request.client else ""
-        if self._trust_proxy:
+        if self.options.trust_proxy:
             address = get_header(request.scope, "x-forwarded-for").rpartition(",")[2].strip() or address
         if is_public:
             return address
@@ -156,13 +149,13 @@ class Gateway:
 
     def build_url(self, request: Request, path: str) -> str:
         """Return the address of a path as the client sees this server."""
-        is_https = self._trust_proxy and request.headers.get("x-forwarded-proto") == "https"
+        is_https = self.options.trust_proxy and request.headers.get("x-forwarded-proto") == "https"
         return str(request.base_url.replace(path=path, scheme="https" if is_https else request.url.scheme))
 
     async def translate(self, request: TranslateRequest, client: str) -> list[TextTranslation]:
         """Translate texts; those that are in the cache are not searched again."""
         self.check_sizes(request)
-        if self._log_text:
+        if self.options.log_text:
             log.info("translate from %s to %s: %r", request.source, request.target, request.texts)
         self.used_characters[client] = self.used_characters.get(client, 0) + sum(map(len, request.texts))
         if len(self.used_characters) > MAX_KNOWN_CLIENTS:
@@ -174,8 +167,7 @@ class Gateway:
         missing = [index for index, result in enumerate(results) if result is None]
         self.metrics.cache_hits.inc(len(results) - len(missing))
         if missing:
-            texts = tuple(request.texts[index] for index in missing)
-            missing_request = replace(request, texts=texts)
+            missing_request = replace(request, texts=tuple(request.texts[index] for index in missing))
             work = count_characters(missing_request)
             searched = await self.call("translate", missing_request, client, characters=work)
             for index, translation in zip(missing, searched, strict=True):

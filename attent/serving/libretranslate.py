@@ -118,7 +118,7 @@ async def show_settings(call: Call[None]) -> Any:
         "keyRequired": gateway.needs_key,
         "charLimit": gateway.limits.max_characters,
         "frontendTimeout": 500,  # milliseconds after a key press, as on LibreTranslate's page
-        "suggestions": gateway.suggestions is not None,
+        "suggestions": gateway.options.suggestions is not None,
         "filesTranslation": bool(info.directions),
         "supportedFilesFormat": list(info.file_suffixes),
         "language": {
@@ -173,11 +173,11 @@ class SuggestionBody(KeyedBody):
 
 
 async def store_suggestion(call: Call[SuggestionBody]) -> Any:
-    if call.gateway.suggestions is None:
+    if call.gateway.options.suggestions is None:
         raise ApiError(403, "suggestions are not stored by this server")
     data = call.body.model_dump(exclude={"api_key"}) | {"time": datetime.now(UTC).isoformat(timespec="seconds")}
     line = json.dumps(data, ensure_ascii=False).encode() + b"\n"
-    await asyncio.to_thread(append_line, call.gateway.suggestions.expanduser(), line)
+    await asyncio.to_thread(append_line, call.gateway.options.suggestions.expanduser(), line)
     return {"success": True}
 
 

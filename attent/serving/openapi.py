@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
 
 from attent.serving.endpoints import Endpoint
 
@@ -35,68 +34,56 @@ summary { cursor: pointer; padding: .3rem 0; } summary code { font-weight: 600; 
 
 
 def build_openapi(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
-    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
-    _, definitions = models_json_schema(
-        [(body, "validation") for body in dict.fromkeys(bodies)], ref_template="#/components/schemas/{model}"
-    )
+    kinds = {
+        (index, side): getattr(each, side) for index, each in enumerate(endpoints) for side in ("body", "response")
+    }
+    adapters: Any = [(key, "validation", TypeAdapter(kind)) for key, kind in kinds.items() if kind is not None]
+    schemas, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = build_operation(endpoint)
+    for index, endpoint in enumerate(endpoints):
+        body, response = (schemas.get(((index, side), "validation"), {}) for side in ("body", "response"))
+        operation = build_operation(endpoint, body) | {"responses": build_responses(endpoint, response)}
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "attent", "version": version},
         "paths": paths,
         "components": {
-            "schemas": definitions.get("$defs", {}),
+            "schemas": definitions["$defs"],
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def build_operation(endpoint: Endpoint) -> dict[str, Any]:
+def build_operation(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    path_names = [part.strip("{}") for part in endpoint.path.split("/") if part.startswith("{")]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_names
+    ]
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "operationId": f"{endpoint.method.lower()}{endpoint.path.replace('/', '_').replace('{', '').replace('}', '')}",
-        "responses": build_responses(endpoint),
+        "parameters": parameters,
     }
     if endpoint.body is not None and endpoint.method == "GET":
-        schema = endpoint.body.model_json_schema(ref_template="#/components/schemas/{model}")
-        operation["parameters"] = [
+        schema = endpoint.body.model_json_schema()
+        parameters += [
             {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": field}
             for name, field in schema["properties"].items()
         ]
     elif endpoint.body is not None:
-        reference = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
-        content = {kind: {"schema": reference} for kind in endpoint.content_types}
+        content = {kind: {"schema": body} for kind in endpoint.content_types}
         operation["requestBody"] = {"required": True, "content": content}
-    names = [part.strip("{}") for part in endpoint.path.split("/") if part.startswith("{")]
-    operation.setdefault("parameters", []).extend(
-        {"name": name.partition(":")[0], "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-    )
     return operation
 
 
-def build_responses(endpoint: Endpoint) -> dict[str, Any]:
-    schema: Any = {} if endpoint.response is None else TypeAdapter(endpoint.response).json_schema()
-    definitions = schema.pop("$defs", None)
-    if definitions:  # inlined: a response has a schema of its own
-        schema = inline_references(schema, definitions)
+def build_responses(endpoint: Endpoint, schema: Mapping[str, Any]) -> dict[str, Any]:
     content = {} if endpoint.status == 204 else {endpoint.media_type: {"schema": schema}}
     content |= {"text/event-stream": {}} if endpoint.can_stream else {}
     success = {"description": "Success.", "content": content}
     errors = {str(status): {"description": text} for status, text in ERROR_STATUSES.items()}
     return {str(endpoint.status): success, **errors}
-
-
-def inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [inline_references(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return inline_references(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {name: inline_references(value, definitions) for name, value in schema.items()}
 
 
 def render_documentation(endpoints: Sequence[Endpoint], document: dict[str, Any]) -> str:

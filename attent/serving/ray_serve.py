@@ -15,9 +15,10 @@ from typing import Any
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.serving import limits
 from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, ServiceConfig
+from attent.serving.gateway import ServerOptions
 from attent.serving.limits import AsgiApp, Message, Receive, Scope, Send, ServeError
 from attent.serving.server import reserve_port
-from attent.serving.translation_app import ServerOptions, TranslationApp
+from attent.serving.translation_app import TranslationApp
 
 APP_NAME = "attent"
 MAX_ONGOING_REQUESTS = 64  # of a replica

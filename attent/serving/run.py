@@ -10,9 +10,10 @@ from pathlib import Path
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.backend import ServiceConfig, WorkerPool
+from attent.serving.gateway import ServerOptions
 from attent.serving.limits import LOCAL_HOSTS, ServeError
 from attent.serving.server import serve_app
-from attent.serving.translation_app import ServerOptions, TranslationApp
+from attent.serving.translation_app import TranslationApp
 
 PUBLIC_HOSTS = ("0.0.0.0", "::")
 

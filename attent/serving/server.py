@@ -10,41 +10,28 @@ import asyncio
 import errno
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from attent.serving.limits import Receive, Scope, Send, ServeError
+from attent.serving.limits import ServeError
+
+if TYPE_CHECKING:
+    from attent.serving.app import HttpApp
 
 FIRST_PORT = 8017  # or the next free one
 MAX_PORT_ATTEMPTS = 20
 HEADER_TIMEOUT = 5
 MAX_HEAD_BYTES = 256 * 1024  # the app refuses more than `Limits.max_head_bytes`; beyond this, granian does
 MAX_CONNECTIONS = 4096
-STARTUP_TIMEOUT = 20.0
+BACKLOG = 1024  # connections that granian has not taken yet
 SHUTDOWN_TIMEOUT = 0.7  # for running requests
 SETTLE_SECONDS = 0.1
 
 
-class ServedApp(Protocol):
-    """An ASGI app that is started before the first request, and drained and closed after the last."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    async def start(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def close(self, timeout: float) -> bool: ...
-
-
 def serve_app(
-    app: ServedApp,
+    app: HttpApp,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -60,71 +47,26 @@ def serve_app(
         async def main() -> None:
             stop = StopEvents()
             with _handle_signals(asyncio.get_running_loop(), stop.set_next):
-                await _run_server(app, reserved, stop, on_ready)
+                await run_server(app, reserved, stop, on_ready)
 
         asyncio.run(main())
 
 
-@contextmanager
-def serve_in_thread(app: ServedApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
-    """Serve in a thread inside the `with` block; yields the URL."""
-    started: Future[tuple[str, Callable[[], object]]] = Future()
-
-    async def main(reserved: socket.socket) -> None:
-        stop = StopEvents()
-        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set_next)
-        await _run_server(app, reserved, stop, lambda url: started.set_result((url, end)))
-
-    def run(reserved: socket.socket) -> None:
-        try:
-            asyncio.run(main(reserved))
-        except Exception as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    with reserve_port(host, port) as reserved:
-        thread = threading.Thread(target=run, args=(reserved,), name="attent server", daemon=True)
-        thread.start()
-        url, end = started.result()
-        try:
-            yield url
-        finally:
-            with suppress(RuntimeError):  # it has already stopped
-                end()
-            thread.join()
-
-
 def reserve_port(host: str, port: int | None) -> socket.socket:
-    """Return a listening socket that holds a free port until the server binds it."""
+    """Return a socket that listens at a free port."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ServeError(f"`port` must be 0 to 65535, but is {port}; 0 means any free port")
     try:
-        family, *_, sockaddr = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise ServeError(f"`host` must be an address of this machine, but is {host!r}; try 127.0.0.1") from error
-    ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + MAX_PORT_ATTEMPTS), 0]
-    for candidate in ports:
+    problem = OSError()
+    for candidate in [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + MAX_PORT_ATTEMPTS), 0]:
         try:
-            return _open_socket(family, str(sockaddr[0]), candidate)
+            return socket.create_server((address[0], candidate), family=family, backlog=BACKLOG)
         except OSError as error:
-            if port is None and error.errno in (errno.EADDRINUSE, errno.EACCES) and candidate != 0:
-                continue
-            raise ServeError(_describe_bind_error(host, candidate, error)) from error
-        except OverflowError as error:
-            raise ServeError(f"`port` must be 0 to 65535, but is {candidate}; 0 means any free port") from error
-    raise AssertionError("unreachable: the last port returns or raises")
-
-
-def _open_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    reserved = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":  # on Windows it would let two servers share the port
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((address, port))
-        reserved.listen()
-    except BaseException:
-        reserved.close()
-        raise
-    return reserved
+            problem = error
+    raise ServeError(_describe_bind_error(host, port or 0, problem)) from problem
 
 
 def _describe_bind_error(host: str, port: int, error: OSError) -> str:
@@ -145,9 +87,7 @@ class StopEvents:
         (self.stop_at_once if self.stop.is_set() else self.stop).set()
 
 
-async def _run_server(
-    app: ServedApp, reserved: socket.socket, stop: StopEvents, on_ready: Callable[[str], None]
-) -> None:
+async def run_server(app: HttpApp, reserved: socket.socket, stop: StopEvents, on_ready: Callable[[str], None]) -> None:
     address, port = reserved.getsockname()[:2]
     known = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     url = f"http://[{known}]:{port}" if ":" in known else f"http://{known}:{port}"
@@ -155,20 +95,14 @@ async def _run_server(
     if stop.stop.is_set():
         await app.close(SHUTDOWN_TIMEOUT)
         return
-    server = _create_server(app, address, port)
-    if sys.platform == "linux":  # granian shares the reserved port; elsewhere, it must be released first
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    else:
-        reserved.close()
+    server = _create_server(app, reserved)
     server_task = asyncio.create_task(server.serve())
     ended = asyncio.create_task(stop.stop.wait())
     try:
-        await _wait_until_ready(server_task, url)
-        reserved.close()
-        on_ready(url)
+        on_ready(url)  # the socket accepts connections before granian takes them
         await asyncio.wait({server_task, ended}, return_when=asyncio.FIRST_COMPLETED)
         if server_task.done():
-            raise ServeError(f"the server at {url} stopped unexpectedly; start it again")
+            raise ServeError(f"the server at {url} stopped unexpectedly; start it again") from server_task.exception()
         await _run_until(app.drain(), stop.stop_at_once)
     finally:
         ended.cancel()
@@ -194,17 +128,24 @@ async def _run_until(coroutine: Coroutine[Any, Any, None], event: asyncio.Event)
         await asyncio.wait({task})
 
 
-def _create_server(app: ServedApp, address: str, port: int) -> Any:
+def _create_server(app: HttpApp, listening: socket.socket) -> Any:
     try:
+        from granian._granian import SocketHolder
         from granian.constants import HTTPModes, Interfaces
         from granian.http import HTTP1Settings
         from granian.server.embed import Server
     except ModuleNotFoundError as error:
         raise ServeError("the server needs granian, which is not installed; run pip install 'attent[serve]'") from error
-    return Server(
+
+    class SocketServer(Server):
+        def _init_shared_socket(self) -> None:
+            """Use the socket that listens already, instead of a new one."""
+            listening.setblocking(False)
+            holder: Any = SocketHolder
+            self._ssp, self._shd = None, holder(listening.detach(), False, BACKLOG)
+
+    return SocketServer(
         app,
-        address=address,
-        port=port,
         interface=Interfaces.ASGINL,
         http=HTTPModes.http1,
         websockets=False,
@@ -212,34 +153,6 @@ def _create_server(app: ServedApp, address: str, port: int) -> Any:
         http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_TIMEOUT, max_buffer_size=MAX_HEAD_BYTES),
         log_enabled=False,  # the app logs its own errors
     )
-
-
-async def _wait_until_ready(server_task: asyncio.Task[None], url: str) -> None:
-    """Poll until granian responds; while the port is shared, some connections reach the reserved socket instead."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STARTUP_TIMEOUT):
-            timeout = 0.02
-            while not server_task.done():
-                if await _is_responding(url, timeout):
-                    return
-                timeout = min(1.0, 1.5 * timeout)
-    failure = server_task.exception() if server_task.done() else None
-    raise ServeError(f"the server at {url} did not start; give another port") from failure
-
-
-async def _is_responding(url: str, timeout: float) -> bool:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    try:
-        async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(f"HEAD /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
-                return (await reader.read(5)).startswith(b"HTTP/")
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        await asyncio.sleep(0.01)
-        return False
 
 
 @contextmanager

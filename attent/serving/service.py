@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -62,8 +63,6 @@ MARKUP_TAG = re.compile(r"<[^<>]*>")
 SAMPLE_BYTES, SAMPLE_CHARACTERS = 20_000, 2_000  # of a file, to detect its language: with and without markup
 
 Detection = tuple[tuple[str, float], ...]  # (language, confidence), best first
-
-NO_CONTEXT = CallContext()
 
 _client: ContextVar[str] = ContextVar("client", default="")  # whose request the current thread works on
 
@@ -131,10 +130,6 @@ class TranslationService:
         numbered = (f"{name}-{number}" for number in range(2, len(others) + 3))
         return name if name not in others else next(each for each in numbered if each not in others)
 
-    def close(self) -> None:
-        for translator in self.translators.values():
-            translator.batcher.close()
-
     @cached_property
     def info(self) -> ServiceInfo:
         models = [
@@ -157,7 +152,7 @@ class TranslationService:
         known = [translator.language_identifier for translator in self.translators.values()]
         return LanguageIdentifier.merge([identifier for identifier in known if identifier is not None])
 
-    def detect(self, texts: Sequence[str], context: CallContext = NO_CONTEXT) -> list[Detection]:
+    def detect(self, texts: Sequence[str], context: CallContext | None = None) -> list[Detection]:
         """Return for each text the likely languages with their confidence, best first."""
         own = sorted({direction.source for direction in self.directions})
         return [tuple(detect_language(text, self._identifier, own)) for text in texts]
@@ -204,32 +199,31 @@ class TranslationService:
 
     def translate(self, request: TranslateRequest, context: CallContext) -> list[TextTranslation]:
         """Translate each text, line by line."""
-        return [translation for _, translation in sorted(self._translate(request, context))]
-
-    def _translate(self, request: TranslateRequest, context: CallContext) -> Iterator[tuple[int, TextTranslation]]:
         _client.set(context.client)
         by_direction: dict[Direction, dict[int, float | None]] = {}
         for index, text in enumerate(request.texts):
             direction, confidence = self.choose_direction(request.source, request.target, request.model, text)
             by_direction.setdefault(direction, {})[index] = confidence
+        translations: dict[int, TextTranslation] = {}
         for direction, indices in by_direction.items():
             if direction.source == direction.target:
                 for index, confidence in indices.items():
-                    yield index, copy_text(request.texts[index], direction, confidence, request.alignment)
+                    text = request.texts[index]
+                    translations[index] = copy_text(text, direction, confidence, request.alignment)
                 continue
             lines = [request.texts[index].split("\n") for index in indices]
-            flat = [line for text_lines in lines for line in text_lines]
-            translations = self.translators[direction.model].translate(
-                flat,
+            translated_lines = self.translators[direction.model].translate(
+                list(chain.from_iterable(lines)),
                 request.search,
                 alignment=request.alignment,
                 mbr_candidates=request.mbr_candidates,
                 **build_search_arguments(request, direction, context.should_stop),
             )
-            results = iter(translations)
+            remaining = iter(translated_lines)
             for (index, confidence), text_lines in zip(indices.items(), lines, strict=True):
-                line_translations = [next(results) for _ in text_lines]
-                yield index, join_lines(line_translations, direction, confidence, request.alignment)
+                own_lines = list(islice(remaining, len(text_lines)))
+                translations[index] = join_lines(own_lines, direction, confidence, request.alignment)
+        return [translations[index] for index in range(len(request.texts))]
 
     def stream(self, request: TranslateRequest, context: CallContext) -> None:
         """Send the translation of the only text sentence by sentence; joined, they are what `translate` returns."""
@@ -424,19 +418,21 @@ def join_lines(
     lines: Sequence[Translation], direction: Direction, confidence: float | None, alignment: bool
 ) -> TextTranslation:
     """Return the translation of a text from those of its lines; alternatives are joined by their rank."""
-    texts = [restore_whitespace(line.text, line.source) for line in lines]
-    scores = [line.score for line in lines if line.tokens]
+
+    def join(ranked: Sequence[Any]) -> ScoredText:
+        texts = [restore_whitespace(each.text, line.source) for each, line in zip(ranked, lines, strict=True)]
+        return ScoredText(text="\n".join(texts), score=mean([each.score for each in ranked if each.tokens]))
+
+    best = join(lines)
     log_prob = sum(line.log_prob for line in lines)
     length = sum(len(line.tokens) + line.is_finished for line in lines)
-    count = max(len(line.n_best) for line in lines)
-    n_best = []
-    for rank in range(count):
-        ranked = [line.n_best[min(rank, len(line.n_best) - 1)] if line.n_best else line for line in lines]
-        text = "\n".join(restore_whitespace(each.text, line.source) for each, line in zip(ranked, lines, strict=True))
-        n_best.append(ScoredText(text=text, score=mean([each.score for each in ranked if each.tokens])))
+    n_best = [
+        join([line.n_best[min(rank, len(line.n_best) - 1)] if line.n_best else line for line in lines])
+        for rank in range(max(len(line.n_best) for line in lines))
+    ]
     return TextTranslation(
-        text="\n".join(texts),
-        score=mean(scores),
+        text=best.text,
+        score=best.score,
         source=direction.source,
         target=direction.target,
         model=direction.model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
-from attent.serving.app import DRAIN_TIMEOUT, HttpApp
+from attent.serving.app import HttpApp
 from attent.serving.backend import ModelBackend
 from attent.serving.endpoints import Call, Endpoint, make_json_response
-from attent.serving.gateway import CACHED_CHARACTERS, Gateway
-from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits
+from attent.serving.gateway import Gateway, ServerOptions
+from attent.serving.limits import ApiError
 from attent.serving.openapi import build_openapi, render_documentation
 from attent.serving.request import LookRequest
 
@@ -25,53 +24,18 @@ PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-API_VERSION = "1"
 DOCUMENTATION_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """How a translation server treats its clients."""
-
-    limits: Limits = Limits(max_queued=256, response_timeout=30.0, body_timeout=8.0)  # noqa: RUF009 - frozen
-    keys: frozenset[str] = frozenset()  # API keys; none: everybody may use it
-    hosts: tuple[str, ...] = LOCAL_HOSTS  # accepted host names; "*": any
-    origins: tuple[str, ...] = ()  # other websites whose scripts may use it; "*": any
-    cached_characters: int = CACHED_CHARACTERS
-    trust_proxy: bool = False
-    log_text: bool = False  # log the texts that are translated
-    suggestions: Path | None = None  # file that gets the translations that users suggest
-    drain_timeout: float = DRAIN_TIMEOUT
 
 
 class TranslationApp(HttpApp):
     """The app of a translation server."""
 
-    def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:
-        gateway = Gateway(
-            backend,
-            limits=options.limits,
-            keys=options.keys,
-            cached_characters=options.cached_characters,
-            trust_proxy=options.trust_proxy,
-            log_text=options.log_text,
-            suggestions=options.suggestions,
-        )
+    def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:  # noqa: B008 - frozen
         endpoints = list_endpoints()
-        super().__init__(
-            gateway,
-            endpoints,
-            routes=[
-                *build_documentation_routes(endpoints),
-                Route("/", serve_page_file),
-                Route("/assets/{name}", serve_page_file),
-            ],
-            hosts=options.hosts,
-            origins=options.origins,
-            file_paths=["/translate_file"],
-            drain_timeout=options.drain_timeout,
-        )
+        routes = [Route("/", serve_page_file), Route("/assets/{name}", serve_page_file)]
+        routes += build_documentation_routes(endpoints)
+        super().__init__(Gateway(backend, options), endpoints, routes=routes, file_paths=["/translate_file"])
 
 
 def list_endpoints() -> list[Endpoint]:
@@ -80,7 +44,7 @@ def list_endpoints() -> list[Endpoint]:
 
 
 def build_documentation_routes(endpoints: Sequence[Endpoint]) -> list[Route]:
-    document = build_openapi(endpoints, version=API_VERSION)
+    document = build_openapi(endpoints, version="1")
     page = render_documentation(endpoints, document)
 
     async def show_document(request: Request) -> Response:
@@ -112,14 +76,13 @@ async def show_look_page(call: Call[None]) -> Response:
     return HTMLResponse(page, headers={"content-security-policy": csp})
 
 
-async def look(call: Call[LookRequest]) -> dict[str, Any]:
+async def look(call: Call[LookRequest]) -> Any:
     info, limits = call.gateway.backend.info, call.gateway.limits
     named = call.request.path_params.get("model") or call.body.model
     request = call.body.model_copy(update={"model": named or next((each.model for each in info.directions), "")})
     request.check_limits(limits)
     characters = 10 * len(request.text) + 1  # all weights of all layers take longer than a translation
-    document: dict[str, Any] = await call.gateway.call("look", request, call.client, characters=characters)
-    return document
+    return await call.gateway.call("look", request, call.client, characters=characters)
 
 
 LOOK_SUMMARY = "Translate a sentence and return the attention of every head."

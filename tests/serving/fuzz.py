@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from attent.serving.gateway import ServerOptions
 from attent.serving.limits import Limits
-from attent.serving.translation_app import ServerOptions
 from tests.serving.translation_server import start_translation_server
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,17 @@ from attent.serving.app import create_app
 from attent.serving.endpoints import parse_json_object, validate_body
 from attent.serving.limits import ApiError, Limits
 from attent.serving.request import LookRequest
-from attent.serving.server import serve_in_thread
-from tests.serving.toy import CSP, PAGE, Client, Model, make_app, post_bytes, start_test_server, wait_until
+from tests.serving.toy import (
+    CSP,
+    PAGE,
+    Client,
+    Model,
+    make_app,
+    post_bytes,
+    serve_in_thread,
+    start_test_server,
+    wait_until,
+)
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -314,7 +323,7 @@ def test_full_queue_is_503(model: Model) -> None:
     with serve_in_thread(app) as url, ThreadPoolExecutor(3) as pool:
         client = Client(url)
         replies = [pool.submit(client.post, {"text": text}) for text in ("wait", "wait too", "wait as well")]
-        assert wait_until(lambda: app.num_pending == 3)
+        assert wait_until(lambda: app.gateway.admission.num_pending == 3)
         reply = client.post({"text": "one too many"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert reply.error == "the server is busy; retry later"
@@ -339,9 +348,9 @@ def test_disconnected_queued_request_never_runs(model: Model) -> None:
     with serve_in_thread(app) as url, Client(url).open(post_bytes({"text": "wait"})) as first:
         assert model.busy.wait(10)
         second = Client(url).open(post_bytes({"text": "gone before its turn"}))
-        assert wait_until(lambda: app.num_pending == 2)
+        assert wait_until(lambda: app.gateway.admission.num_pending == 2)
         second.close()
-        assert wait_until(lambda: app.num_pending == 1)
+        assert wait_until(lambda: app.gateway.admission.num_pending == 1)
         model.let_go.set()
         assert b"200 OK" in first.recv(4000)
     assert [question.text for question in model.requests] == ["wait"]

@@ -63,7 +63,6 @@ def batcher(engine: Engine) -> Iterator[SearchBatcher]:
     yield made
     for _ in range(200):
         engine.release.release()
-    made.close()
 
 
 @pytest.fixture
@@ -186,20 +185,5 @@ def test_one_request_that_fails_does_not_fail_the_others(engine: Engine, submit:
         searches[1].result(10)
 
 
-def test_close_cancels_what_waits(engine: Engine) -> None:
-    batcher = SearchBatcher(engine, max_batch_tokens=64)
-    with ThreadPoolExecutor(3) as threads:
-        running = threads.submit(batcher.search, [source(1)], GREEDY, lambda: False)
-        assert wait_until(lambda: engine.batches)
-        waiting = threads.submit(batcher.search, [source(2)], GREEDY, lambda: False)
-        assert wait_until(lambda: count_waiting(batcher) == 1)
-        closing = threads.submit(batcher.close)
-        assert wait_until(lambda: batcher._closed)
-        engine.release.release()
-        assert get_ids(running) == [(1,)]
-        with pytest.raises(SearchCancelled):
-            waiting.result(10)
-        closing.result(10)
-    with pytest.raises(SearchCancelled):
-        batcher.search([source(1)], GREEDY, lambda: False)
-    assert batcher.search([], GREEDY, lambda: False) == []
+def test_no_sources(engine: Engine) -> None:
+    assert SearchBatcher(engine, max_batch_tokens=64).search([], GREEDY, lambda: False) == []

@@ -9,8 +9,8 @@ import deepl as deepl_client
 import pytest
 
 from attent.serving import deepl
+from attent.serving.gateway import ServerOptions
 from attent.serving.limits import Limits
-from attent.serving.translation_app import ServerOptions
 from tests.serving.toy import Client
 from tests.serving.translation_server import start_translation_server
 

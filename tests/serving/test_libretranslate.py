@@ -21,9 +21,8 @@ from libretranslatepy import LibreTranslateAPI
 
 from attent.serving import gateway, libretranslate
 from attent.serving.endpoints import UploadedFile
-from attent.serving.gateway import ITEM_BYTES, ItemStore
+from attent.serving.gateway import ITEM_BYTES, ItemStore, ServerOptions
 from attent.serving.limits import ApiError, Limits
-from attent.serving.translation_app import ServerOptions
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
 

@@ -16,9 +16,10 @@ import pytest
 from attent.serving import apertium, openai
 from attent.serving.app import create_app
 from attent.serving.backend import LocalBackend
+from attent.serving.gateway import ServerOptions
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
 from attent.serving.request import LookRequest
-from attent.serving.translation_app import ServerOptions, TranslationApp
+from attent.serving.translation_app import TranslationApp
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
@@ -346,7 +347,7 @@ def test_long_hosts_are_clipped(length: int, shown: int) -> None:
 
 
 def test_an_app_accepts_the_hosts_that_it_is_given() -> None:
-    app = create_app(page="page", handler=lambda request, stop: {}, csp="", hosts=("Example.org",))
+    app = TranslationApp(LocalBackend(object()), ServerOptions(hosts=("Example.org",)))
     for host, status in ((b"example.org:80", 200), (b"localhost", 421)):
         sent = talk(app, http_scope("/") | {"headers": [(b"host", host)]}, EMPTY_BODY)
         assert list_statuses(sent)[0][0] == status
@@ -387,8 +388,9 @@ def test_refusals_have_the_form_of_the_api(method: str, path: str, form: Callabl
 
 def test_a_wrong_method_has_the_form_of_the_api() -> None:
     app = TranslationApp(LocalBackend(object()))
-    error = {"message": "'/v2/usage' does not accept 'PUT'; it accepts GET, HEAD"}
-    assert talk_json(app, http_scope("/v2/usage") | {"method": "PUT"}, EMPTY_BODY) == (405, error)
+    status, error = talk_json(app, http_scope("/v2/glossaries/x/entries") | {"method": "PUT"}, EMPTY_BODY)
+    assert status == 405
+    assert error["message"].startswith("'/v2/glossaries/x/entries' does not accept 'PUT'; it accepts ")
 
 
 def test_rate_limits_have_the_form_of_the_api() -> None:

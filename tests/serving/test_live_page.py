@@ -19,10 +19,9 @@ from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspecto
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.serving.limits import Limits
 from attent.serving.live_page import create_live_app
-from attent.serving.server import serve_in_thread
 from tests.inspection import models
 from tests.inspection.toy_translator import TEXT, translator
-from tests.serving.toy import Client, post_bytes, wait_until
+from tests.serving.toy import Client, post_bytes, serve_in_thread, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -152,5 +151,5 @@ def test_client_that_leaves_frees_the_model_within_a_step(monkeypatch: pytest.Mo
         assert wait_until(ended.is_set)
         started = time.monotonic()
         assert Client(url).post({"text": TEXT}).status == 200
-        assert wait_until(lambda: app.num_pending == 0)
+        assert wait_until(lambda: app.gateway.admission.num_pending == 0)
         assert time.monotonic() - started < 10

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attent.serving.translation_app import ServerOptions
+from attent.serving.gateway import ServerOptions
 from tests.serving.toy import Client
 from tests.serving.translation_server import start_translation_server
 

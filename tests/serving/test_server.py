@@ -21,8 +21,8 @@ import pytest
 from attent.serving import server
 from attent.serving.app import create_app
 from attent.serving.limits import Limits, ServeError
-from attent.serving.server import reserve_port, serve_in_thread
-from tests.serving.toy import Client, Model, make_app, post_bytes, start_test_server, wait_until
+from attent.serving.server import reserve_port
+from tests.serving.toy import Client, Model, make_app, post_bytes, serve_in_thread, start_test_server, wait_until
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -85,7 +85,7 @@ def test_a_start_that_is_cancelled_announces_no_address(model: Model, monkeypatc
 
     monkeypatch.setattr(app, "start", load_forever)
     with reserve_port("127.0.0.1", 0) as reserved:
-        asyncio.run(server._run_server(app, reserved, stop, urls.append))
+        asyncio.run(server.run_server(app, reserved, stop, urls.append))
     assert urls == []
 
 
@@ -143,28 +143,6 @@ def test_invalid_host_or_port_is_rejected() -> None:
         reserve_port("192.0.2.1", 0)
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_server_that_does_not_start_is_reported(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STARTUP_TIMEOUT", 0.1)
-
-    async def work() -> None:
-        if fails:
-            raise OSError("in use")
-        await asyncio.sleep(60)
-
-    async def wait() -> None:
-        task = asyncio.create_task(work())
-        await asyncio.sleep(0)
-        try:
-            await server._wait_until_ready(task, "http://127.0.0.1:9")
-        finally:
-            task.cancel()
-
-    with pytest.raises(ServeError, match=r"127\.0\.0\.1:9 did not start; give another port") as error:
-        asyncio.run(wait())
-    assert isinstance(error.value.__cause__, OSError) == fails
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [
@@ -175,10 +153,10 @@ def test_a_server_that_does_not_start_is_reported(fails: bool, monkeypatch: pyte
     ],
 )
 def test_the_reason_for_a_refused_port_is_named(number: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(server, "_open_socket", fail)
+    monkeypatch.setattr(socket, "create_server", fail)
     with pytest.raises(ServeError, match=text):
         reserve_port("localhost", 80)
     with pytest.raises(ServeError, match=text.split(";")[0].replace("port 80", r"port (0|8017)")):
@@ -195,13 +173,14 @@ def test_a_port_of_another_program_is_skipped(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_settings_of_the_server() -> None:
-    created = server._create_server(make_app(Model()), "127.0.0.1", 8017)
-    assert (created.bind_addr, created.bind_port, created.backpressure) == ("127.0.0.1", 8017, 4096)
+    with reserve_port("127.0.0.1", 0) as held:
+        created = server._create_server(make_app(Model()), held)
+    assert created.backpressure == 4096
     assert (created.websockets, created.log_enabled) == (False, False)
     assert (created.interface.value, created.http.value) == ("asginl", "1")
     settings = created.http1_settings
     assert (settings.header_read_timeout, settings.max_buffer_size) == (5_000, 262_144)
-    assert (server.STARTUP_TIMEOUT, server.SHUTDOWN_TIMEOUT) == (20.0, 0.7)
+    assert server.SHUTDOWN_TIMEOUT == 0.7
     assert (server.FIRST_PORT, server.MAX_PORT_ATTEMPTS) == (8017, 20)
 
 
@@ -214,7 +193,7 @@ def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: py
 
     monkeypatch.setattr(server, "_create_server", keep_created)
     with reserve_port("127.0.0.1", 0) as reserved, pytest.raises(ServeError, match="stopped unexpectedly; start it"):
-        asyncio.run(server._run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
+        asyncio.run(server.run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
 
 
 def test_signals_reach_the_callback_and_are_restored() -> None:

@@ -25,14 +25,15 @@ from attent.serving.messages import (
     TranslateRequest,
 )
 from attent.serving.request import LookRequest
-from attent.serving.server import serve_in_thread
 from tests.inspection.conftest import browser, watch_problems  # noqa: F401 - a fixture
+from tests.serving.toy import serve_in_thread
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
 
 from attent.serving.backend import LocalBackend
-from attent.serving.translation_app import ServerOptions, TranslationApp
+from attent.serving.gateway import ServerOptions
+from attent.serving.translation_app import TranslationApp
 
 WORDS = {"a": "ein", "big": "großer", "dog": "Hund", "cat": "Katze", "runs": "läuft", "sleeps": "schläft"}
 DICTIONARIES = {

@@ -24,14 +24,13 @@ from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
-from attent.serving.gateway import TranslationCache
+from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
 from attent.serving.messages import CallContext, ServiceInfo, TextTranslation, TranslateRequest
 from attent.serving.run import build_configs, check_host
-from attent.serving.server import serve_in_thread
 from attent.serving.service import TranslationService
-from attent.serving.translation_app import ServerOptions, TranslationApp
-from tests.serving.toy import Client, Reply, wait_until
+from attent.serving.translation_app import TranslationApp
+from tests.serving.toy import Client, Reply, serve_in_thread, wait_until
 
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
 
@@ -46,10 +45,8 @@ def make_sentences(count: int, seed: int = 1, longest: int = 30) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[TranslationService]:
-    made = TranslationService([MODEL], languages=LANGUAGES)
-    yield made
-    made.close()
+def service() -> TranslationService:
+    return TranslationService([MODEL], languages=LANGUAGES)
 
 
 @contextmanager

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from attent.serving.app import HttpApp, create_app
 from attent.serving.limits import Limits
 from attent.serving.request import LookRequest
-from attent.serving.server import serve_in_thread
+from attent.serving.server import StopEvents, reserve_port, run_server
 
 CSP = "default-src 'self'; script-src 'sha256-abc'"
 PAGE = "<!doctype html><title>look</title><p>Ein Hund läuft.</p>"
@@ -138,6 +141,36 @@ class Switch:
 
     def look(self, question: LookRequest, stop: Callable[[], bool]) -> dict[str, Any]:
         return self.model.look(question, stop)
+
+
+@contextmanager
+def serve_in_thread(app: HttpApp, *, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[str]:
+    """Serve in a thread inside the `with` block; yields the URL."""
+    started: Future[tuple[str, Callable[[], object]]] = Future()
+
+    async def main(reserved: socket.socket) -> None:
+        stop = StopEvents()
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set_next)
+        await run_server(app, reserved, stop, lambda url: started.set_result((url, end)))
+
+    def run(reserved: socket.socket) -> None:
+        try:
+            asyncio.run(main(reserved))
+        except Exception as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    with reserve_port(host, port) as reserved:
+        thread = threading.Thread(target=run, args=(reserved,), name="attent server", daemon=True)
+        thread.start()
+        url, end = started.result()
+        try:
+            yield url
+        finally:
+            with suppress(RuntimeError):  # it has already stopped
+                end()
+            thread.join()
 
 
 def make_app(model: Model | Switch, limits: Limits | None = None) -> HttpApp:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.backend import LocalBackend
-from attent.serving.server import serve_in_thread
+from attent.serving.gateway import ServerOptions
 from attent.serving.service import TranslationService
-from attent.serving.translation_app import ServerOptions, TranslationApp
+from attent.serving.translation_app import TranslationApp
 from tests.decoding.toy_generators import save_model_folder
-from tests.serving.toy import Client
+from tests.serving.toy import Client, serve_in_thread
 
 SAVED_MODEL = Path(__file__).parents[1] / "models" / "saved_model"
 
