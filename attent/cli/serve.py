@@ -123,7 +123,7 @@ def build_options(flags: ServeFlags) -> ServerOptions:
     )
     return ServerOptions(
         limits=limits,
-        keys=frozenset(filter(None, [*flags.api_key, os.environ.get(KEY_VARIABLE)])),
+        keys=frozenset([*flags.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]),
         hosts=(*LOCAL_HOSTS, *flags.allow_host),
         origins=flags.allow_origin,
         cached_characters=flags.cache,

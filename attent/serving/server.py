@@ -60,10 +60,11 @@ def reserve_port(host: str, port: int | None) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise ServeError(f"`host` must be an address of this machine, but is {host!r}; try 127.0.0.1") from error
+    is_dual = address[0] == "::" and socket.has_dualstack_ipv6()  # accepts IPv4 too
     problem = OSError()
     for candidate in [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + MAX_PORT_ATTEMPTS), 0]:
         try:
-            return socket.create_server((address[0], candidate), family=family, backlog=BACKLOG)
+            return socket.create_server((address[0], candidate), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
         except OSError as error:
             problem = error
     raise ServeError(_describe_bind_error(host, port or 0, problem)) from problem

@@ -207,9 +207,8 @@ class TranslationService:
         translations: dict[int, TextTranslation] = {}
         for direction, indices in by_direction.items():
             if direction.source == direction.target:
-                for index, confidence in indices.items():
-                    text = request.texts[index]
-                    translations[index] = copy_text(text, direction, confidence, request.alignment)
+                for index, value in indices.items():
+                    translations[index] = copy_text(request.texts[index], direction, value, request.alignment)
                 continue
             lines = [request.texts[index].split("\n") for index in indices]
             translated_lines = self.translators[direction.model].translate(
