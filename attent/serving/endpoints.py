@@ -233,7 +233,8 @@ def check_text(value: object) -> None:
 def validate_body(kind: type[BaseModel], data: Mapping[str, Any], *, strict: bool) -> BaseModel:
     """Return the body; `strict` accepts no strings as numbers."""
     try:
-        return kind.model_validate({name: data[name] for name in data if name not in KEY_FIELDS}, strict=strict)
+        fields = {name: data[name] for name in data if name in kind.model_fields or name not in KEY_FIELDS}
+        return kind.model_validate(fields, strict=strict)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         if first["type"] == "extra_forbidden":

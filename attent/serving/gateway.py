@@ -167,9 +167,8 @@ class Gateway:
         missing = [index for index, result in enumerate(results) if result is None]
         self.metrics.cache_hits.inc(len(results) - len(missing))
         if missing:
-            missing_request = replace(request, texts=tuple(request.texts[index] for index in missing))
-            work = count_characters(missing_request)
-            searched = await self.call("translate", missing_request, client, characters=work)
+            rest = replace(request, texts=tuple(request.texts[index] for index in missing))
+            searched = await self.call("translate", rest, client, characters=count_characters(rest))
             for index, translation in zip(missing, searched, strict=True):
                 results[index] = translation
                 if use_cache:

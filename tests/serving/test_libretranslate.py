@@ -330,6 +330,11 @@ def test_progress_of_a_file(client: Client) -> None:
     assert (wrong.status, "`target`" in wrong.error) == (400, True)
 
 
+def test_a_key_must_be_a_text(client: Client) -> None:
+    reply = client.post({"q": "one", "target": "de", "api_key": 1}, path="/translate")
+    assert (reply.status, reply.error.partition(":")[0]) == (400, "`api_key`")
+
+
 def test_full_disk_leaves_no_partial_line(
     client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -184,6 +184,7 @@ def test_foreign_hosts_are_rejected(client: Client) -> None:
         f"evil.example:{port}",
         "127.0.0.1.evil.example",
         "localhost@evil.example",
+        "localhost:evil",
         "",
         "[::1",
     ):

@@ -156,6 +156,7 @@ def test_a_stream_is_the_same_text_in_pieces(service: TranslationService, client
     service.stream(sampling, CallContext(send_item=sampled_pieces.append))
     assert "".join(sampled_pieces) == sampled.text
     assert post(client, text=["one", "two"], stream=True).status == 400
+    assert post(client, text="x" * 10_001, stream=True).status == 413
 
 
 def test_suggestions_differ_in_the_next_word(client: Client) -> None:
