@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Generator
 
 import pytest
@@ -65,11 +64,3 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def no_curves_by_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip drawing curves, which takes half a second per run; the tests of curves call the function directly."""
-    curves = sys.modules.get("attent.training.curves")
-    if curves is not None:
-        monkeypatch.setattr(curves, "draw_curves", lambda *_: None)

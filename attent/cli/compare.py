@@ -20,7 +20,7 @@ def _list_flag(help_text: str) -> Parameter:
 
 
 @add_config_flags(
-    {path: (table, GROUPS[path]) for path, table in SETTING_TABLES.items() if path not in ("data.images", "data.audio")}
+    {table: GROUPS[table] for path, table in SETTING_TABLES.items() if path not in ("data.images", "data.audio")}
 )
 def compare(
     *,
@@ -52,9 +52,9 @@ def compare(
     if sum(map(bool, (arch, config, table3))) > 1:
         raise ValueError("only one of --arch, --config and --table3 can be given; compare them in separate folders")
     limit_thread_waiting()
-    from attent.cli.progress import TrainingDisplay
     from attent.training import comparison, comparison_report, run
     from attent.training import config as run_config
+    from attent.training.progress import TrainingDisplay
 
     named = {"data.train": tuple(data or ()) or None, "size": size, **run.locate_settings(flags)}
     flat = {path: value for path, value in named.items() if value is not None}

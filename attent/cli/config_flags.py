@@ -13,13 +13,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from cyclopts import Group, Parameter
 
 
-def add_config_flags(tables: Mapping[str, tuple[type, Group]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the flags of settings tables to a command, as its `**flags`: table -> (dataclass, help group)."""
+def add_config_flags(tables: Mapping[type, Group]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags of settings tables to a command, as its `**flags`: dataclass -> help group."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
-        more = [flag for table, group in tables.values() for flag in _iterate_flags(table, group)]
+        more = [flag for table, group in tables.items() for flag in _iterate_flags(table, group)]
         names = {parameter.name for parameter in own}
         parameters = [*own, *(flag for flag in more if flag.name not in names)]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -54,7 +54,6 @@ def demo(
     from attent.cli.train import limit_thread_waiting
 
     limit_thread_waiting()
-    from attent.cli.progress import TrainingDisplay
     from attent.interop import load_as
     from attent.models import Seq2Seq
     from attent.text.tokenizer import Tokenizer
@@ -63,8 +62,7 @@ def demo(
     if steps < 1:
         raise ValueError(f"`--steps` must be 1 or more, but is {steps}")
     Console(stderr=True, highlight=False).print(WELCOME)
-    with TrainingDisplay() as display:
-        result = train(out=out, settings=demo_overrides(steps, seed), listeners=[display], force_exit=True)
+    result = train(out=out, settings=demo_overrides(steps, seed), force_exit=True)
     if result.exit_code:
         return result.exit_code
     model, tokenizer = load_as(out, Seq2Seq), Tokenizer.load(out)

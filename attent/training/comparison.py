@@ -283,14 +283,14 @@ def load_measurements(planned: PlannedRun, out: Path) -> RunMeasurements | None:
 
 
 def train_and_measure(
-    planned: PlannedRun, out: Path, jobs: int, listener: EventHandler = lambda event: None
+    planned: PlannedRun, out: Path, jobs: int, callback: EventHandler = lambda event: None
 ) -> RunMeasurements:
     """Train a run, or resume it, and store its measurements. Raise KeyboardInterrupt if a signal stopped it."""
     if torch.cuda.is_available():
         gc.collect()  # the model of the run before, which its search graphs keep
         torch.cuda.empty_cache()
     folder = out / RUNS_FOLDER / planned.name
-    result = run.train(out=folder, settings=planned.settings, listeners=[listener])
+    result = run.train(out=folder, settings=planned.settings, callbacks=[callback], progress=False)
     if result.stop_reason == "stopped":
         raise KeyboardInterrupt
     path = out / RESULTS_FOLDER / f"{planned.name}.json"

@@ -1,35 +1,28 @@
-"""`curves.svg`: losses, metrics and learning rate of a run, drawn by matplotlib (`pip install 'attent[viz]'`) from its
-events, which come from the training loop or from `log.jsonl`.
+"""`curves.svg`: losses, metrics and learning rate of a run, drawn from its events, which come from the training loop or
+from `log.jsonl`. Notebooks display the same panels.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from attent.scoring.metrics import METRICS
 from attent.storage.atomic import write_atomic
 from attent.training.events import Ended, Event, Progress, Validated
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MAX_POINTS = 400  # of a line
-DRAW_SECONDS = 60.0  # between two drawings: each takes half a second
 SETTLED_FRACTION = 0.04  # of a run: the loss before it is outside of the scale, so that the rest can be seen
 MIN_EXACT = 20.0  # percent; below, exact matches do not measure the task
-GRID_COLOR, BEST_COLOR = "#e4e7eb", "#616e7c"
-# Okabe and Ito's palette, which colour-blind people can tell apart.
-COLORS = ("#d55e00", "#0072b2", "#009e73", "#8e4585", "#e69f00", "#56b4e9")
-TRAIN_COLOR = "#9fb3c8"
+TRAIN_COLOR, GRID_COLOR = "#9fb3c8", "#e4e7eb"
+# Near Okabe and Ito's palette, which colour-blind people can tell apart, but visible on light and on dark pages.
+COLORS = ("#d55e00", "#2a8fd4", "#009e73", "#b267a8", "#b8860b", "#7f7f7f")
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 200, 52, 20, 26, 20  # a panel and its margins, in pixels
 
 Point = tuple[float, float]
 
@@ -51,33 +44,27 @@ class CurveData:
 
 
 class CurveWriter:
-    """Listens to training and draws, at most once a minute and at the end; a problem never stops the run."""
+    """Draws at every validation and at the end; a file that cannot be written does not stop the run."""
 
     def __init__(self, path: Path, past_events: Iterable[Event] = ()) -> None:
         """`past_events` are those of the run that is resumed."""
         self.path = Path(path)
         self._events = list(past_events)
         self._failed = False
-        self._last_drawn = time.monotonic()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress | Validated | Ended):
+        if isinstance(event, Progress | Validated):
             self._events.append(event)
-        due = isinstance(event, Validated) and time.monotonic() - self._last_drawn >= DRAW_SECONDS
-        if (due or isinstance(event, Ended)) and not self._failed:
+        if isinstance(event, Validated | Ended) and not self._failed:
             try:
                 draw_curves(self._events, self.path)
-                self._last_drawn = time.monotonic()
-            except ImportError:
-                self._disable("drawing needs matplotlib: pip install 'attent[viz]'")
             except OSError as error:
-                self._disable(f"cannot be written ({error.strerror or error})")
-            except Exception as error:  # noqa: BLE001 - matplotlib's are of many types
-                self._disable(f"cannot be drawn ({type(error).__name__}: {error})")
-
-    def _disable(self, reason: str) -> None:
-        self._failed = True
-        print(f"warning: {self.path}: {reason}; training continues without curves", file=sys.stderr)
+                self._failed = True
+                reason = error.strerror or error
+                print(
+                    f"warning: {self.path}: cannot be written ({reason}); training continues without curves",
+                    file=sys.stderr,
+                )
 
 
 def collect_curves(events: Sequence[Event]) -> CurveData:
@@ -132,38 +119,63 @@ def compute_value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[flo
 
 
 def draw_curves(events: Sequence[Event], path: Path) -> None:
-    """Write the curves as SVG or PNG, by the suffix. Raise ImportError without matplotlib."""
-    from matplotlib.figure import Figure
+    """Write the curves as an SVG file, if there are any."""
+    if panels := render_panels(events):
+        size = f'width="{PANEL_WIDTH * len(panels)}" height="{PANEL_HEIGHT}"'
+        placed = (f'<g transform="translate({PANEL_WIDTH * i})">{panel}</g>' for i, panel in enumerate(panels))
+        content = f'<rect width="100%" height="100%" fill="white"/>{"".join(placed)}'
+        write_atomic(path, f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{content}</svg>\n'.encode())
 
+
+def render_panels(events: Sequence[Event]) -> list[str]:
+    """Return the losses, metrics and learning rate, those that there are, as SVG elements in the color of the text."""
     curves = collect_curves(events)
     lines_by_title = {
         "Cross-entropy (nats)": curves.losses,
         "Validation metrics": curves.metrics,
         "Learning rate": (curves.learning_rate,),
     }
-    panels = [(title, lines) for title, lines in lines_by_title.items() if lines and lines[0].points]
-    if not panels:
-        return
-    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, title, lines, curves)
-    image = BytesIO()
-    figure.savefig(image, format=path.suffix[1:], dpi=144)
-    write_atomic(path, image.getvalue())
+    return [_render_panel(*panel, curves) for panel in lines_by_title.items() if panel[1] and panel[1][0].points]
 
 
-def _draw_panel(axes: Axes, title: str, lines: Sequence[CurveLine], curves: CurveData) -> None:
-    colors = iter(COLORS)
-    for line in lines:
-        xs, ys = zip(*downsample(line.points), strict=True)
-        color = next(colors) if line.has_markers else TRAIN_COLOR
-        axes.plot(xs, ys, label=line.name, color=color, marker="." if line.has_markers else None)
+def _render_panel(title: str, lines: Sequence[CurveLine], curves: CurveData) -> str:
     low, high = compute_value_range(lines, curves.last_step)
-    margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.05
-    axes.set_ylim(low - margin, high + margin)
+    margin = 0.05 * (high - low) or abs(high) * 0.05 or 0.05
+    low, high = low - margin, high + margin
+    width, height = PANEL_WIDTH - LEFT - RIGHT, PANEL_HEIGHT - TOP - BOTTOM
+
+    def locate(x: float, y: float) -> tuple[float, float]:
+        return round(width * x / max(curves.last_step, 1), 1), round(height * (high - y) / (high - low), 1)
+
+    parts = [f'<text x="{LEFT}" y="14" font-weight="bold">{title}</text>']
+    for tick in find_ticks(low, high):
+        y = TOP + locate(0, tick)[1]
+        parts.append(f'<path d="M{LEFT} {y}h{width}" stroke="currentColor" stroke-opacity="0.2"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.4g}</text>')
+    for tick in find_ticks(0, curves.last_step)[1:]:
+        x = LEFT + locate(tick, 0)[0]
+        parts.append(f'<text x="{x}" y="{PANEL_HEIGHT - 4}" text-anchor="middle">{tick:,.0f}</text>')
+    parts.append(f'<svg x="{LEFT}" y="{TOP}" width="{width + 4}" height="{height}">')  # clips the lines
     if curves.best_step is not None and lines[0] is not curves.learning_rate:
-        axes.axvline(curves.best_step, color=BEST_COLOR, linestyle=":", label=f"best: step {curves.best_step:,}")
-    axes.set_title(title)
-    axes.set_xlabel("steps")
-    axes.grid(color=GRID_COLOR)
-    axes.legend(frameon=False)
+        x = locate(curves.best_step, 0)[0]
+        best = f'<path d="M{x} 0v{height}" stroke="currentColor" stroke-opacity="0.5" stroke-dasharray="2 3">'
+        parts.append(f"{best}<title>best: step {curves.best_step:,}</title></path>")
+    colors, legend = iter(COLORS), []
+    for line in lines:
+        color = next(colors) if line.has_markers else TRAIN_COLOR
+        points = [locate(*point) for point in downsample(line.points)]
+        path = " ".join(f"{x},{y}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="2" fill="{color}"/>' for x, y in points if line.has_markers]
+        legend += [f'<tspan fill="{color}">{line.name}</tspan>'] if len(lines) > 1 or line.has_markers else []
+    parts.append(f'</svg><text x="{LEFT + width}" y="14" text-anchor="end">{"&#160; ".join(legend)}</text>')
+    size = f'width="{PANEL_WIDTH}" height="{PANEL_HEIGHT}" viewBox="0 0 {PANEL_WIDTH} {PANEL_HEIGHT}"'
+    font = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+    return f'<svg {size} {font} style="max-width: 100%">{"".join(parts)}</svg>'
+
+
+def find_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two values, at most six."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 5)) if high > low else 1.0
+    step = next(power * factor for factor in (1, 2, 5, 10) if (high - low) / (power * factor) <= 5)
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

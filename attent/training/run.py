@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from attent import interop, settings
+from attent.data.in_memory import CorpusInput, InMemoryCorpus, is_in_memory
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
@@ -31,13 +32,15 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig, checkpoint, hardware, rng, run_folder
 from attent.training import config as run_config
 from attent.training.averaging import average_checkpoints
-from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
+from attent.training.config import RunConfig, TrainConfig, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
 from attent.training.event_log import LOG_FILE, EventLog
 from attent.training.events import Ended, Event, EventHandler, Note
 from attent.training.loop import StopReason, Trainer
-from attent.training.run_options import SETTING_TABLES, SHORT_FLAGS, Arch
+from attent.training.notebook import open_display
+from attent.training.result import TrainResult
+from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.task_heads import describe_new_heads, find_new_head_parameters
 from attent.training.tasks import TASKS, TaskName, get_task_class
@@ -51,20 +54,8 @@ MODEL_DESCRIPTIONS: dict[type[Model], str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """How a run ended. `stopped`: by a signal or `should_stop`; training the same folder again resumes it."""
-
-    out: Path
-    step: int
-    stop_reason: StopReason
-    scores: tuple[Mapping[str, Any], ...] = ()  # of a complete run, per set: name, split, num_examples, unit, metrics
-    exit_code: int = 0  # as a shell expects it: 130 or 143 after a signal
-    resume_command: str = ""  # if it was stopped
-
-
 @runtime_checkable
-class RunListener(Protocol):
+class RunCallback(Protocol):
     """An event handler that also receives the run's title and the events of earlier sessions."""
 
     def __call__(self, event: Event) -> None: ...
@@ -72,46 +63,54 @@ class RunListener(Protocol):
     def begin_run(self, title: str, history: Sequence[Event]) -> None: ...
 
 
+@accept_options(TrainOptions)
 def train(
-    data: str | Path | Sequence[str | Path] = (),
+    data: CorpusInput = (),
     *,
     out: str | Path,
-    src: str | None = None,
-    tgt: str | None = None,
-    task: TaskName | None = None,
-    arch: Arch | None = None,
-    size: Size | None = None,
-    init_from: str | None = None,
     config: str | Path | None = None,
-    overrides: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-    listeners: Sequence[EventHandler] = (),
-    should_stop: Callable[[], bool] = lambda: False,
+    overrides: Sequence[str] = (),
+    callbacks: Sequence[EventHandler] = (),
+    progress: bool = True,
+    should_stop: Callable[[], bool] | None = None,
     force_exit: bool = False,
     **options: Any,
 ) -> TrainResult:
     """Train a model into the folder `out`, or resume the run that is there.
 
-    data        corpora: files, folders or built-in names, each with a weight if wanted ("own.tmx:3")
-    config      a run file; `settings` ({"model.dropout": 0.2}) and `overrides` ("model.dropout=0.2") take precedence
-    options     any other flag of `attent train` by its name: steps=2000, lr=1e-3, patience=5
-    listeners   called with each event of `training.events`
-    force_exit  a second Ctrl-C ends the process instead of raising KeyboardInterrupt
+    >>> import attent
+    >>> pairs = [(f"{number} dogs", f"{number} Hunde") for number in range(300)]
+    >>> run = attent.train(pairs, src="en", tgt="de", out="runs/dogs", size="tiny", steps=2, progress=False)
+    >>> run.step, run.stop_reason
+    (2, 'steps')
+    >>> translator = attent.Translator.load("runs/dogs")
+
+    Real data has more pairs, and `minutes=10` instead of `steps`: attent.train("corpus.tsv", src="en", tgt="de",
+    out="runs/en-de", minutes=10). Ctrl-C, or Kernel > Interrupt in a notebook, saves a checkpoint and returns; the same
+    call resumes. The result has the `scores`, the `history` of the losses and metrics, and `to_frame()` for pandas.
     """
-    corpora = [data] if isinstance(data, str | Path) else data
-    named: dict[str, Any] = {"data.train": tuple(map(str, corpora)) or None, "init_from": init_from}
-    named |= {"task": task, "arch": arch, "size": size}
-    flags = {"src": src, "tgt": tgt, **options}
+    folder = Path(out).expanduser()
+    stored: dict[Path, InMemoryCorpus] = {}  # corpora that are stored in the run's folder
+    corpora: dict[str, Any] = {"data": data, "valid": options.get("valid"), "test": options.get("test")}
+    for name, value in corpora.items():
+        if value is not None and is_in_memory(value):
+            corpus = InMemoryCorpus(value, name, (options.get("src"), options.get("tgt")))
+            value = folder.absolute() / run_folder.STATE_FOLDER / "input" / corpus.name
+            stored[value] = corpus
+        names = (value,) if isinstance(value, str | Path) else value or ()
+        corpora[name] = tuple(map(str, names)) or None
+    if stored and (task := options.get("task") or "translate") != "translate":
+        raise TrainError(f"`data` must be files for the task {task}, but is in memory; save it to a file")
+    train_names = corpora.pop("data")
+    init_from = options.get("init_from")
+    options |= {**corpora, "init_from": None if init_from is None else str(init_from)}
+    flags = {"data.train": train_names, **locate_settings(options), **(settings or {})}
     requested = run_config.read_user_settings(
         None if config is None else Path(config),
-        {
-            path: value
-            for path, value in {**named, **locate_settings(flags), **(settings or {})}.items()
-            if value is not None
-        },
+        {path: value for path, value in flags.items() if value is not None},
         overrides,
     )
-    folder = Path(out).expanduser()
     table = requested.get("train", {})
     with ExitStack() as stack:
         distributed = stack.enter_context(init_distributed(hardware.activate_device(table.get("device"))))
@@ -119,30 +118,45 @@ def train(
         if distributed.is_main:
             run_folder.check_folder(folder, requested)
             stack.enter_context(run_folder.lock_folder(folder))
+            for path, corpus in stored.items():
+                if not path.exists():
+                    with explain_save_errors(folder, "run"):
+                        corpus.write(path)
         distributed.barrier()
         signals = stack.enter_context(StopSignals(force_exit=force_exit))
-        return TrainSession(
+        display = [stack.enter_context(open_display())] if progress and distributed.is_main else []
+        session = TrainSession(
             out=folder,
             requested=requested,
             distributed=distributed,
-            listeners=list(listeners) if distributed.is_main else [],
+            callbacks=[*display, *callbacks] if distributed.is_main else [],
             signals=signals,
-            should_stop=lambda: signals.should_stop() or should_stop(),
+            should_stop=lambda: (
+                signals.should_stop() or session.callback_error is not None or bool(should_stop and should_stop())
+            ),
             open_files=stack,
-        ).run()
+        )
+        result = session.run()
+    if session.callback_error is not None:
+        session.callback_error.add_note(f"The run is saved at step {result.step:,}; the same call resumes it.")
+        raise session.callback_error
+    return result
 
 
 def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """{"steps": 20, "src": "en"} -> {"train.steps": 20, "data.src": "en"}"""
     paths = {field.name: f"{table}.{field.name}" for table, cls in SETTING_TABLES.items() for field in fields(cls)}
-    paths |= SHORT_FLAGS
+    paths |= OPTION_PATHS
     for name in flags.keys() - paths.keys():
         near = get_close_matches(name, paths)
         raise TrainError(f"unknown setting `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""))
     for name, value in flags.items():  # here an error names the flag, later only its table
         table, _, field_name = paths[name].rpartition(".")
         if value is not None and table in SETTING_TABLES:
-            SETTING_TABLES[table](**{field_name: value})
+            try:
+                settings.from_dict(SETTING_TABLES[table], {field_name: value}, where="")
+            except settings.SettingsError as error:
+                raise TrainError(str(error).removeprefix(": ")) from None
     return {paths[name]: value for name, value in flags.items()}
 
 
@@ -153,7 +167,7 @@ class TrainSession:
     out: Path
     requested: UserSettings
     distributed: DistributedContext
-    listeners: list[EventHandler]
+    callbacks: list[EventHandler]
     signals: StopSignals
     should_stop: Callable[[], bool]
     open_files: ExitStack  # the log and the TensorBoard files
@@ -161,14 +175,21 @@ class TrainSession:
     new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
     unresolved: TrainConfig = field(default_factory=TrainConfig)  # as requested, with None where it is chosen
     start: float = field(default_factory=time.monotonic)
+    callback_error: Exception | None = None  # raised when the run has been saved
 
     @property
     def state_dir(self) -> Path:
         return self.out / run_folder.STATE_FOLDER
 
     def emit(self, event: Event) -> None:
-        for listener in self.listeners:
-            listener(event)
+        """Call all callbacks. If one raises after training has begun, the run is saved and stopped first."""
+        for callback in self.callbacks:
+            try:
+                callback(event)
+            except Exception as error:
+                if not self.signals.can_save:
+                    raise
+                self.callback_error = self.callback_error or error
         if self.early_events is not None:
             self.early_events.append(event)
 
@@ -179,27 +200,28 @@ class TrainSession:
             try:
                 run = self.choose_threads_and_steps(run, task, trainer)
             except StopRequested:
-                return self.build_result(trainer, "stopped")
+                return self.build_result(task, trainer, "stopped")
         self.restore_and_open_log(trainer, f"{self.out} ({task.title})" if task.title else str(self.out))
         if (result := self.rescore_if_finished(run, task, trainer)) is not None:
             return result
         self.signals.can_save = True
         ended = trainer.run()
         if ended.reason == "stopped":
-            return self.build_result(trainer, "stopped")
+            return self.build_result(task, trainer, "stopped")
         try:
             finalizer = Finalizer(self, run, task, trainer, ended)
             finalizer.choose_weights()
             finalizer.write_results()
         except (StopRequested, SearchCancelled):
             self.distributed.barrier()  # the other ranks wait in `write_results`
-            return self.build_result(trainer, "stopped")
-        return self.build_result(trainer, ended.reason)
+            return self.build_result(task, trainer, "stopped")
+        return self.build_result(task, trainer, ended.reason)
 
-    def build_result(self, trainer: Trainer, reason: StopReason) -> TrainResult:
+    def build_result(self, task: Task, trainer: Trainer, reason: StopReason) -> TrainResult:
         result = TrainResult(out=self.out, step=trainer.state.step, stop_reason=reason)
         if reason != "stopped":
-            return replace(result, scores=tuple(self.read_run_summary(trainer.state.step).get("scores", ())))
+            scores = tuple(self.read_run_summary(trainer.state.step).get("scores", ()))
+            return replace(result, scores=scores, python_example=task.describe_model(self.out).python_example)
         again = shlex.join(["attent", "train", "--out", str(self.out)])
         command = again if self.distributed.world_size == 1 else "the same command"
         return replace(
@@ -420,15 +442,15 @@ class TrainSession:
         history = list(log.history)
         for event in (self.early_events or []) if not step else ():
             log(event)
-        for listener in self.listeners:
-            if isinstance(listener, RunListener):
-                listener.begin_run(title, history)
-        self.listeners += [log, CurveWriter(self.out / run_folder.CURVES_FILE, history)]
+        for callback in self.callbacks:
+            if isinstance(callback, RunCallback):
+                callback.begin_run(title, history)
+        self.callbacks += [log, CurveWriter(self.out / run_folder.CURVES_FILE, history)]
         if trainer.config.tensorboard:
             from attent.training.tensorboard import TensorBoardWriter
 
             writer = TensorBoardWriter(self.out / "tensorboard", step)
-            self.listeners.append(self.open_files.enter_context(closing(writer)))
+            self.callbacks.append(self.open_files.enter_context(closing(writer)))
 
     def read_run_summary(self, step: int) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if that was not at this step."""
@@ -447,7 +469,7 @@ class TrainSession:
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
             Finalizer(self, run, task, trainer, ended, finished["weights"]).write_results()
-        return self.build_result(trainer, finished["reason"])
+        return self.build_result(task, trainer, finished["reason"])
 
 
 def load_initial_model(path: str, task: TaskName) -> Model:

@@ -1,20 +1,32 @@
 """The settings of a run except the model's: data, training, and decoding for the final scores.
 
-The annotations are the help texts of the flags. Nothing here imports torch, so that `attent train --help` is fast.
+The annotations are the help texts of the flags of `attent train` and of the arguments of `attent.train`. Nothing here
+imports torch, so that `attent train --help` is fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from attent.data.audio import AudioDataConfig
 from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
 from attent.data.images import ImageDataConfig
+from attent.data.in_memory import CorpusInput
 from attent.text.tokenizer_training import TokenizerConfig
+from attent.training.events import Event
 from attent.training.schedule import Schedule
+from attent.training.tasks import DATA_HELP, TASK_HELP, TaskName
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Size = Literal["tiny", "small", "base", "big"]
 # Of translation models: `attent.models.presets.ARCHS`.
@@ -24,6 +36,8 @@ MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
     1: "steps batch_tokens accumulate micro_batch_tokens save_every keep_last valid_every threads",
 }
+VALID_HELP = "validation corpora [default: those in the folder of the data, else a held-out part]"
+TEST_HELP = "test corpora for the final scores [default: those in the folder of the data]"
 
 
 class TrainError(ValueError):
@@ -31,16 +45,11 @@ class TrainError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    train: tuple[str, ...] = ()  # corpora, each with an optional weight (own.tmx:3); the flag is --data
+class TextOptions:
     src: Annotated[str | None, "source language, such as en; several separated by commas"] = None
     tgt: Annotated[str | None, "target language; several separated by commas train a multilingual model"] = None
-    valid: Annotated[
-        tuple[str, ...], "validation corpora [default: those in the folder of the data, else a held-out part]"
-    ] = ()
-    test: Annotated[
-        tuple[str, ...], "test corpora for the final scores [default: those in the folder of the data]"
-    ] = ()
+    valid: Annotated[tuple[str, ...], VALID_HELP] = ()
+    test: Annotated[tuple[str, ...], TEST_HELP] = ()
     hold_out: Annotated[
         int | None, "pairs or texts held out if there is no validation set (characters, of few documents); 0: none"
     ] = None
@@ -54,17 +63,22 @@ class DataConfig:
         Layout | None,
         "packed rows (GPU), bucketed by length (CPU), or bucketed in fixed shapes (LSTMs and convolutions on a GPU)",
     ] = None
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    filters: FilterConfig = field(default_factory=FilterConfig)
-    read_options: ReadOptions = field(default_factory=ReadOptions)
-    images: ImageDataConfig | None = None  # for --task images
-    audio: AudioDataConfig | None = None  # for --task speech
 
     def __post_init__(self) -> None:
         check_below_one("subword_sampling", self.subword_sampling)
         check_at_least("max_tokens", self.max_tokens, 1)
         if self.hold_out is not None:
             check_at_least("hold_out", self.hold_out, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(TextOptions):
+    train: tuple[str, ...] = ()  # corpora, each with an optional weight (own.tmx:3); the flag is --data
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    read_options: ReadOptions = field(default_factory=ReadOptions)
+    images: ImageDataConfig | None = None  # for --task images
+    audio: AudioDataConfig | None = None  # for --task speech
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +171,94 @@ class DecodeConfig:
         check_at_least("length_penalty", self.length_penalty, 0)
 
 
-# The tables of a run file whose fields are flags, and flags for fields that are nested deeper.
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that are not fields of one of `SETTING_TABLES`."""
+
+    data: Annotated[
+        CorpusInput,
+        f"{DATA_HELP}. In Python also pairs [(source, target), ...], a pandas DataFrame or a datasets.Dataset whose "
+        "columns are named by language, for translate",
+    ] = field(default=(), kw_only=False)
+    out: Annotated[str | Path, "folder of the model; the same folder again resumes the run"]
+    task: Annotated[TaskName | None, TASK_HELP] = None
+    arch: Annotated[Arch | None, "architecture of a translation model [default: transformer]"] = None
+    size: Annotated[Size | None, "model size [default: from the amount of data]"] = None
+    init_from: Annotated[str | Path | None, "a model to fine-tune, of attent or Hugging Face"] = None
+    tokenizer: Annotated[Literal["bpe", "unigram", "char"] | None, "tokenizer to train [default: bpe]"] = None
+    vocab: Annotated[int | None, "vocabulary size [default: from the data]"] = None
+    dropout: Annotated[float | None, "dropout probability [default: from the amount of data]"] = None
+    config: Annotated[str | Path | None, "a run file, such as the run.toml of a model"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonOptions:
+    settings: Annotated[
+        Mapping[str, Any] | None, 'any setting of the run file: {"model.dropout": 0.2, "data.filters.script": False}'
+    ] = None
+    overrides: Annotated[Sequence[str], 'the same as text: ["model.dropout=0.2"]'] = ()
+    callbacks: Annotated[
+        Sequence[Callable[[Event], object]],
+        "functions called with each event (`attent.training.events`); if one raises, the run is saved and stops",
+    ] = ()
+    progress: Annotated[bool, "show progress: in a notebook with curves, elsewhere on stderr"] = True
+    should_stop: Annotated[Callable[[], bool] | None, "called often; True stops the run after a checkpoint"] = None
+    force_exit: Annotated[bool, "a second Ctrl-C ends the process, instead of raising KeyboardInterrupt"] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RunOptions, TextOptions, TrainConfig, DecodeConfig, ImageDataConfig, AudioDataConfig, PythonOptions):
+    """The arguments of `attent.train`, as one declaration for type checkers and `help`. There are no instances."""
+
+    valid: Annotated[CorpusInput, VALID_HELP] = ()  # type: ignore[assignment]
+    test: Annotated[CorpusInput, TEST_HELP] = ()  # type: ignore[assignment]
+
+
+# The tables of a run file whose fields are options, and the paths of other options in it.
 SETTING_TABLES: dict[str, type] = {
-    "data": DataConfig, "data.images": ImageDataConfig, "data.audio": AudioDataConfig, "train": TrainConfig,
-    "decode": DecodeConfig,
+    "data": TextOptions, "train": TrainConfig, "decode": DecodeConfig, "data.images": ImageDataConfig,
+    "data.audio": AudioDataConfig,
 }  # fmt: skip
-SHORT_FLAGS = {"tokenizer": "data.tokenizer.kind", "vocab": "data.tokenizer.vocab", "dropout": "model.dropout"}
+OPTION_PATHS = {
+    "task": "task", "arch": "arch", "size": "size", "init_from": "init_from", "tokenizer": "data.tokenizer.kind",
+    "vocab": "data.tokenizer.vocab", "dropout": "model.dropout",
+}  # fmt: skip
+OPTION_GROUPS: dict[str, type] = {
+    "What to train": RunOptions, "Text": TextOptions, "Recipe": TrainConfig, "Scores": DecodeConfig,
+    "Images": ImageDataConfig, "Speech": AudioDataConfig, "Python": PythonOptions,
+}  # fmt: skip
+
+
+def accept_options(options: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Type a function as one that takes the arguments of `options`, and list them in its signature and docstring."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        hints = get_type_hints(TrainOptions, include_extras=True)
+        parameters, lines = [], [inspect.getdoc(function) or ""]
+        for group, table in OPTION_GROUPS.items():
+            lines += ["", f"{group}:"]
+            for option in fields(table):
+                if get_origin(hints[option.name]) is Annotated:
+                    default = inspect.Parameter.empty if option.default is MISSING else option.default
+                    is_first = option.name == "data"
+                    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_first else inspect.Parameter.KEYWORD_ONLY
+                    parameters.append(inspect.Parameter(option.name, kind, default=default))
+                    lines.append(_describe_option(option, *get_args(hints[option.name])))
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__doc__ = "\n".join(lines)
+        return function
+
+    return decorate
+
+
+def _describe_option(option: Field[Any], kind: Any, help_text: str) -> str:
+    """`    lr (float): peak learning rate`, with the names of flags as in Python."""
+    members = [member for member in get_args(kind) if member is not NoneType] if NoneType in get_args(kind) else [kind]
+    type_name = re.sub(r"\b(\w+\.)+(?=\w)", "", " | ".join(map(inspect.formatannotation, members)))
+    text = re.sub("--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), help_text)
+    if "[default" not in text and option.default not in (None, (), MISSING):
+        text += f" [default: {option.default}]"
+    return f"    {option.name} ({type_name}): {text}"
 
 
 def check_at_least(name: str, value: float, minimum: float) -> None:

@@ -12,7 +12,7 @@ PROGRESS_SCALARS = ("loss", "perplexity", "lr", "grad_norm", "tokens_per_second"
 
 
 class TensorBoardWriter:
-    """Listens to training and writes event files; what a resumed run writes again replaces what was there."""
+    """Writes event files when training reports; what a resumed run writes again replaces what was there."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

@@ -180,7 +180,6 @@ def serve_forks() -> None:
     import attent.training.model_card
     import attent.training.run
 
-    attent.training.curves.draw_curves = lambda *_: None  # matplotlib takes longer than the whole run
     attent.decoding.options.MAX_EXTRA_TOKENS = MAX_EXTRA_TOKENS
     del sacrebleu, attent
     print(json.dumps({"ready": True}), flush=True)

@@ -1,18 +1,28 @@
-"""Training curves: the data that is drawn, the drawing, and the listener."""
+"""Training curves: the data that is drawn, the drawing, and the callback."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from attent.training import curves
-from attent.training.curves import MAX_POINTS, CurveWriter, collect_curves, compute_value_range, downsample
+from attent.training.curves import (
+    MAX_POINTS,
+    CurveWriter,
+    collect_curves,
+    compute_value_range,
+    downsample,
+    draw_curves,
+    find_ticks,
+    render_panels,
+)
 from attent.training.events import Ended, Event, Progress, Validated
 
-draw_curves = curves.draw_curves  # every test has it patched away
+SVG = "{http://www.w3.org/2000/svg}"
+XTICKS = ["200", "400", "600", "800", "1,000"]
 
 
 def progress(step: int, perplexity: float = 10.0) -> Progress:
@@ -40,10 +50,6 @@ def run(steps: int = 1000, every: int = 10) -> list[Event]:
         if step % 200 == 0:
             events.append(validated(step, loss=1 + 500 / step, best=step <= 800, bleu=30 * step / steps, chrf=50.0))
     return events
-
-
-def fail_to_draw(*_: object) -> None:
-    raise ValueError("no such font")
 
 
 def metric_names(*events: Event) -> list[str]:
@@ -76,7 +82,7 @@ def test_few_points_are_not_averaged() -> None:
     points = [(float(i), float(i)) for i in range(MAX_POINTS)]
     assert downsample(points) == points
     assert downsample([(0, 0), (1, 2), (2, 4), (3, 0), (4, 2), (9, 9)], 4) == [(0, 0), (1.5, 3), (3.5, 1), (9, 9)]
-    assert (MAX_POINTS, curves.DRAW_SECONDS) == (400, 60.0)
+    assert MAX_POINTS == 400
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
@@ -102,71 +108,57 @@ def test_exact_matches_are_drawn_only_where_they_measure_the_task() -> None:
     assert metric_names(validated(1, bleu=20.0, exact=math.nan)) == ["BLEU"]
 
 
-@pytest.mark.parametrize("name", ["curves.svg", "curves.png"])
-def test_curves_are_drawn_in_the_format_of_the_name(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("matplotlib")
-    for events in (run(), run(30, 10), [progress(1), validated(1, best=True)], [validated(7)]):
-        draw_curves(events, tmp_path / name)
-        start = (tmp_path / name).read_bytes()[:8]
-        assert start == (b"\x89PNG\r\n\x1a\n" if name.endswith("png") else b"<?xml ve")
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+def test_the_file_has_every_panel_that_has_points(tmp_path: Path) -> None:
+    path = tmp_path / "curves.svg"
+    titles = ["Cross-entropy (nats)", "Validation metrics", "Learning rate"]
+    for events, expected in (
+        (run(), titles),
+        ([progress(1), validated(1, best=True)], [titles[0], titles[2]]),
+        ([validated(7, bleu=3.0)], titles[:2]),
+    ):
+        draw_curves(events, path)
+        root = ElementTree.parse(path).getroot()
+        assert [text.text for text in root.iter(f"{SVG}text") if text.get("font-weight")] == expected
+        assert float(root.attrib["width"]) == curves.PANEL_WIDTH * len(expected)
+    draw_curves([], tmp_path / "none.svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.svg"]
 
 
-def test_the_listener_draws_at_most_once_a_minute_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_callback_draws_at_validations_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     monkeypatch.setattr(curves, "draw_curves", lambda events, _: drawn.append(len(events)))
-    for interval, expected in ((curves.DRAW_SECONDS, [6]), (0.0, [4, 5, 6])):
-        monkeypatch.setattr(curves, "DRAW_SECONDS", interval)
-        listen = CurveWriter(tmp_path / "curves.svg", past_events=[progress(1), validated(1)])
-        for event in (progress(2), validated(2, best=True), validated(3), Ended(step=3, reason="steps", seconds=1.0)):
-            listen(event)
-        assert drawn == expected
-        drawn.clear()
+    write = CurveWriter(tmp_path / "curves.svg", past_events=[progress(1), validated(1)])
+    for event in (progress(2), validated(2, best=True), validated(3), Ended(step=3, reason="steps", seconds=1.0)):
+        write(event)
+    assert drawn == [4, 5, 5]
 
 
-@pytest.mark.parametrize("missing", ["folder", "matplotlib", "font"])
-def test_a_problem_is_reported_once_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
-) -> None:
-    monkeypatch.setattr(curves, "draw_curves", draw_curves)
-    if missing == "matplotlib":
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    elif missing == "font":
-        monkeypatch.setattr(curves, "draw_curves", fail_to_draw)
-    else:
-        pytest.importorskip("matplotlib")
-    listen = CurveWriter(tmp_path / "none" / "curves.svg", past_events=[progress(1)])
-    listen(validated(1))
-    listen(Ended(step=2, reason="steps", seconds=1.0))
+def test_a_problem_is_reported_once_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write = CurveWriter(tmp_path / "none" / "curves.svg", past_events=[progress(1)])
+    write(validated(1))
+    write(Ended(step=2, reason="steps", seconds=1.0))
     assert capsys.readouterr().err.count("without curves") == 1
 
 
-def test_each_panel_shows_its_lines_the_best_step_and_the_scale() -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    data = collect_curves([progress(1), progress(1000, math.exp(3)), validated(1000, loss=4.0, best=True, chrf=50.0)])
-    axes = figure.subplots(1, 2)
-    curves._draw_panel(axes[0], "Losses", data.losses, data)
-    curves._draw_panel(axes[1], "Rate", (data.learning_rate,), data)
-    assert [line.get_label() for line in axes[0].lines] == ["training", "validation", "best: step 1,000"]
-    assert axes[0].lines[0].get_xydata().tolist() == [[1, pytest.approx(math.log(10))], [1000, pytest.approx(3.0)]]
-    assert [line.get_marker() for line in axes[0].lines[:2]] == ["None", "."]
-    assert axes[0].get_ylim() == pytest.approx((2.95, 4.05))
-    assert [line.get_label() for line in axes[1].lines] == ["learning rate"]
-    assert axes[1].get_ylim() == pytest.approx((1e-3 - 0.05, 1e-3 + 0.05))
-    assert (axes[0].get_title(), axes[1].get_xlabel()) == ("Losses", "steps")
-    assert len(axes[0].lines[0].get_xydata()) == 2
+def test_a_panel_shows_its_lines_the_best_step_and_the_scale() -> None:
+    events = [progress(1), progress(1000, math.exp(3)), validated(1000, loss=4.0, best=True, chrf=50.0)]
+    losses, _, rate = (ElementTree.fromstring(panel.replace("&#160;", "")) for panel in render_panels(events))
+    plot = losses.find("svg")
+    assert plot is not None
+    assert [text.text for text in losses.iter("tspan")] == ["training", "validation"]
+    assert [text.text for text in losses.iter("title")] == ["best: step 1,000"]
+    assert [text.text for text in losses.iter("text")][1:-1] == ["3", "3.5", "4", *XTICKS]
+    height, width = float(plot.attrib["height"]), float(plot.attrib["width"]) - 4
+    training, validation = (line.attrib["points"].split() for line in plot.iter("polyline"))
+    x, y = map(float, training[1].split(","))
+    assert (x, y) == (width, pytest.approx(height * (4.05 - 3) / 1.1, abs=0.1))  # the range is 2.95 to 4.05
+    assert validation == [f"{width},{round(height * 0.05 / 1.1, 1)}"]
+    assert len(list(plot.iter("circle"))) == 1
+    assert not list(rate.iter("title"))
 
 
-def test_only_panels_with_points_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn: list[str] = []
-    monkeypatch.setattr(curves, "_draw_panel", lambda axes, title, lines, data: drawn.append(title))
-    for events in ([progress(1)], [validated(1)], [progress(1), validated(1, bleu=3.0)], []):
-        draw_curves(events, tmp_path / "c.svg")
-    assert drawn == [
-        "Cross-entropy (nats)", "Learning rate",
-        "Cross-entropy (nats)",
-        "Cross-entropy (nats)", "Validation metrics", "Learning rate",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(0, 200, [0, 50, 100, 150, 200]), (1.93, 6.4, [2, 3, 4, 5, 6]), (0, 0, [0])]
+)
+def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
+    assert find_ticks(low, high) == ticks

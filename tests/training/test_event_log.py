@@ -268,11 +268,11 @@ class FakeSummaryWriter:
 def test_scalars_for_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(SummaryWriter=FakeSummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    listener = TensorBoardWriter(Path("runs/a/tensorboard"), 7)
+    writer = TensorBoardWriter(Path("runs/a/tensorboard"), 7)
     for event in (STORY[0], make_progress(10), replace(make_validation(12), metrics={"bleu": 3.0})):
-        listener(event)
-    listener.close()
-    assert listener.writer.calls == [
+        writer(event)
+    writer.close()
+    assert writer.writer.calls == [
         (str(Path("runs/a/tensorboard")), 8),
         ("train/loss", 2.5, 10),
         ("train/perplexity", 9.5, 10),

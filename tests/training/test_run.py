@@ -54,7 +54,7 @@ def train_small(folder: Path, **options: object) -> TrainResult:
 def test_train_returns_the_scores_and_a_second_call_finds_the_run_complete(tmp_path: Path) -> None:
     events: list[Event] = []
     handler = signal.getsignal(signal.SIGINT)
-    result = train_small(tmp_path, listeners=[events.append])
+    result = train_small(tmp_path, callbacks=[events.append])
     assert (result.step, result.stop_reason, result.exit_code) == (4, "steps", 0)
     assert result.scores[0]["split"] == "validation"
     assert any(isinstance(event, Started) for event in events)
@@ -223,7 +223,7 @@ def test_a_cpu_run_ends_after_its_recipe_or_its_default_time(
     monkeypatch.setattr(autoconfig, "MIN_STEPS", recipe_steps)
     monkeypatch.setattr(autoconfig, "MAX_STEPS", recipe_steps)
     events: list[Event] = []
-    result = train_small(tmp_path, steps=None, listeners=[events.append])
+    result = train_small(tmp_path, steps=None, callbacks=[events.append])
     run = read_run(tmp_path / "run" / RUN_FILE).train
     assert (run.minutes, run.steps, result.stop_reason) == (minutes, result.step, "steps")
     assert result.step == 3 if recipe_steps == 3 else result.step < recipe_steps
@@ -237,7 +237,7 @@ def test_steps_are_decided_once_from_the_minutes(tmp_path: Path) -> None:
     def should_stop() -> bool:
         return any(isinstance(event, Progress) for event in events) and not stop
 
-    stopped = train_small(tmp_path, steps=None, minutes=0.03, listeners=[events.append], should_stop=should_stop)
+    stopped = train_small(tmp_path, steps=None, minutes=0.03, callbacks=[events.append], should_stop=should_stop)
     run = read_run(tmp_path / "run" / RUN_FILE).train
     assert (stopped.stop_reason, run.minutes, run.schedule, run.patience) == ("stopped", 0.03, "cosine", 0)
     assert run.steps
@@ -250,7 +250,7 @@ def test_steps_are_decided_once_from_the_minutes(tmp_path: Path) -> None:
     assert saved is not None
     stop.append(True)
     events.clear()
-    resumed = train_small(tmp_path, steps=None, minutes=0.03, listeners=[events.append])
+    resumed = train_small(tmp_path, steps=None, minutes=0.03, callbacks=[events.append])
     assert resumed.step == run.steps
     assert not any(isinstance(event, Note) and " minutes: " in event.text for event in events)
     with pytest.raises(TrainError, match=r"train\.minutes: 0\.03 -> 0\.5"):
@@ -269,14 +269,14 @@ def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pyt
     try:
         torch.set_num_threads(2)
         events: list[Event] = []
-        train_small(tmp_path, steps=2, listeners=[events.append])
+        train_small(tmp_path, steps=2, callbacks=[events.append])
         chosen = read_run(tmp_path / "run" / RUN_FILE).train.threads
         assert chosen in (1, 2)
         assert any(isinstance(e, Note) and e.text.startswith(f"threads: {chosen} (a step with 2 in ") for e in events)
         torch.set_num_threads(3 - chosen)
         monkeypatch.setattr("attent.training.run.count_usable_cores", lambda: 0)
         events.clear()
-        train_small(tmp_path, steps=3, listeners=[events.append])
+        train_small(tmp_path, steps=3, callbacks=[events.append])
         assert torch.get_num_threads() == chosen
         warnings = [event.text for event in events if isinstance(event, Note) and event.level == "warning"]
         assert f"this run has {chosen} threads, but this machine has 0 cores: the threads stay" in warnings[0]
@@ -301,7 +301,7 @@ def test_a_complete_run_is_scored_again_with_other_search_options(tmp_path: Path
     assert train_small(tmp_path) == first
     assert read_json(summary) == stored
     events: list[Event] = []
-    again = train_small(tmp_path, beam_size=2, listeners=[events.append])
+    again = train_small(tmp_path, beam_size=2, callbacks=[events.append])
     assert (again.step, again.stop_reason) == (first.step, "steps")
     assert read_json(summary)["scoring"] != stored["scoring"]
     text = f"{tmp_path / 'run'}: this run is complete at step 4; raise --steps (and --patience) to continue"

@@ -11,7 +11,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from attent.cli.progress import (
+from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
+from attent.training.progress import (
     MAX_VALIDATIONS,
     EventHistory,
     TrainingDisplay,
@@ -24,7 +25,6 @@ from attent.cli.progress import (
     format_validation,
     render_display,
 )
-from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
 
 LINE = "step 1,200/8,000  12 min left  epoch 9.6  loss 2.412  ppl 6.12  18,400 tokens/s  lr 1.2e-03"
 STARTED = Started(
@@ -319,7 +319,7 @@ def test_the_lines_of_a_run_in_a_file() -> None:
     assert first.endswith("  GPU 87% busy  lr 1.2e-03")
     ended = Ended(step=1, reason="stopped", seconds=5.0)
     assert format_end(ended, None) == "stopped after 1 step in 5 s"
-    best = "; best at step 1,000: loss 2.000, 30.0 BLEU, 30.0 chrF"
+    best = "; best at step 1,000: loss 2.000, BLEU 30.0, chrF 30.0"
     assert format_end(replace(ended, step=2, reason="steps"), make_validation(1_000)) == f"done: 2 steps in 5 s{best}"
     since = format_validation(replace(make_validation(1_000, best=False), validations_since_best=1))
     assert since.endswith("  best was 1 validation ago")
