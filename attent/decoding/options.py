@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
+from attent.storage.errors import AttentError
+
 LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -25,7 +27,7 @@ SCORE_FORMULAS: dict[LengthPenaltyType, str] = {
 MAX_EXTRA_TOKENS = 50  # of a target compared with its source (section 6.1 of the paper)
 
 
-class InputError(ValueError):
+class InputError(AttentError):
     """The text, the model or the language cannot be used as requested."""
 
 
@@ -69,11 +71,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"`temperature` must be greater than 0, but is {self.temperature}")
+            raise InputError(f"`temperature` must be greater than 0, but is {self.temperature}")
         if self.top_k < 0:
-            raise ValueError(f"`top_k` must be 1 or more, or 0 for all tokens, but is {self.top_k}")
+            raise InputError(f"`top_k` must be 1 or more, or 0 for all tokens, but is {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` must be greater than 0 and at most 1, but is {self.top_p}")
+            raise InputError(f"`top_p` must be greater than 0 and at most 1, but is {self.top_p}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,18 +131,18 @@ class SearchOptions:
             check_minimum("patience", self.patience, 1)
         if self.length_penalty_type not in get_args(LengthPenaltyType):
             choices = ", ".join(get_args(LengthPenaltyType))
-            raise ValueError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
+            raise InputError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
         if self.max_length is not None and self.min_length >= self.max_length:
-            raise ValueError(
+            raise InputError(
                 f"`min_length` must be less than `max_length`={self.max_length}, which includes the end token, but is "
                 f"{self.min_length}"
             )
         if self.sampling is None and self.n_best > self.beam_size:
-            raise ValueError(
+            raise InputError(
                 f"`n_best` must be at most `beam_size`={self.beam_size}, but is {self.n_best}; widen the beam"
             )
         if self.beam_size % self.beam_groups:
-            raise ValueError(
+            raise InputError(
                 f"`beam_size`={self.beam_size} must be a multiple of `beam_groups`, but that is {self.beam_groups}"
             )
 
@@ -281,14 +283,14 @@ class GenerationOptions:
         for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
             check_minimum(name, getattr(self, name), 0)
         if not all(self.stop):
-            raise ValueError("`stop` must be non-empty strings, but one is empty; leave it out")
+            raise InputError("`stop` must be non-empty strings, but one is empty; leave it out")
         if self.n > 1 and self.beam_size == 1 and not self.temperature:
-            raise ValueError(
+            raise InputError(
                 f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a "
                 f"`temperature` above 0, or a `beam_size`"
             )
         if self.min_new_tokens >= self.max_new_tokens:
-            raise ValueError(
+            raise InputError(
                 f"`min_new_tokens` must be less than `max_new_tokens`={self.max_new_tokens}, but is "
                 f"{self.min_new_tokens}"
             )
@@ -306,7 +308,7 @@ class GenerationOptions:
     @property
     def search_options(self) -> SearchOptions:
         if self.n > self.beam_size:
-            raise ValueError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
+            raise InputError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
         return SearchOptions(
             beam_size=self.beam_size,
             n_best=self.n,
@@ -319,4 +321,4 @@ class GenerationOptions:
 
 def check_minimum(name: str, value: float, minimum: float) -> None:
     if not minimum <= value < float("inf"):
-        raise ValueError(f"`{name}` must be {minimum} or more, but is {value}")
+        raise InputError(f"`{name}` must be {minimum} or more, but is {value}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attent.decoding.options import Hypothesis
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.decoding.translator import Translation
@@ -45,9 +46,9 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         if self.type not in get_args(OutputType):
-            raise ValueError(f"`type` must be one of {', '.join(get_args(OutputType))}, but is {self.type!r}")
+            raise AttentError(f"`type` must be one of {', '.join(get_args(OutputType))}, but is {self.type!r}")
         if self.alignment and self.n_best > 1 and self.type != "json":
-            raise ValueError(
+            raise AttentError(
                 f"`n_best` must be 1 for alignments, which only the best translation has, but is {self.n_best}; leave "
                 f"one of them out, or use JSON"
             )

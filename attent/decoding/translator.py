@@ -128,7 +128,7 @@ class Translator:
             ("target", tokenizer.target.size, model.config.output_vocab),
         ):
             if size > vocab:
-                raise ValueError(
+                raise TranslationError(
                     f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
                     f"load both from the same folder"
                 )

@@ -420,7 +420,7 @@ class _Scorer:
         assert folder is not None
         languages = self.group_by_tag(translator)
         if len(languages) > 1:
-            raise ValueError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
+            raise ScoreError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
         sides, language = (self.test_set.sources, self.test_set.references), languages[0][0]
         result: AlignmentReport | MeasuredSelection
         if self.gold is None:

@@ -13,6 +13,7 @@ from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
 from attent.data.images import ImageDataConfig
+from attent.storage.errors import AttentError
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.schedule import Schedule
 
@@ -26,7 +27,7 @@ MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
 }
 
 
-class TrainError(ValueError):
+class TrainError(AttentError):
     """Training cannot start or continue; the message says why and what to do."""
 
 
