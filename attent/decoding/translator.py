@@ -104,7 +104,7 @@ class Translation(Hypothesis):
     >>> print(translation)
     Ein Hund schläft.
     >>> translation.alignment.pharaoh
-    '0-0 1-1 2-2'
+    '0-0 ... 2-2'
     >>> dict(zip(translation.tokens, translation.scores))
     {'▁Ein': -0.0..., '▁Hund': -0.0..., '▁schläft': -0.0..., '.': -0.0...}
     """
@@ -176,7 +176,12 @@ class TranslatorLocks:
 
 
 class Translator:
-    """A model, or an ensemble, with its tokenizer, ready to translate."""
+    """A model, or an ensemble, with its tokenizer, ready to translate.
+
+    >>> translator = attent.Translator.load("runs/en-de")
+    >>> print(translator("A dog sleeps."))
+    Ein Hund schläft.
+    """
 
     def __init__(
         self,
@@ -210,8 +215,8 @@ class Translator:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.engine, self.threads, self.batch_tokens = engine, threads, batch_tokens
-        self.use_gpu_engine = use_gpu_engine
-        self.notified: set[str] = set()
+        self._use_gpu_engine = use_gpu_engine
+        self._notified: set[str] = set()
         self._notify = notify
         self._locks = TranslatorLocks(self)
 
@@ -233,6 +238,9 @@ class Translator:
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load the model of a folder, ours or Hugging Face's (Marian, T5); several folders make an ensemble.
+
+        >>> attent.Translator.load("runs/en-de", device="cpu", engine="torch").device
+        device(type='cpu')
 
         dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
         """
@@ -433,7 +441,7 @@ class Translator:
         request = self._build_request(segment, source_ids, options, to)
         printed, is_finished = "", False
         with eval_mode(self.model):
-            engine = self.build_torch_engine(should_stop)
+            engine = self._build_torch_engine(should_stop)
             session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
             while not is_finished:
                 engine.check_cancelled()
@@ -469,6 +477,9 @@ class Translator:
         """Yield the translation sentence by sentence, with the whitespace between them.
 
         Joined, the pieces are the text of `translate` with the same arguments, which are explained there.
+
+        >>> list(translator.stream_sentences("A man sings. A dog sleeps."))
+        ['Ein Mann singt. ', 'Ein Hund schläft.']
         """
         options = options or SearchOptions()
         (segments,), _ = self._split_texts(
@@ -492,9 +503,13 @@ class Translator:
         to: str | None = None,
         should_stop: StopCheck | None = None,
     ) -> list[Translation]:
-        """Return translations that start with a prefix: one for each of the most likely next tokens, best first."""
+        """Return translations that start with a prefix: one for each of the most likely next tokens, best first.
+
+        >>> print(translator.suggest_continuations("A dog sleeps.", "Ein Hund", count=3)[0])
+        Ein Hund schläft.
+        """
         options = replace(options or SearchOptions(), n_best=1)
-        segment_text = self.clean_text(text)
+        segment_text = self._clean_text(text)
         source_ids = self.tokenizer.encode_source([segment_text], to)[0]
         constraints = PhraseConstraints(prefix=prefix) if isinstance(prefix, str) else prefix
         check_constraints(constraints, options)
@@ -504,7 +519,7 @@ class Translator:
                 replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
                 for token in self._get_next_tokens(request, count)
             ]
-            results = dict(self.build_torch_engine(should_stop).search(requests, options))
+            results = dict(self._build_torch_engine(should_stop).search(requests, options))
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         segments, rows = [Segment(segment_text, constraints)], [source_ids]
         translations = [
@@ -540,10 +555,6 @@ class Translator:
         return get_device(self.model)
 
     @property
-    def end_id(self) -> int:
-        return self.model.config.end_id
-
-    @property
     def _members(self) -> list[Seq2Seq]:
         return self.model.members if isinstance(self.model, Ensemble) else [self.model]
 
@@ -573,7 +584,7 @@ class Translator:
         """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._raised_max_tokens)
         max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
-        cleaned = [self.clean_text(text) for text in texts]
+        cleaned = [self._clean_text(text) for text in texts]
         uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
         encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
         groups: list[list[Segment]] = []
@@ -609,7 +620,7 @@ class Translator:
             )
         return [(part.text, part.gap) for part in parts]
 
-    def clean_text(self, text: str) -> str:
+    def _clean_text(self, text: str) -> str:
         """Replace spaces that the model does not know, and remove unknown invisible characters."""
         pattern, replacements = self._unknown_chars
         return (text.translate(replacements) if pattern.search(text) else text).strip()
@@ -693,7 +704,7 @@ class Translator:
         elif all(segment.constraints is segments[0].constraints for segment in segments):
             keys = [segment.text for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid_loops = prevent_repetition and widened.sampling is None and self.forbids_loops_in_first_search
+        forbid_loops = prevent_repetition and widened.sampling is None and self._forbids_loops_in_first_search
         requests = {
             key: self._build_request(segments[i], rows[i], widened, to, forbid_loops) for key, i in first.items()
         }
@@ -724,17 +735,18 @@ class Translator:
         if not keys:
             return {}
         options = replace(options, forbid_loops=True)
-        again = self.build_torch_engine(should_stop).search([requests[key] for key in keys], options)
+        again = self._build_torch_engine(should_stop).search([requests[key] for key in keys], options)
         return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
 
     @property
-    def forbids_loops_in_first_search(self) -> bool:
+    def _forbids_loops_in_first_search(self) -> bool:
         """True if loops are forbidden in the first search: free in the GPU engine, where searching again is costly."""
         return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None = None
     ) -> list[list[Hypothesis]]:
+        """Search tokenized sources; the hypotheses have no text."""
         with self._locks.eval_mode:
             return self._run_engines(requests, options, should_stop)
 
@@ -743,7 +755,7 @@ class Translator:
     ) -> HypothesisBatch | Unavailable:
         """Search a batch of unconstrained requests with the fused GPU engine."""
         with self._locks.eval_mode:
-            return self.build_torch_engine(should_stop).search_batch(batch, options)
+            return self._build_torch_engine(should_stop).search_batch(batch, options)
 
     def _run_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
@@ -772,13 +784,13 @@ class Translator:
             if supported:
                 yield ctranslate2, supported
             for reason in dict.fromkeys(reasons[index] for index in rest):
-                self.notify_once(f"CTranslate2 {reason}: using the torch engine, which is slower")
+                self._notify_once(f"CTranslate2 {reason}: using the torch engine, which is slower")
         with_phrases = [index for index in rest if requests[index].required_phrases]
         for indices in (with_phrases, [index for index in rest if not requests[index].required_phrases]):
             if indices:
-                yield self.build_torch_engine(should_stop), indices
+                yield self._build_torch_engine(should_stop), indices
 
-    def build_torch_engine(self, should_stop: StopCheck | None = None) -> TorchEngine[Any]:
+    def _build_torch_engine(self, should_stop: StopCheck | None = None) -> TorchEngine[Any]:
         config = self.model.config
         return TorchEngine[Any](
             model=self.model,
@@ -790,14 +802,16 @@ class Translator:
             choose_batch_size=self._compute_batch_size,
             build_constraints=partial(build_constraints, vocabulary=self._target_vocabulary),
             should_stop=should_stop,
-            use_gpu_engine=self.use_gpu_engine,
-            notify=self.notify_once,
+            use_gpu_engine=self._use_gpu_engine,
+            notify=self._notify_once,
             device_lock=self._locks.device_lock,
         )
 
     @cached_property
     def _target_vocabulary(self) -> TargetVocabulary:
-        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, [self.end_id], self.device)
+        return TargetVocabulary(
+            self.tokenizer.target, self.model.config.output_vocab, [self.model.config.end_id], self.device
+        )
 
     @cached_property
     def _ctranslate2_engine(self) -> CTranslate2Engine | None:
@@ -808,7 +822,7 @@ class Translator:
         from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 
         for path in [] if self.folder is None else find_ignored_conversions(self.folder):
-            self.notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
+            self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
@@ -817,7 +831,7 @@ class Translator:
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
-            self.notify_once(f"{error}; using the torch engine, which is slower")
+            self._notify_once(f"{error}; using the torch engine, which is slower")
             return None
 
     def _compute_batch_size(self, source: int, target: int, beams: int) -> int:
@@ -831,11 +845,11 @@ class Translator:
         row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
         return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
-    def notify_once(self, message: str) -> None:
+    def _notify_once(self, message: str) -> None:
         with self._locks.notify_lock:
-            if self._notify is not None and message not in self.notified:
+            if self._notify is not None and message not in self._notified:
                 self._notify(message)
-            self.notified.add(message)
+            self._notified.add(message)
 
     # --- after the search ----------------------------------------------------------------------------------------
 
@@ -871,14 +885,14 @@ class Translator:
         sources = [segment.text for text in texts for segment in text.segments]
         best = [n_best[0].token_ids for text in texts for n_best in text.hypotheses]
         pairs = [
-            EncodedPair(source=list(row), target=[*token_ids, self.end_id], truncated=False)
+            EncodedPair(source=list(row), target=[*token_ids, self.model.config.end_id], truncated=False)
             for row, token_ids in zip((row for text in texts for row in text.rows), best, strict=True)
         ]
         targets = [self.tokenizer.target.decode(token_ids) for token_ids in best]
         with self._locks.eval_mode, self._locks.device_lock:
             alignments = align_rows(model, self.tokenizer, sources, targets, pairs, selection)
         if sum(len(each.unreliable_links) - len(each.links) for each in alignments) > 0:
-            self.notify_once(
+            self._notify_once(
                 f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
                 f"is almost even; train longer, or select other heads with attent score --alignment"
             )
@@ -900,7 +914,7 @@ class Translator:
 
     def _compute_logits(self, request: SearchRequest) -> Tensor:
         """Return the logits of the first target token and of each after one of the prefix, (1 + prefix tokens, V)."""
-        engine = self.build_torch_engine(None)
+        engine = self._build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
         state = engine.model.init_decoder_state(source, lengths, capacity=len(request.prefix_ids) + 1)
         prefix = torch.tensor([[engine.start_id, *request.prefix_ids]], device=self.device)
@@ -911,7 +925,7 @@ class Translator:
     def _get_next_tokens(self, request: SearchRequest, count: int) -> list[int]:
         """Return the most likely tokens after the prefix, except the end token."""
         logits = self._compute_logits(request)[-1]
-        logits[self.end_id] = NEG_INF
+        logits[self.model.config.end_id] = NEG_INF
         if request.prefix_ends_word:
             logits = logits.masked_fill(self._target_vocabulary.word_continuations, NEG_INF)
         top = logits.topk(min(count, len(logits)))

@@ -247,8 +247,8 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         engine=engine or translator.engine,
         threads=translator.threads,
         batch_tokens=translator.batch_tokens,
-        use_gpu_engine=translator.use_gpu_engine,
-        notify=translator.notify_once,
+        use_gpu_engine=translator._use_gpu_engine,
+        notify=translator._notify_once,
     )
 
 
@@ -263,7 +263,7 @@ def select_engine(translator: Translator) -> EngineName:
         assert isinstance(translator.model, Seq2Seq)
         check_expressible(translator.model.config)
     except ConversionError as error:
-        translator.notify_once(f"{error}; using the torch engine, which is slower")
+        translator._notify_once(f"{error}; using the torch engine, which is slower")
         return "torch"
     return "ctranslate2"
 

@@ -361,7 +361,7 @@ def test_the_best_continuation_is_the_translation(trained_translator: Translator
 
 def test_continuations_clean_the_text_as_translations_do(trained_translator: Translator) -> None:
     text = TEXTS[0].replace(" ", "\u2003")
-    assert trained_translator.clean_text(text) == TEXTS[0]
+    assert trained_translator._clean_text(text) == TEXTS[0]
     plain, unusual = (trained_translator.suggest_continuations(each, "", 4) for each in (TEXTS[0], text))
     assert [item.tokens for item in unusual] == [item.tokens for item in plain]
 
@@ -369,7 +369,7 @@ def test_continuations_clean_the_text_as_translations_do(trained_translator: Tra
 def test_the_torch_engine_does_not_start_if_nothing_loops(
     trained_translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained_translator, "build_torch_engine", None)
+    monkeypatch.setattr(trained_translator, "_build_torch_engine", None)
     assert trained_translator._search_without_loops({}, {}, SearchOptions(), None) == {}
 
 
@@ -644,7 +644,7 @@ def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytes
         return real(engine, some, asked)
 
     monkeypatch.setattr(TorchEngine, "search", counted)
-    monkeypatch.setattr(Translator, "forbids_loops_in_first_search", True)
+    monkeypatch.setattr(Translator, "_forbids_loops_in_first_search", True)
     got = one.translate(sources, search)
     assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
     assert requests == [2]
@@ -720,7 +720,7 @@ def test_a_head_that_attends_evenly_is_reported(model: Seq2Seq, monkeypatch: pyt
     assert len(messages) == 1
     assert "more than half of the words have no reliable alignment" in messages[0]
     monkeypatch.setattr("attent.decoding.alignment.MIN_SHARPNESS", -1.0)
-    even.notified.clear()
+    even._notified.clear()
     even.translate(TEXTS[:1], alignment=True)
     assert len(messages) == 1
 

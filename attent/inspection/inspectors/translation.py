@@ -43,7 +43,7 @@ class TranslationInspector(Seq2SeqInspector):
         return LoadedSource(tensor=source, lengths=lengths, side=side, request=search_request)
 
     def _build_search_request(self, request: base.InspectionRequest) -> SearchRequest:
-        text = self.translator.clean_text(request.text)
+        text = self.translator._clean_text(request.text)
         if not text:
             raise AttentError("the sentence must not be empty")
         source = self.tokenizer.source
@@ -65,9 +65,9 @@ class TranslationInspector(Seq2SeqInspector):
     ) -> tuple[SearchTrace, bool]:
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
-        engine: TorchEngine[Any] = self.translator.build_torch_engine(should_stop)
+        engine: TorchEngine[Any] = self.translator._build_torch_engine(should_stop)
         search_request = source.request
-        if self.translator.forbids_loops_in_first_search and not search_request.prefix_ids:
+        if self.translator._forbids_loops_in_first_search and not search_request.prefix_ids:
             search_request = replace(search_request, forbid_loops=not has_loop(search_request.source_ids))
         search_trace = trace_search(engine, search_request, search)
         if not search_trace.hypotheses:
