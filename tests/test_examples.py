@@ -22,11 +22,12 @@ from attent.decoding.translator import Translation
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
+from attent.scoring.report import ScoreReport
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 
-EXAMPLES: list[object] = [attent.Translator, Translation]
+EXAMPLES: list[object] = [attent.Translator, Translation, attent.score, ScoreReport]
 
 SUBJECTS = {"A man": "Ein Mann", "A dog": "Ein Hund", "The man": "Der Mann", "The dog": "Der Hund"}
 VERBS = {"sings": "singt", "sleeps": "schläft", "waits": "wartet", "walks": "läuft"}

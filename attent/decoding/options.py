@@ -176,7 +176,7 @@ class SearchOptions:
         if unknown := [name for name in changes if name not in SearchKeywords.__annotations__]:
             near = get_close_matches(unknown[0], SearchKeywords.__annotations__)
             hint = f"did you mean `{near[0]}`?" if near else "see `help(translator.translate)`"
-            raise InputError(f"`{unknown[0]}` must be an option of the search, but is none; {hint}")
+            raise InputError(f"there is no option `{unknown[0]}` of the search; {hint}")
         of_sampling = {item.name: changes.pop(item.name) for item in fields(SamplingOptions) if item.name in changes}
         if of_sampling:
             changes["sampling"] = replace(self.sampling or SamplingOptions(), **of_sampling)

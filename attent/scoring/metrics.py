@@ -263,6 +263,13 @@ class MetricScore:
     def title(self) -> str:
         return METRICS[self.metric].title
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval; None if there was no bootstrap."""
+        if self.mean is None or self.ci_half_width is None:
+            return None
+        return self.mean - self.ci_half_width, self.mean + self.ci_half_width
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:

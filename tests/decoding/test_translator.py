@@ -145,7 +145,7 @@ def test_keywords_change_the_options(trained_translator: Translator) -> None:
     assert trained_translator(ODD, base, n_best=3) == expected
     sampled = SearchOptions(sampling=SamplingOptions(top_k=3, seed=2))
     assert trained_translator(ODD, top_k=3, seed=2) == trained_translator.translate(ODD, sampled)
-    with pytest.raises(InputError, match="`bem_size` must be an option of the search, but is none; did you mean `beam"):
+    with pytest.raises(InputError, match="there is no option `bem_size` of the search; did you mean `beam"):
         trained_translator(ODD, bem_size=3)  # type: ignore[call-overload]
 
 
