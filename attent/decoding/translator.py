@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -993,6 +993,8 @@ def choose_dtype(device: torch.device, engine: str | None = None) -> str:
 def list_texts(text: str | Sequence[str] | TextColumn) -> list[str]:
     """Return the texts of a string, a list or a column, without missing values."""
     column: Any = text
+    if not isinstance(text, Iterable):
+        raise InputError(f"`text` must be a string, a list of strings or a column, but is a {type(text).__name__}")
     texts = [text] if isinstance(text, str) else list(column[~column.isna()] if hasattr(column, "isna") else column)
     check_list_of_strings(texts)
     return texts

@@ -85,9 +85,10 @@ class ScoreReport:
             for kind, row in zip(kinds, rows, strict=True)
         )
         table = "".join(f"<tr>{row}</tr>" for row in cells)
-        caption = "<br>".join(html.escape(" ".join(line.plain.split())) for line in render_header(self))
+        lines = [line.plain for line in render_header(self)] + ([f"baseline {self.baseline}"] if self.baseline else [])
+        caption = "<br>".join(html.escape(" ".join(line.split())) for line in lines)
         details = f"<details><summary>signatures, worst sentences</summary>{page}</details>"
-        return f"<p>{caption}</p><table>{table}</table>{details}"
+        return f"<small>{caption}</small><table>{table}</table>{details}"
 
 
 # ---- rows, JSON ------------------------------------------------------------------------------------------------------

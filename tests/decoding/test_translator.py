@@ -137,6 +137,8 @@ def test_a_column_keeps_its_index_name_and_missing_values(trained_translator: Tr
     assert trained_translator(column[:0]).tolist() == []
     with pytest.raises(InputError, match="must be strings, but one is a int"):
         trained_translator(pd.Series([1]))
+    with pytest.raises(InputError, match="must be a string, a list of strings or a column, but is a int"):
+        trained_translator(1)  # type: ignore[call-overload]
 
 
 def test_keywords_change_the_options(trained_translator: Translator) -> None:
