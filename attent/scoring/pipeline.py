@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Unpack, cast
 
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
 from attent.data.captions import SUFFIXES, find_columns, read_captions
 from attent.data.corpus import open_corpora
 from attent.data.images import IMAGE_SUFFIXES, ImageError
+from attent.data.in_memory import CorpusInput, InMemoryCorpus, is_in_memory
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
@@ -106,7 +108,7 @@ class TestSet:
 @list_search_keywords
 def score(
     model: Translator | str | Path | None,
-    data: str | Path | Sequence[str | Path],
+    data: CorpusInput,
     *,
     src: str | None = None,
     tgt: str | None = None,
@@ -129,11 +131,12 @@ def score(
     >>> report = attent.score(translator, "test.tsv", beam_size=1)
     >>> round(report["bleu"].value, 2)
     100.0
-    >>> attent.score("runs/en-de", "test.tsv", baseline=translator, metrics=["chrf"]).comparisons[0].p_value
+    >>> pairs = [("A man sings.", "Ein Mann singt."), ("A dog sleeps.", "Der Hund schläft.")]
+    >>> attent.score("runs/en-de", pairs, baseline=translator, metrics=["chrf"]).comparisons[0].p_value
     1.0
 
     model         a translator, or a model folder; None with `hypotheses`
-    data          the test set: files; of a folder or a built-in corpus its test part
+    data          the test set: files, of a folder or a built-in corpus its test part; or pairs, a data frame, a Dataset
     src, tgt      languages of the sources and references, as tags: en, de
     metrics       by default bleu, chrf and ter; of transcripts wer and cer
     baseline      another translator, model folder or file of translations, for a paired test of the difference
@@ -161,10 +164,13 @@ def score(
         device=device or DeviceOptions(engine=model.engine if isinstance(model, Translator) else None),
     )
     model = Path(model) if isinstance(model, str) else model
-    names = [str(name) for name in ([data] if isinstance(data, str | Path) else data)]
     languages = LanguagePair(src, tgt)
-    source_kind = detect_sources(model, names)
-    if source_kind == "speech":
+    paths = [data] if isinstance(data, str | Path) else cast(Sequence[str | Path], data)
+    names = [] if is_in_memory(data) else [str(path) for path in paths]
+    source_kind = detect_sources(model, names) if names else "memory"
+    if source_kind == "memory":
+        test_set = read_pairs_in_memory(data, languages, warn)
+    elif source_kind == "speech":
         data_settings = read_data_settings(model.expanduser()) if isinstance(model, Path) else {}
         languages = LanguagePair(src or data_settings.get("src"), tgt or data_settings.get("tgt"))
         defaults = DEFAULT_SCORE_METRICS if has_translations(languages.source, languages.target) else SPEECH_METRICS
@@ -241,6 +247,15 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
         skipped=skipped,
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
+
+
+def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notify) -> TestSet:
+    """Read pairs or a table, by way of a temporary file."""
+    corpus = InMemoryCorpus(data, "data", (languages.source, languages.target))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, corpus.name)
+        corpus.write(path)
+        return replace(read_test_set([str(path)], languages, warn), name="data", files=[])
 
 
 def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:

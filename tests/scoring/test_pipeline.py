@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -392,6 +393,11 @@ def test_translators_are_scored_like_their_folders(tmp_path: Path) -> None:
     assert report.model == report.baseline == same.baseline == str(tmp_path / "model")
     assert report.comparisons[0].p_value == same.comparisons[0].p_value == 1.0
     assert (tmp_path / "rows.tsv").read_text().splitlines() == list(list_sentence_rows(report))
+    pairs = [(source, "Ton") for source in lines()[0][:4]]
+    frame = pd.DataFrame(pairs, columns=["en", "de"])
+    for in_memory in (pairs, frame):
+        assert score(translator, in_memory, **keywords).evaluation == report.evaluation
+    assert score(translator, pairs, **keywords).test_set == "data"
     unsaved = Translator(model, tokenizer())
     assert score(unsaved, [data], **keywords).model == "a model in memory"
     with pytest.raises(ScoreError, match="this model has none"):
