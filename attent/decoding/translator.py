@@ -116,15 +116,15 @@ class Translation(Hypothesis):
     @cached_property
     def alignment(self) -> Alignment:
         """The word alignment by cross-attention; computed when it is first used, or by `alignment=True`."""
-        return self._searched.translator._align_texts([self._searched])[0]
+        return self._search_result.translator._align_texts([self._search_result])[0]
 
     @cached_property
     def scores(self) -> tuple[float, ...]:
         """The log-probability of each of the `tokens`, computed when first used; `log_prob` includes the end token."""
-        return self._searched.translator._score_tokens(self._searched)
+        return self._search_result.translator._score_tokens(self._search_result)
 
     @property
-    def _searched(self) -> SearchedText:
+    def _search_result(self) -> SearchedText:
         searched = vars(self).get("_searched_text")
         if searched is None:
             raise TranslationError("a translation that was stored has no model for this; translate the source again")
@@ -136,12 +136,6 @@ class Translation(Hypothesis):
 
 class TextColumn(Protocol):
     """A pandas Series."""
-
-    @property
-    def index(self) -> Any: ...
-
-    @property
-    def name(self) -> Any: ...
 
     def isna(self) -> Any: ...
 
@@ -364,7 +358,7 @@ class Translator:
             for source, group, found in zip(texts, groups, self._detokenize(hypotheses), strict=True)
         ]
         if alignment:
-            aligned = self._align_texts([translation._searched for translation in translations])
+            aligned = self._align_texts([translation._search_result for translation in translations])
             for translation, word_alignment in zip(translations, aligned, strict=True):
                 vars(translation)["alignment"] = word_alignment
         if isinstance(text, str):
