@@ -26,6 +26,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attent.storage.atomic import write_atomic
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,7 +38,7 @@ MAX_DEPTH = 64  # of nested tables and lists in a file; real ones have about fiv
 NONE_WORD = "none"
 
 
-class SettingsError(ValueError):
+class SettingsError(AttentError):
     """An invalid setting or settings file."""
 
 

@@ -154,10 +154,7 @@ def format_failure(error: BaseException) -> str | None:
         return "standard input is closed; redirect it from a file, or from /dev/null"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror or type(error).__name__}"
-    is_own = type(error).__module__.partition(".")[0] == "attent"
-    if is_own or isinstance(error, (ValueError, OSError)):
-        return str(error) or type(error).__name__
-    return None
+    return (str(error) or type(error).__name__) if isinstance(error, (ValueError, OSError)) else None
 
 
 def _print_error(message: str, code: int) -> int:

@@ -16,7 +16,7 @@ from attent.cli.search_flags import DeviceFlags, SearchFlags, flag
 from attent.scoring.metrics import DEFAULT_SCORE_METRICS, SCORE_METRICS, SPEECH_METRICS
 
 if TYPE_CHECKING:
-    from attent.scoring.pipeline import ScoreReport
+    from attent.scoring.report import ScoreReport
 
     MetricName = str
 else:
@@ -86,19 +86,14 @@ def score(
         search = search_flags.build_search_options(flags)
     except ValueError as error:
         raise CycloptsError(msg=search_flags.use_flag_names(str(error)), command_chain=("score",)) from error
-    names = ("metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
-    options = pipeline.ScoreOptions(
-        **{name: getattr(flags, name) for name in names},
-        search=search,
-        sentences=Path(flags.sentences) if flags.sentences and flags.sentences != STDOUT else None,
-        device=search_flags.build_device_options(flags),
-    )
+    names = ("src", "tgt", "metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
     scores = pipeline.score(
         model,
         data,
-        src=flags.src,
-        tgt=flags.tgt,
-        options=options,
+        **{name: getattr(flags, name) for name in names},
+        search=search,
+        sentences=flags.sentences if flags.sentences != STDOUT else None,
+        device=search_flags.build_device_options(flags),
         notify=print_status,
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
     )
@@ -112,13 +107,9 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
     from rich.console import Console
 
     from attent.scoring import report
-    from attent.storage.atomic import write_output
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that cannot show a character
-    if flags.sentences and flags.sentences != STDOUT:
-        rows = "\n".join([*report.list_sentence_rows(scores), ""])
-        write_output(Path(flags.sentences), rows.encode())
     if flags.json:
         data = report.report_to_dict(scores, flags.worst)
         print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
+from attent.decoding.options import DeviceOptions, SamplingOptions, SearchKeywords, SearchOptions
 
 GroupName = Literal["Common", "Constraints", "Search", "Sampling", "Output", "Documents", "Device"]
 GROUPS: dict[str, Group] = {name: Group(name, sort_key=i) for i, name in enumerate(get_args(GroupName), 1)}
@@ -53,19 +53,11 @@ DeviceFlags: Any = make_dataclass("DeviceFlags", derive_flags(DeviceOptions), fr
 
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:
-    """Return the options of `SearchFlags`; a beam size that was not given is as large as needed."""
-    set_options = {name: value for name in _SAMPLING_NAMES if (value := getattr(flags, name)) is not None}
-    sampling = SamplingOptions(**set_options) if flags.sample or set_options else None
-    beam_size = flags.beam_size
-    if beam_size is None:
-        beam_size = max(DEFAULT_BEAM_SIZE, min_beam_size, 1 if sampling else flags.n_best)
-        beam_size = _round_up(beam_size, flags.beam_groups)
-    names = {name for name, _, _ in derive_flags(SearchOptions)} - {"beam_size"}
-    return SearchOptions(beam_size=beam_size, sampling=sampling, **{name: getattr(flags, name) for name in names})
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return value if multiple < 1 else -(-value // multiple) * multiple
+    """Return the options of `SearchFlags`; those that were not given are None or their default."""
+    given = {name: value for name in SearchKeywords.__annotations__ if (value := getattr(flags, name)) is not None}
+    if flags.sample:
+        given.setdefault("temperature", SamplingOptions.temperature)
+    return SearchOptions().change(min_beam_size=min_beam_size, **given)
 
 
 def build_device_options(flags: Any) -> DeviceOptions:

@@ -36,6 +36,7 @@ from attent.data.formats.tsv import unquote_cell
 from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import MAX_EXAMPLES, CorpusError, detect_split
 from attent.data.text_corpus import find_text_files, read_text_file
+from attent.storage.errors import AttentError
 from attent.text.language_tags import is_same_language
 
 STORE_VERSION = 2  # part of a store's key: raised when the same files give other samples
@@ -71,19 +72,19 @@ class AudioDataConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.min_seconds < math.inf:
-            raise ValueError(f"`min_seconds` must be more than 0, but is {self.min_seconds}")
+            raise AttentError(f"`min_seconds` must be more than 0, but is {self.min_seconds}")
         if not self.min_seconds < self.max_seconds <= 3_600:
-            raise ValueError(
+            raise AttentError(
                 f"`max_seconds` must be more than `min_seconds`={self.min_seconds:g} and at most 3600, but is "
                 f"{self.max_seconds}"
             )
         if not self.speed_perturbation or not all(0.5 <= speed <= 2 for speed in self.speed_perturbation):
-            raise ValueError(
+            raise AttentError(
                 f"`speed_perturbation` must be speeds from 0.5 to 2, but is {self.speed_perturbation}; 1 for none"
             )
         for name in ("time_masks", "time_mask_seconds", "frequency_masks", "frequency_mask_bins"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"`{name}` must be 0 or more, but is {getattr(self, name)}")
+                raise AttentError(f"`{name}` must be 0 or more, but is {getattr(self, name)}")
 
 
 # ---- audio files -----------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def read_audio(file: AudioFile, max_seconds: float = math.inf) -> Array:
 def iter_audio(file: AudioFile, seconds: float) -> Iterator[Array]:
     """Yield the samples of `read_audio` in blocks of `seconds` (the last may be shorter), with bounded memory."""
     if not 0 < seconds < math.inf:
-        raise ValueError(f"`seconds` must be more than 0, but is {seconds}")
+        raise AttentError(f"`seconds` must be more than 0, but is {seconds}")
     size = max(1, round(seconds * SAMPLE_RATE))
     buffer = np.empty(0, np.float32)
     for part in _decode(file):

@@ -12,6 +12,7 @@ import numpy as np
 
 from attent.data.arrays import Array, concatenate_ranges, draw_permutation, stable_argsort
 from attent.data.packing import RowCapacity, best_fit
+from attent.storage.errors import AttentError
 
 PAIR_STREAM, ROW_STREAM, PART_STREAM = 1, 2, 3  # random streams, part of the seed
 WIDTH_MULTIPLE = 8  # of row widths, for tensor cores
@@ -46,11 +47,11 @@ class BatchConfig:
     def __post_init__(self) -> None:
         for name, value, known in (("layout", self.layout, LAYOUTS), ("too_long", self.too_long, ("drop", "truncate"))):
             if value not in known:
-                raise ValueError(f"`{name}` must be {' or '.join(known)}, but is {value!r}")
+                raise AttentError(f"`{name}` must be {' or '.join(known)}, but is {value!r}")
         if self.max_tokens < 1:
-            raise ValueError(f"`max_tokens` must be 1 or more, but is {self.max_tokens}")
+            raise AttentError(f"`max_tokens` must be 1 or more, but is {self.max_tokens}")
         if self.batch_tokens < self.max_tokens:
-            raise ValueError(
+            raise AttentError(
                 f"`batch_tokens` must hold the longest sentence (`max_tokens`={self.max_tokens}), but is "
                 f"{self.batch_tokens}; raise one or lower the other"
             )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from attent.data.arrays import search_sorted
 from attent.data.pairs import LanguagePair, Pair
+from attent.storage.errors import AttentError
 from attent.text import scripts as script_table
 from attent.text.scripts import Scripts
 
@@ -46,9 +47,9 @@ class FilterConfig:
 
     def __post_init__(self) -> None:
         if self.max_chars < 0:
-            raise ValueError(f"`max_chars` must be 0 or more characters, but is {self.max_chars}")
+            raise AttentError(f"`max_chars` must be 0 or more characters, but is {self.max_chars}")
         if self.length_ratio != 0 and not self.length_ratio >= 1:
-            raise ValueError(f"`length_ratio` must be 1 or more, or 0 to allow any, but is {self.length_ratio}")
+            raise AttentError(f"`length_ratio` must be 1 or more, or 0 to allow any, but is {self.length_ratio}")
 
     @classmethod
     def disabled(cls) -> FilterConfig:

@@ -28,6 +28,7 @@ from attent.data.file_hashes import stamp_file
 from attent.data.formats.streams import InputFile
 from attent.data.media_store import compute_media_key, prepare_media_store
 from attent.data.pairs import SPLIT_WORDS, CorpusError
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,10 +61,10 @@ class ImageDataConfig:
 
     def __post_init__(self) -> None:
         if self.image_size is not None and not 4 <= self.image_size <= 4096:
-            raise ValueError(f"`image_size` must be from 4 to 4096 pixels, but is {self.image_size}")
+            raise AttentError(f"`image_size` must be from 4 to 4096 pixels, but is {self.image_size}")
         for name in ("flip", "shift", "erase"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
+                raise AttentError(f"`{name}` must be from 0 to 1, but is {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

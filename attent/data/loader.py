@@ -23,6 +23,7 @@ from attent.data.batch_plan import BatchConfig, BatchPlan
 from attent.data.pairs import CorpusError
 from attent.data.token_store import ResampledStores, TokenSequences, TokenStore
 from attent.nn import Packing
+from attent.storage.errors import AttentError
 
 MAX_CACHED_EPOCHS = 3  # the current one, the next, and one that `get_batch` may be called with
 MAX_WEIGHT = 1000  # repetitions of a pair in an epoch; more is a mistake
@@ -281,12 +282,12 @@ class PairLoader(PrefetchLoader[PairBatch]):
         store_for_epoch: Callable[[int], TokenStore] | None = None,
     ) -> None:
         if seed < 0:
-            raise ValueError(f"`seed` must be 0 or more, but is {seed}")
+            raise AttentError(f"`seed` must be 0 or more, but is {seed}")
         self.store, self.config, self.seed = store, config, seed
         num_parts = len(store.meta.parts)
         self.weights = [1.0] * num_parts if weights is None else [float(weight) for weight in weights]
         if len(self.weights) != num_parts or not all(0 < weight < MAX_WEIGHT for weight in self.weights):
-            raise ValueError(
+            raise AttentError(
                 f"`weights` must be {num_parts} numbers over 0 and under {MAX_WEIGHT}, one per corpus, but are "
                 f"{self.weights}"
             )

@@ -38,6 +38,7 @@ from attent.models.folder import read_side_file, write_side_file
 from attent.nn import get_attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ MIN_SHARPNESS = 0.05
 Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0
 
 
-class AlignmentError(ValueError):
+class AlignmentError(AttentError):
     """Words cannot be aligned with this model or selection."""
 
 

@@ -20,6 +20,7 @@ from attent.interop import load_as
 from attent.models import Seq2Seq
 from attent.nn import ImageConfig
 from attent.nn.frontends import normalize_pixels
+from attent.storage.errors import AttentError
 from attent.text.tokenizer import Tokenizer
 
 BATCH_IMAGES = {"cpu": 16, "cuda": 256}
@@ -32,7 +33,7 @@ class Captioner:
         """`name` is that of the model in error messages."""
         config = model.config.frontend
         if not isinstance(config, ImageConfig):
-            raise ValueError(f"{name}: must be a caption model, whose source is an image, but is not")
+            raise AttentError(f"{name}: must be a caption model, whose source is an image, but is not")
         self.model, self.tokenizer, self.name, self.image_config = model, tokenizer, name, config
 
     @classmethod

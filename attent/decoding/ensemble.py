@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.nn import Cache
+from attent.storage.errors import AttentError
 from attent.text.tokenizer import Tokenizer
 
 
@@ -44,7 +45,7 @@ class Ensemble(nn.Module):
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         if not models:
-            raise ValueError("an ensemble must have at least one model, but has none; give a folder for each")
+            raise AttentError("an ensemble must have at least one model, but has none; give a folder for each")
         for number, model in enumerate(models[1:], 2):
             check_compatible(models[0].config, model.config, number)
         self.models = nn.ModuleList(models)
@@ -85,7 +86,7 @@ def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) ->
         ("end token", first.end_id, other.end_id),
     ):
         if mine != theirs:
-            raise ValueError(
+            raise AttentError(
                 f"models of an ensemble must have the same {name}, but the first has {mine} and model {number} "
                 f"{theirs}; train them with one tokenizer"
             )
@@ -95,7 +96,7 @@ def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> N
     """Raise an error if an id stands for different pieces: vocabularies of equal size may differ."""
     for tokenizer, name in zip(tokenizers[1:], names[1:], strict=True):
         if tokenizer.fingerprint != tokenizers[0].fingerprint:
-            raise ValueError(
+            raise AttentError(
                 f"{name}: must have the tokenizer of {names[0]} to form an ensemble with it, but has another; "
                 f"train both from one `tokenizer.model`, or translate with one of them"
             )

@@ -18,6 +18,7 @@ from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens, shift_right
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -112,7 +113,7 @@ class EncodedPair:
 
 def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
     if len(sources) != len(targets):
-        raise ValueError(
+        raise AttentError(
             f"there must be one target for each source, but there are {len(sources):,} sources and "
             f"{len(targets):,} targets; give both in the same order"
         )
@@ -128,7 +129,7 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Tokenize both sides, truncated to a batch of one pair (`batch_tokens`) and to the model's positions."""
     if batch_tokens < 2:
-        raise ValueError(f"`batch_tokens` must be 2 or more, but is {batch_tokens}")
+        raise AttentError(f"`batch_tokens` must be 2 or more, but is {batch_tokens}")
     positions = (model.encoder.positions, model.decoder.positions)
     limits = [min(batch_tokens, scheme.max_length or batch_tokens) for scheme in positions]
     sides = (

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from attent.storage.errors import AttentError
 from attent.text.subword_sampling import SPACE
 from attent.text.vocabulary import MASK_TOKEN, SentencePieceVocabulary, Vocabulary
 
@@ -54,7 +55,7 @@ class MaskTokens:
         unused = (token for token in self.vocabulary.sentinels if token not in used)
         mask_ids = [self._name_to_id[name] if name in self._name_to_id else next(unused, None) for name in names]
         if None in mask_ids:
-            raise ValueError(
+            raise AttentError(
                 f"a text must have at most {len(self.vocabulary.sentinels)} masks, the number of the model's "
                 f"sentinels, but has {len(names)}; split it"
             )

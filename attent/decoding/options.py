@@ -7,9 +7,14 @@ token if there is one.
 
 from __future__ import annotations
 
+import html
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
+
+from attent.storage.errors import AttentError
 
 LengthPenaltyType = Literal["avg", "wu", "none"]
 EngineName = Literal["torch", "ctranslate2"]
@@ -25,7 +30,7 @@ SCORE_FORMULAS: dict[LengthPenaltyType, str] = {
 MAX_EXTRA_TOKENS = 50  # of a target compared with its source (section 6.1 of the paper)
 
 
-class InputError(ValueError):
+class InputError(AttentError):
     """The text, the model or the language cannot be used as requested."""
 
 
@@ -44,6 +49,25 @@ T = TypeVar("T")
 def option(default: T, help_text: str, aliases: str = "", group: OptionGroup = "Search") -> T:
     """Return a dataclass field with a default and an `Option` in its metadata; spaces separate aliases."""
     return field(default=default, metadata={"option": Option(help_text, tuple(aliases.split()), group)})
+
+
+class SearchKeywords(TypedDict, total=False):
+    """The options of `SearchOptions` and `SamplingOptions` as keyword arguments, for editors and type checkers."""
+
+    beam_size: int
+    n_best: int
+    length_penalty: float
+    length_penalty_type: LengthPenaltyType
+    max_length: int | None
+    min_length: int
+    no_repeat_ngram_size: int
+    patience: float | None
+    beam_groups: int
+    diversity_penalty: float
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +93,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"`temperature` must be greater than 0, but is {self.temperature}")
+            raise InputError(f"`temperature` must be greater than 0, but is {self.temperature}")
         if self.top_k < 0:
-            raise ValueError(f"`top_k` must be 1 or more, or 0 for all tokens, but is {self.top_k}")
+            raise InputError(f"`top_k` must be 1 or more, or 0 for all tokens, but is {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` must be greater than 0 and at most 1, but is {self.top_p}")
+            raise InputError(f"`top_p` must be greater than 0 and at most 1, but is {self.top_p}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +153,38 @@ class SearchOptions:
             check_minimum("patience", self.patience, 1)
         if self.length_penalty_type not in get_args(LengthPenaltyType):
             choices = ", ".join(get_args(LengthPenaltyType))
-            raise ValueError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
+            raise InputError(f"`length_penalty_type` must be one of {choices}, but is {self.length_penalty_type!r}")
         if self.max_length is not None and self.min_length >= self.max_length:
-            raise ValueError(
+            raise InputError(
                 f"`min_length` must be less than `max_length`={self.max_length}, which includes the end token, but is "
                 f"{self.min_length}"
             )
         if self.sampling is None and self.n_best > self.beam_size:
-            raise ValueError(
+            raise InputError(
                 f"`n_best` must be at most `beam_size`={self.beam_size}, but is {self.n_best}; widen the beam"
             )
         if self.beam_size % self.beam_groups:
-            raise ValueError(
+            raise InputError(
                 f"`beam_size`={self.beam_size} must be a multiple of `beam_groups`, but that is {self.beam_groups}"
             )
+
+    def change(self, *, min_beam_size: int = 1, **keywords: Unpack[SearchKeywords]) -> SearchOptions:
+        """Return these options with some changed. An option of sampling replaces the search by sampling; a beam size
+        that is not given grows with `n_best`.
+        """
+        changes: dict[str, Any] = dict(keywords)
+        if unknown := [name for name in changes if name not in SearchKeywords.__annotations__]:
+            near = get_close_matches(unknown[0], SearchKeywords.__annotations__)
+            hint = f"did you mean `{near[0]}`?" if near else "see `help(translator.translate)`"
+            raise InputError(f"there is no option `{unknown[0]}` of the search; {hint}")
+        of_sampling = {item.name: changes.pop(item.name) for item in fields(SamplingOptions) if item.name in changes}
+        if of_sampling:
+            changes["sampling"] = replace(self.sampling or SamplingOptions(), **of_sampling)
+        if "beam_size" not in changes:
+            n_best = 1 if changes.get("sampling", self.sampling) else changes.get("n_best", 1)
+            size, groups = max(self.beam_size, min_beam_size, n_best), changes.get("beam_groups", self.beam_groups)
+            changes["beam_size"] = size if groups < 1 else -(-size // groups) * groups
+        return replace(self, **changes)
 
     @property
     def score_formula(self) -> str:
@@ -162,6 +204,25 @@ class SearchOptions:
     def compute_max_length(self, source_length: int) -> int:
         """Return the maximum target length (with the end token) for a source (without its end token)."""
         return source_length + MAX_EXTRA_TOKENS if self.max_length is None else self.max_length
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def list_search_keywords(function: Function) -> Function:
+    """Add the search options, which a function takes as `SearchKeywords`, to its signature and docstring for `help`."""
+    signature = inspect.signature(function)
+    parameters = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+    rows = []
+    for item in (*fields(SearchOptions), *fields(SamplingOptions)):
+        if "option" in item.metadata:
+            kind, default = inspect.Parameter.KEYWORD_ONLY, item.default
+            parameters.append(inspect.Parameter(item.name, kind, default=default, annotation=item.type))
+            rows.append(f"{item.name:<20}  {item.metadata['option'].help}")
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    options = "".join(f"\n    {row}" for row in rows)
+    function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions of the search:\n{options}\n"
+    return function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +285,9 @@ class SearchRequest:
     forbid_loops: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Hypothesis:
-    """A target that a search has found; the translator adds text and tokens."""
+    """A target that a search has found; the translator adds text and tokens. It prints as its text."""
 
     token_ids: tuple[int, ...]  # without the end token
     log_prob: float  # sum over the tokens, including the end token
@@ -234,6 +295,17 @@ class Hypothesis:
     is_finished: bool  # False: truncated at max_length
     text: str = ""
     tokens: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r}, score={self.score:.4f})"
+
+    def _repr_html_(self) -> str:
+        """Return the text and its score, as notebooks show it."""
+        score = f'<small style="opacity: 0.6">{self.score:.4f}</small>'
+        return f'<span dir="auto" style="white-space: pre-wrap">{html.escape(self.text)}</span> {score}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,14 +353,14 @@ class GenerationOptions:
         for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
             check_minimum(name, getattr(self, name), 0)
         if not all(self.stop):
-            raise ValueError("`stop` must be non-empty strings, but one is empty; leave it out")
+            raise InputError("`stop` must be non-empty strings, but one is empty; leave it out")
         if self.n > 1 and self.beam_size == 1 and not self.temperature:
-            raise ValueError(
+            raise InputError(
                 f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a "
                 f"`temperature` above 0, or a `beam_size`"
             )
         if self.min_new_tokens >= self.max_new_tokens:
-            raise ValueError(
+            raise InputError(
                 f"`min_new_tokens` must be less than `max_new_tokens`={self.max_new_tokens}, but is "
                 f"{self.min_new_tokens}"
             )
@@ -306,7 +378,7 @@ class GenerationOptions:
     @property
     def search_options(self) -> SearchOptions:
         if self.n > self.beam_size:
-            raise ValueError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
+            raise InputError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
         return SearchOptions(
             beam_size=self.beam_size,
             n_best=self.n,
@@ -319,4 +391,4 @@ class GenerationOptions:
 
 def check_minimum(name: str, value: float, minimum: float) -> None:
     if not minimum <= value < float("inf"):
-        raise ValueError(f"`{name}` must be {minimum} or more, but is {value}")
+        raise InputError(f"`{name}` must be {minimum} or more, but is {value}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attent.decoding.options import Hypothesis
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.decoding.translator import Translation
@@ -45,9 +46,9 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         if self.type not in get_args(OutputType):
-            raise ValueError(f"`type` must be one of {', '.join(get_args(OutputType))}, but is {self.type!r}")
+            raise AttentError(f"`type` must be one of {', '.join(get_args(OutputType))}, but is {self.type!r}")
         if self.alignment and self.n_best > 1 and self.type != "json":
-            raise ValueError(
+            raise AttentError(
                 f"`n_best` must be 1 for alignments, which only the best translation has, but is {self.n_best}; leave "
                 f"one of them out, or use JSON"
             )
@@ -78,7 +79,7 @@ class OutputFormat:
         text = replace_line_breaks(translation.text)
         if not self.alignment:
             return score + text
-        links = f" {FIELD_SEPARATOR} {format_pharaoh(get_links(translation))}".rstrip(" ")
+        links = f" {FIELD_SEPARATOR} {format_pharaoh(translation.alignment.links)}".rstrip(" ")
         return score + escape_separators(text) + links
 
     def _format_tsv(self, translation: Translation, hypothesis: Hypothesis) -> str:
@@ -86,18 +87,16 @@ class OutputFormat:
         if self.with_score:
             cells.append(format_score(hypothesis.score))
         if self.alignment:
-            cells.append(format_pharaoh(get_links(translation)))
+            cells.append(format_pharaoh(translation.alignment.links))
         return "\t".join(map(replace_line_breaks, cells))
 
     def _format_json(self, translation: Translation) -> str:
         fields = {"src": translation.source, **_build_fields(translation)}
         if self.alignment:
-            unreliable = () if translation.alignment is None else translation.alignment.unreliable_links
-            fields["alignment"] = [list(link) for link in get_links(translation)]
-            fields["unreliable_links"] = [list(link) for link in unreliable]
+            fields["alignment"] = [list(link) for link in translation.alignment.links]
+            fields["unreliable_links"] = [list(link) for link in translation.alignment.unreliable_links]
         if self.alignment == "soft":
-            weights = () if translation.alignment is None else translation.alignment.weights
-            fields["weights"] = [[round(float(weight), 4) for weight in row] for row in weights]
+            fields["weights"] = [[round(float(weight), 4) for weight in row] for row in translation.alignment.weights]
         if self.n_best > 1:
             fields["n_best"] = [_build_fields(hypothesis) for hypothesis in self._select_hypotheses(translation)]
         fields["formula"] = self.score_formula
@@ -111,10 +110,6 @@ def format_json_line(fields: Mapping[str, Any]) -> str:
 def format_moses(index: int, hypothesis: Hypothesis) -> str:
     text = escape_separators(replace_line_breaks(hypothesis.text))
     return f"{index} {FIELD_SEPARATOR} {text} {FIELD_SEPARATOR} {format_score(hypothesis.score)}"
-
-
-def get_links(translation: Translation) -> Sequence[tuple[int, int]]:
-    return () if translation.alignment is None else translation.alignment.links
 
 
 def format_pharaoh(links: Sequence[tuple[int, int]]) -> str:

@@ -288,7 +288,7 @@ class RemoteTranslator(Translator):
 
     remote_engine: RemoteEngine
 
-    def build_torch_engine(self, should_stop: StopCheck | None = None) -> Any:
+    def _build_torch_engine(self, should_stop: StopCheck | None = None) -> Any:
         return self.remote_engine
 
 

@@ -26,6 +26,7 @@ from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
@@ -85,14 +86,14 @@ class Predictor:
         notify        receives messages for the user, such as that texts were truncated
         """
         if batch_tokens is not None and batch_tokens < 1:
-            raise ValueError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
+            raise AttentError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         if not isinstance(model, VisionTransformer):
             if tokenizer is None:
-                raise ValueError(
+                raise AttentError(
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
             if tokenizer.source.size > model.config.vocab:
-                raise ValueError(
+                raise AttentError(
                     f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
                     f"{tokenizer.source.size}; load both from the same folder"
                 )
@@ -125,10 +126,10 @@ class Predictor:
         line_numbers  numbers of the texts in error messages; None: from 1
         """
         if top_k < 1:
-            raise ValueError(f"`top_k` must be 1 or more, but is {top_k}")
+            raise AttentError(f"`top_k` must be 1 or more, but is {top_k}")
         model = self.model
         if not isinstance(model, TextEncoder) or model.masked_lm is None or self._vocabulary.mask is None:
-            raise ValueError(
+            raise AttentError(
                 f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm`, "
                 "or a BERT with its masked-word head"
             )
@@ -185,10 +186,10 @@ class Predictor:
         with `normalize` of length 1, so that a dot product is the cosine."""
         model = self.model
         if pooling not in ("mean", "class"):
-            raise ValueError(f"`pooling` must be mean or class, but is {pooling!r}")
+            raise AttentError(f"`pooling` must be mean or class, but is {pooling!r}")
         has_first = model.config.class_token if isinstance(model, VisionTransformer) else isinstance(model, TextEncoder)
         if pooling == "class" and not has_first:
-            raise ValueError(f"{self.name}: has no class token; use the pooling `mean`")
+            raise AttentError(f"{self.name}: has no class token; use the pooling `mean`")
         check_is_list(items)
         if isinstance(model, VisionTransformer):
             vectors = self._run_images(items, model, pooling)
@@ -207,7 +208,7 @@ class Predictor:
         advice = f"use a model of `attent train --task {task}`"
         if isinstance(model, TextEncoder | VisionTransformer):
             advice = f"fine-tune it: attent train --task {task} --from {self.name} --data EXAMPLES --out DIR"
-        raise ValueError(f"{self.name}: must be a classifier, but has no labels; {advice}")
+        raise AttentError(f"{self.name}: must be a classifier, but has no labels; {advice}")
 
     @property
     def width(self) -> int:
@@ -250,7 +251,7 @@ class Predictor:
 
     def _parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
-            raise ValueError(f"a text to fill must be a string, but is a {type(text).__name__}")
+            raise AttentError(f"a text to fill must be a string, but is a {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())
 
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
@@ -283,13 +284,13 @@ class Predictor:
 
     def _encode_masked_text(self, masked_text: MaskedText, line_number: int) -> TokenizedText:
         if not masked_text.mask_ids:
-            raise ValueError(
+            raise AttentError(
                 f"text {line_number:,} must have a mask, such as `The {MASK_SPELLINGS[0]} sat`, but has none"
             )
         row, truncated = self._encode_and_truncate(self.mask_tokens.encode(masked_text))
         positions = tuple(i for i, token in enumerate(row.token_ids) if token in self.mask_tokens.token_ids)
         if positions[-1] >= len(truncated.token_ids) - len(self._special_tokens[1]):
-            raise ValueError(
+            raise AttentError(
                 f"text {line_number:,} must have its masks among the first {self._max_length} tokens, but one is at "
                 f"{positions[-1] + 1:,}; shorten the text before it"
             )
@@ -378,13 +379,15 @@ class Predictor:
 def check_is_list(items: object) -> None:
     """A string is a sequence too, of characters."""
     if isinstance(items, str | os.PathLike):
-        raise ValueError(f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]")
+        raise AttentError(
+            f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]"
+        )
 
 
 def check_text_item(item: Item, number: int) -> str:
     if isinstance(item, str):
         return item
-    raise ValueError(f"item {number:,} must be a text, but is a {type(item).__name__}")
+    raise AttentError(f"item {number:,} must be a text, but is a {type(item).__name__}")
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:
@@ -405,5 +408,5 @@ def load_image(item: Item, model: VisionTransformer) -> Tensor:
     shape = (config.channels, config.image_size, config.image_size)
     if not isinstance(item, Tensor) or item.dtype != torch.uint8 or item.shape != shape:
         kind = f"{item.dtype} of {tuple(item.shape)}" if isinstance(item, Tensor) else f"a {type(item).__name__}"
-        raise ValueError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
+        raise AttentError(f"an image must be a path, or a uint8 tensor of {shape}, but is {kind}")
     return item

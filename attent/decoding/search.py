@@ -22,6 +22,7 @@ from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedToken
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
+from attent.storage.errors import AttentError
 
 POLL_INTERVAL = 8  # steps between reads of `done` from an accelerator: reading synchronizes
 TOPK_CHUNK = 256  # tokens of the vocabulary that are first compared by their maximum alone
@@ -488,9 +489,9 @@ def beam_search(
 ) -> HypothesisTensors:
     """Search the best targets of sources (B, Ts), or those of another front-end, without `suppressed_tokens`."""
     if max_length < 1:
-        raise ValueError(f"`max_length` must be 1 or more tokens, but is {max_length}")
+        raise AttentError(f"`max_length` must be 1 or more tokens, but is {max_length}")
     if end_id < 0:
-        raise ValueError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
+        raise AttentError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
     context = SearchContext(
         options=SearchOptions() if options is None else options,
         start_id=start_id,

@@ -1,24 +1,26 @@
 """Translate text: split it into segments, encode them, search with an engine, detokenize and join.
 
     translator = Translator.load("runs/en-de")
-    translator.translate(["A man rides a bike."])[0].text
+    print(translator("A man rides a bike."))
 
 The search itself is in `search`, batching in `engines/reference`, CTranslate2 in `engines/ctranslate2`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
 
 import torch
+from torch import Tensor
 
 from attent.decoding import mbr
 from attent.decoding.alignment import Alignment, align_rows, concatenate_alignments, load_selection
@@ -45,10 +47,12 @@ from attent.decoding.options import (
     Hypothesis,
     InputError,
     PhraseConstraints,
+    SearchKeywords,
     SearchOptions,
     SearchRequest,
     Segment,
     StopCheck,
+    list_search_keywords,
 )
 from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
@@ -83,14 +87,78 @@ class TranslationError(InputError):
     """The text cannot be translated as requested."""
 
 
-@dataclass(frozen=True, kw_only=True)
+class SearchedText(NamedTuple):
+    """The segments of a text with their source ids and hypotheses."""
+
+    translator: Translator
+    segments: Sequence[Segment]
+    rows: Sequence[Sequence[int]]
+    hypotheses: Sequence[list[Hypothesis]]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Translation(Hypothesis):
-    """The best hypothesis for a source, with the n-best list."""
+    """The best hypothesis for a source, with the n-best list.
+
+    >>> translation = translator("A dog sleeps.")
+    >>> print(translation)
+    Ein Hund schläft.
+    >>> translation.alignment.pharaoh
+    '0-0 ... 2-2'
+    >>> dict(zip(translation.tokens, translation.scores))
+    {'▁Ein': -0.0..., '▁Hund': -0.0..., '▁schläft': -0.0..., '.': -0.0...}
+    """
 
     source: str
     n_best: tuple[Hypothesis, ...]  # best first
-    alignment: Alignment | None = None
     segment_count: int = 1  # that a long text was split into
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """The word alignment by cross-attention; computed when it is first used, or by `alignment=True`."""
+        return self._search_result.translator._align_texts([self._search_result])[0]
+
+    @cached_property
+    def scores(self) -> tuple[float, ...]:
+        """The log-probability of each of the `tokens`, computed when first used; `log_prob` includes the end token."""
+        return self._search_result.translator._score_tokens(self._search_result)
+
+    @property
+    def _search_result(self) -> SearchedText:
+        searched = vars(self).get("_searched_text")
+        if searched is None:
+            raise TranslationError("a translation that was stored has no model for this; translate the source again")
+        return searched
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_searched_text"}
+
+
+class TextColumn(Protocol):
+    """A pandas Series."""
+
+    def isna(self) -> Any: ...
+
+
+ColumnT = TypeVar("ColumnT", bound=TextColumn)
+
+
+class TranslateKeywords(SearchKeywords, total=False):
+    """The keyword arguments of `Translator.translate`, where they are explained."""
+
+    to: str | None
+    prefix: str | None
+    required: Sequence[str]
+    banned: Sequence[str]
+    constraints: PhraseConstraints | Sequence[PhraseConstraints]
+    glossary: Glossary | Mapping[str, str] | None
+    alignment: bool
+    mbr_candidates: int
+    split_sentences: bool
+    source_lang: str | None
+    prevent_repetition: bool
+    first_index: int
+    should_stop: StopCheck | None
 
 
 class TranslatorLocks:
@@ -102,7 +170,12 @@ class TranslatorLocks:
 
 
 class Translator:
-    """A model, or an ensemble, with its tokenizer, ready to translate."""
+    """A model, or an ensemble, with its tokenizer, ready to translate.
+
+    >>> translator = attent.Translator.load("runs/en-de")
+    >>> print(translator("A dog sleeps."))
+    Ein Hund schläft.
+    """
 
     def __init__(
         self,
@@ -128,7 +201,7 @@ class Translator:
             ("target", tokenizer.target.size, model.config.output_vocab),
         ):
             if size > vocab:
-                raise ValueError(
+                raise TranslationError(
                     f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
                     f"load both from the same folder"
                 )
@@ -136,8 +209,8 @@ class Translator:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.engine, self.threads, self.batch_tokens = engine, threads, batch_tokens
-        self.use_gpu_engine = use_gpu_engine
-        self.notified: set[str] = set()
+        self._use_gpu_engine = use_gpu_engine
+        self._notified: set[str] = set()
         self._notify = notify
         self._locks = TranslatorLocks(self)
 
@@ -159,6 +232,9 @@ class Translator:
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load the model of a folder, ours or Hugging Face's (Marian, T5); several folders make an ensemble.
+
+        >>> attent.Translator.load("runs/en-de", device="cpu", engine="torch").device
+        device(type='cpu')
 
         dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
         """
@@ -188,14 +264,31 @@ class Translator:
 
     # --- public methods ------------------------------------------------------------------------------------------
 
+    @overload
+    def translate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too
+        self, text: str, options: SearchOptions | None = None, **keywords: Unpack[TranslateKeywords]
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self, text: Sequence[str], options: SearchOptions | None = None, **keywords: Unpack[TranslateKeywords]
+    ) -> list[Translation]: ...
+
+    @overload
+    def translate(
+        self, text: ColumnT, options: SearchOptions | None = None, **keywords: Unpack[TranslateKeywords]
+    ) -> ColumnT: ...
+
+    @list_search_keywords
     def translate(
         self,
-        texts: Sequence[str],
+        text: str | Sequence[str] | TextColumn,
         options: SearchOptions | None = None,
         *,
-        beam_size: int | None = None,
-        n_best: int | None = None,
         to: str | None = None,
+        prefix: str | None = None,
+        required: Sequence[str] = (),
+        banned: Sequence[str] = (),
         constraints: PhraseConstraints | Sequence[PhraseConstraints] = NO_CONSTRAINTS,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
@@ -205,28 +298,46 @@ class Translator:
         prevent_repetition: bool = True,
         first_index: int = 0,
         should_stop: StopCheck | None = None,
-    ) -> list[Translation]:
-        """Return the best translation of each text; an empty text gives an empty translation.
+        **search: Unpack[SearchKeywords],
+    ) -> Any:
+        """Translate a text, or a list of texts in batches; `translator(...)` is the same.
 
-        options             search options; `beam_size` and `n_best` override theirs
+        A string gives a `Translation`, a list gives a list, and a pandas Series gives a Series of texts with the same
+        index, in which missing values stay missing. An empty text gives an empty translation.
+
+        >>> translator("A dog sleeps.")
+        Translation('Ein Hund schläft.', score=-0.0...)
+        >>> [str(translation) for translation in translator(["A man sings.", "A dog sleeps."], beam_size=1)]
+        ['Ein Mann singt.', 'Ein Hund schläft.']
+        >>> print(translator("A dog sleeps.", prefix="Der"))
+        Der Hund schläft.
+        >>> translator(frame["en"])
+        0      Ein Mann singt.
+        1    Ein Hund schläft.
+        Name: en, dtype: str
+
+        options             search options as an object; keyword arguments change them
         to                  target language, for a multilingual model
-        constraints         prefix, required and banned phrases, for all texts or for each
+        prefix              words that the translation starts with
+        required            phrases that the translation has to contain
+        banned              phrases that it must not contain
+        constraints         prefix, required and banned phrases as an object, for all texts or one for each
         glossary            terms whose translation is required wherever they occur
-        alignment           also align the words
+        alignment           align the words now, in batches, and not when `Translation.alignment` is used
         mbr_candidates      number of candidates (n-best or samples) to choose from by minimum Bayes risk
         split_sentences     split every text into sentences, not only long ones; `source_lang` is the source's language
         prevent_repetition  search again without loops where a translation repeats itself and its source does not
         first_index         index of the first text in the whole input, on which sampling depends
         should_stop         polled during the search; True raises `SearchCancelled`
         """
-        check_list_of_strings(texts)
-        overrides = {name: n for name, n in (("beam_size", beam_size), ("n_best", n_best)) if n is not None}
-        options = replace(options or SearchOptions(), **overrides)  # type: ignore[arg-type]
+        texts = list_texts(text)
+        options = (options or SearchOptions()).change(**search)
         per_text = [constraints] * len(texts) if isinstance(constraints, PhraseConstraints) else constraints
         if len(per_text) != len(texts):
             raise TranslationError(
                 f"`constraints` must be one for all or {len(texts)}, one per text, but are {len(per_text)}"
             )
+        per_text = [each.extend(prefix, required, banned) for each in per_text]
         per_text = [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
         groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, terms, first_index)
@@ -241,13 +352,22 @@ class Translator:
                 self._search_segments(segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to)
             )
             hypotheses = [[next(results) for _ in group] for group in groups]
-            aligned = self._align_segments(segments, rows, hypotheses) if alignment else [None] * len(texts)
-        per_group = zip(texts, groups, self._detokenize(hypotheses), aligned, strict=True)
-        return [
-            join_hypotheses(text, group, segment_hypotheses, options, word_alignment)
-            for text, group, segment_hypotheses, word_alignment in per_group
+        segment_rows = iter(rows)
+        translations = [
+            join_hypotheses(source, SearchedText(self, group, [next(segment_rows) for _ in group], found), options)
+            for source, group, found in zip(texts, groups, self._detokenize(hypotheses), strict=True)
         ]
+        if alignment:
+            aligned = self._align_texts([translation._search_result for translation in translations])
+            for translation, word_alignment in zip(translations, aligned, strict=True):
+                vars(translation)["alignment"] = word_alignment
+        if isinstance(text, str):
+            return translations[0]
+        return fill_column(text, translations) if hasattr(text, "isna") else translations
 
+    __call__ = translate
+
+    @list_search_keywords
     def stream(
         self,
         text: str,
@@ -255,24 +375,70 @@ class Translator:
         *,
         to: str | None = None,
         constraints: PhraseConstraints = NO_CONSTRAINTS,
+        should_stop: StopCheck | None = None,
+        **search: Unpack[SearchKeywords],
     ) -> Iterator[str]:
-        """Yield the translation in pieces, as soon as all beams agree on them."""
-        options = options or SearchOptions()
+        """Yield the translation in pieces, as soon as all beams agree on them. `translate` explains the arguments.
+
+        >>> "".join(translator.stream("A dog sleeps.", beam_size=2))
+        'Ein Hund schläft.'
+        """
+        options = (options or SearchOptions()).change(**search)
         check_constraints(constraints, options)
         (segments,), _ = self._split_texts([text], [constraints], to)
         for segment in segments:
-            yield from self._stream_segment(segment, options, to)
+            yield from self._stream_segment(segment, options, to, should_stop)
             if segment.gap:
                 yield segment.gap
 
-    def _stream_segment(self, segment: Segment, options: SearchOptions, to: str | None) -> Iterator[str]:
+    @list_search_keywords
+    async def stream_async(
+        self,
+        text: str,
+        options: SearchOptions | None = None,
+        *,
+        to: str | None = None,
+        constraints: PhraseConstraints = NO_CONSTRAINTS,
+        **search: Unpack[SearchKeywords],
+    ) -> AsyncGenerator[str, None]:
+        """Yield the pieces of `stream` while the search runs in a thread, which a cancelled task stops within a step.
+
+        >>> async def collect_pieces():
+        ...     return [piece async for piece in translator.stream_async("A dog sleeps.")]
+        >>> "".join(asyncio.run(collect_pieces()))
+        'Ein Hund schläft.'
+        """
+        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def search_pieces() -> None:
+            stop = cancelled.is_set
+            try:
+                for piece in self.stream(text, options, to=to, constraints=constraints, should_stop=stop, **search):
+                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
+            finally:
+                loop.call_soon_threadsafe(pieces.put_nowait, None)
+
+        task = asyncio.create_task(asyncio.to_thread(search_pieces))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+        finally:
+            cancelled.set()
+            with suppress(SearchCancelled):
+                await task
+
+    def _stream_segment(
+        self, segment: Segment, options: SearchOptions, to: str | None, should_stop: StopCheck | None
+    ) -> Iterator[str]:
         source_ids = self.tokenizer.encode_source([segment.text], to)[0]
         request = self._build_request(segment, source_ids, options, to)
         printed, is_finished = "", False
         with eval_mode(self.model):
-            engine = self.build_torch_engine()
+            engine = self._build_torch_engine(should_stop)
             session = SearchSession(engine, [request], [0], engine.build_context(options, [request]))
             while not is_finished:
+                engine.check_cancelled()
                 session.step()
                 finished = [hypotheses for _, hypotheses in session.collect_and_refill()]
                 is_finished = bool(finished)
@@ -305,6 +471,9 @@ class Translator:
         """Yield the translation sentence by sentence, with the whitespace between them.
 
         Joined, the pieces are the text of `translate` with the same arguments, which are explained there.
+
+        >>> list(translator.stream_sentences("A man sings. A dog sleeps."))
+        ['Ein Mann singt. ', 'Ein Hund schläft.']
         """
         options = options or SearchOptions()
         (segments,), _ = self._split_texts(
@@ -328,9 +497,13 @@ class Translator:
         to: str | None = None,
         should_stop: StopCheck | None = None,
     ) -> list[Translation]:
-        """Return translations that start with a prefix: one for each of the most likely next tokens, best first."""
+        """Return translations that start with a prefix: one for each of the most likely next tokens, best first.
+
+        >>> print(translator.suggest_continuations("A dog sleeps.", "Ein Hund", count=3)[0])
+        Ein Hund schläft.
+        """
         options = replace(options or SearchOptions(), n_best=1)
-        segment_text = self.clean_text(text)
+        segment_text = self._clean_text(text)
         source_ids = self.tokenizer.encode_source([segment_text], to)[0]
         constraints = PhraseConstraints(prefix=prefix) if isinstance(prefix, str) else prefix
         check_constraints(constraints, options)
@@ -340,9 +513,12 @@ class Translator:
                 replace(request, prefix_ids=(*request.prefix_ids, token), prefix_ends_word=False)
                 for token in self._get_next_tokens(request, count)
             ]
-            results = dict(self.build_torch_engine(should_stop).search(requests, options))
+            results = dict(self._build_torch_engine(should_stop).search(requests, options))
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
-        translations = [build_translation(n_best, text) for (n_best,) in best]
+        segments, rows = [Segment(segment_text, constraints)], [source_ids]
+        translations = [
+            build_translation(n_best[0], text, SearchedText(self, segments, rows, n_best)) for n_best in best
+        ]
         allowed = [item for item in translations if find_phrase(item.text, constraints.banned) is None]
         return sorted(allowed, key=lambda item: -item.score)
 
@@ -371,10 +547,6 @@ class Translator:
     @property
     def device(self) -> torch.device:
         return get_device(self.model)
-
-    @property
-    def end_id(self) -> int:
-        return self.model.config.end_id
 
     @property
     def _members(self) -> list[Seq2Seq]:
@@ -406,7 +578,7 @@ class Translator:
         """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._raised_max_tokens)
         max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
-        cleaned = [self.clean_text(text) for text in texts]
+        cleaned = [self._clean_text(text) for text in texts]
         uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
         encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
         groups: list[list[Segment]] = []
@@ -442,7 +614,7 @@ class Translator:
             )
         return [(part.text, part.gap) for part in parts]
 
-    def clean_text(self, text: str) -> str:
+    def _clean_text(self, text: str) -> str:
         """Replace spaces that the model does not know, and remove unknown invisible characters."""
         pattern, replacements = self._unknown_chars
         return (text.translate(replacements) if pattern.search(text) else text).strip()
@@ -526,7 +698,7 @@ class Translator:
         elif all(segment.constraints is segments[0].constraints for segment in segments):
             keys = [segment.text for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        forbid_loops = prevent_repetition and widened.sampling is None and self.forbids_loops_in_first_search
+        forbid_loops = prevent_repetition and widened.sampling is None and self._forbids_loops_in_first_search
         requests = {
             key: self._build_request(segments[i], rows[i], widened, to, forbid_loops) for key, i in first.items()
         }
@@ -557,17 +729,18 @@ class Translator:
         if not keys:
             return {}
         options = replace(options, forbid_loops=True)
-        again = self.build_torch_engine(should_stop).search([requests[key] for key in keys], options)
+        again = self._build_torch_engine(should_stop).search([requests[key] for key in keys], options)
         return {keys[i]: hypotheses for i, hypotheses in again if hypotheses}  # a required phrase may need a loop
 
     @property
-    def forbids_loops_in_first_search(self) -> bool:
+    def _forbids_loops_in_first_search(self) -> bool:
         """True if loops are forbidden in the first search: free in the GPU engine, where searching again is costly."""
         return self.device.type != "cpu" and self.engine != "ctranslate2" and isinstance(self.model, Seq2Seq)
 
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None = None
     ) -> list[list[Hypothesis]]:
+        """Search tokenized sources; the hypotheses have no text."""
         with self._locks.eval_mode:
             return self._run_engines(requests, options, should_stop)
 
@@ -576,7 +749,7 @@ class Translator:
     ) -> HypothesisBatch | Unavailable:
         """Search a batch of unconstrained requests with the fused GPU engine."""
         with self._locks.eval_mode:
-            return self.build_torch_engine(should_stop).search_batch(batch, options)
+            return self._build_torch_engine(should_stop).search_batch(batch, options)
 
     def _run_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None
@@ -605,13 +778,13 @@ class Translator:
             if supported:
                 yield ctranslate2, supported
             for reason in dict.fromkeys(reasons[index] for index in rest):
-                self.notify_once(f"CTranslate2 {reason}: using the torch engine, which is slower")
+                self._notify_once(f"CTranslate2 {reason}: using the torch engine, which is slower")
         with_phrases = [index for index in rest if requests[index].required_phrases]
         for indices in (with_phrases, [index for index in rest if not requests[index].required_phrases]):
             if indices:
-                yield self.build_torch_engine(should_stop), indices
+                yield self._build_torch_engine(should_stop), indices
 
-    def build_torch_engine(self, should_stop: StopCheck | None = None) -> TorchEngine[Any]:
+    def _build_torch_engine(self, should_stop: StopCheck | None = None) -> TorchEngine[Any]:
         config = self.model.config
         return TorchEngine[Any](
             model=self.model,
@@ -623,14 +796,16 @@ class Translator:
             choose_batch_size=self._compute_batch_size,
             build_constraints=partial(build_constraints, vocabulary=self._target_vocabulary),
             should_stop=should_stop,
-            use_gpu_engine=self.use_gpu_engine,
-            notify=self.notify_once,
+            use_gpu_engine=self._use_gpu_engine,
+            notify=self._notify_once,
             device_lock=self._locks.device_lock,
         )
 
     @cached_property
     def _target_vocabulary(self) -> TargetVocabulary:
-        return TargetVocabulary(self.tokenizer.target, self.model.config.output_vocab, [self.end_id], self.device)
+        return TargetVocabulary(
+            self.tokenizer.target, self.model.config.output_vocab, [self.model.config.end_id], self.device
+        )
 
     @cached_property
     def _ctranslate2_engine(self) -> CTranslate2Engine | None:
@@ -641,7 +816,7 @@ class Translator:
         from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 
         for path in [] if self.folder is None else find_ignored_conversions(self.folder):
-            self.notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
+            self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
@@ -650,7 +825,7 @@ class Translator:
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
-            self.notify_once(f"{error}; using the torch engine, which is slower")
+            self._notify_once(f"{error}; using the torch engine, which is slower")
             return None
 
     def _compute_batch_size(self, source: int, target: int, beams: int) -> int:
@@ -664,11 +839,11 @@ class Translator:
         row_bytes = 16 * config.output_vocab + 4 * key_bytes_per_token * (source + target)  # logits and KV cache
         return max(1, compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS) // beams)
 
-    def notify_once(self, message: str) -> None:
+    def _notify_once(self, message: str) -> None:
         with self._locks.notify_lock:
-            if self._notify is not None and message not in self.notified:
+            if self._notify is not None and message not in self._notified:
                 self._notify(message)
-            self.notified.add(message)
+            self._notified.add(message)
 
     # --- after the search ----------------------------------------------------------------------------------------
 
@@ -697,40 +872,54 @@ class Translator:
 
         return [[[add_text(hypothesis) for hypothesis in n_best] for n_best in group] for group in groups]
 
-    def _align_segments(
-        self, segments: Sequence[Segment], rows: Sequence[Sequence[int]], groups: Sequence[Sequence[list[Hypothesis]]]
-    ) -> list[Alignment]:
+    def _align_texts(self, texts: Sequence[SearchedText]) -> list[Alignment]:
         """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self._members[0]
         selection = load_selection(self.folder, model)
-        best = [n_best[0].token_ids for group in groups for n_best in group]
+        sources = [segment.text for text in texts for segment in text.segments]
+        best = [n_best[0].token_ids for text in texts for n_best in text.hypotheses]
         pairs = [
-            EncodedPair(source=list(row), target=[*token_ids, self.end_id], truncated=False)
-            for row, token_ids in zip(rows, best, strict=True)
+            EncodedPair(source=list(row), target=[*token_ids, self.model.config.end_id], truncated=False)
+            for row, token_ids in zip((row for text in texts for row in text.rows), best, strict=True)
         ]
         targets = [self.tokenizer.target.decode(token_ids) for token_ids in best]
-        sources = [segment.text for segment in segments]
-        with self._locks.device_lock:
+        with self._locks.eval_mode, self._locks.device_lock:
             alignments = align_rows(model, self.tokenizer, sources, targets, pairs, selection)
         if sum(len(each.unreliable_links) - len(each.links) for each in alignments) > 0:
-            self.notify_once(
+            self._notify_once(
                 f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
                 f"is almost even; train longer, or select other heads with attent score --alignment"
             )
         parts = iter([(alignment, len(source.split())) for alignment, source in zip(alignments, sources, strict=True)])
-        return [concatenate_alignments([next(parts) for _ in group]) for group in groups]
+        return [concatenate_alignments([next(parts) for _ in text.segments]) for text in texts]
+
+    def _score_tokens(self, text: SearchedText) -> tuple[float, ...]:
+        """Return the log-probability of each token of the best hypotheses, by forced decoding."""
+        scores: list[float] = []
+        with self._locks.eval_mode, self._locks.device_lock:
+            for row, n_best in zip(text.rows, text.hypotheses, strict=True):
+                token_ids = n_best[0].token_ids
+                logits = self._compute_logits(SearchRequest(source_ids=row, prefix_ids=token_ids))[:-1]
+                chosen = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+                scores += logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
+        return tuple(scores)
 
     # --- step by step --------------------------------------------------------------------------------------------
 
-    def _get_next_tokens(self, request: SearchRequest, count: int) -> list[int]:
-        """Return the most likely tokens after the prefix, except the end token."""
-        engine = self.build_torch_engine(None)
+    def _compute_logits(self, request: SearchRequest) -> Tensor:
+        """Return the logits of the first target token and of each after one of the prefix, (1 + prefix tokens, V)."""
+        engine = self._build_torch_engine(None)
         source, lengths = engine.pad_sources([request])
         state = engine.model.init_decoder_state(source, lengths, capacity=len(request.prefix_ids) + 1)
         prefix = torch.tensor([[engine.start_id, *request.prefix_ids]], device=self.device)
-        logits = engine.model.step(prefix, state)[0, -1].float()
-        logits[make_suppressed_tensor(engine.start_id, engine.end_id, engine.suppressed_tokens, self.device)] = NEG_INF
-        logits[self.end_id] = NEG_INF
+        logits = engine.model.step(prefix, state)[0].float()
+        suppressed = make_suppressed_tensor(engine.start_id, engine.end_id, engine.suppressed_tokens, self.device)
+        return logits.index_fill(1, suppressed, NEG_INF)
+
+    def _get_next_tokens(self, request: SearchRequest, count: int) -> list[int]:
+        """Return the most likely tokens after the prefix, except the end token."""
+        logits = self._compute_logits(request)[-1]
+        logits[self.model.config.end_id] = NEG_INF
         if request.prefix_ends_word:
             logits = logits.masked_fill(self._target_vocabulary.word_continuations, NEG_INF)
         top = logits.topk(min(count, len(logits)))
@@ -795,6 +984,24 @@ def choose_dtype(device: torch.device, engine: str | None = None) -> str:
 # --- texts and options ---------------------------------------------------------------------------------------------
 
 
+def list_texts(text: str | Sequence[str] | TextColumn) -> list[str]:
+    """Return the texts of a string, a list or a column, without missing values."""
+    column: Any = text
+    if not isinstance(text, Iterable):
+        raise InputError(f"`text` must be a string, a list of strings or a column, but is a {type(text).__name__}")
+    texts = [text] if isinstance(text, str) else list(column[~column.isna()] if hasattr(column, "isna") else column)
+    check_list_of_strings(texts)
+    return texts
+
+
+def fill_column(column: Any, translations: Sequence[Translation]) -> Any:
+    """Return a column with the texts of the translations; missing values stay."""
+    texts = iter(translations)
+    cells = zip(column, column.isna(), strict=True)
+    values = [cell if is_missing else next(texts).text for cell, is_missing in cells]
+    return type(column)(values, index=column.index, name=column.name)
+
+
 def check_list_of_strings(texts: Sequence[str], name: str = "texts") -> None:
     if isinstance(texts, str):
         raise InputError(f"`{name}` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
@@ -844,24 +1051,19 @@ def count_special_tokens(to: str | None) -> int:
 
 
 def build_translation(
-    n_best: Sequence[Hypothesis], source: str, alignment: Alignment | None = None, segment_count: int = 1
+    n_best: Sequence[Hypothesis], source: str, searched: SearchedText, segment_count: int = 1
 ) -> Translation:
-    return Translation(
-        **vars(n_best[0]), source=source, n_best=tuple(n_best), alignment=alignment, segment_count=segment_count
-    )
+    translation = Translation(**vars(n_best[0]), source=source, n_best=tuple(n_best), segment_count=segment_count)
+    vars(translation)["_searched_text"] = searched  # not a field: `asdict` would copy the model
+    return translation
 
 
-def join_hypotheses(
-    text: str,
-    segments: Sequence[Segment],
-    segment_hypotheses: Sequence[list[Hypothesis]],
-    options: SearchOptions,
-    alignment: Alignment | None,
-) -> Translation:
+def join_hypotheses(text: str, searched: SearchedText, options: SearchOptions) -> Translation:
     """Return the translation of a text from the n-best lists of its segments."""
+    segments = searched.segments
     if len(segments) == 1:
-        return build_translation(segment_hypotheses[0], text, alignment)
-    best = [hypotheses[0] for hypotheses in segment_hypotheses]
+        return build_translation(searched.hypotheses[0], text, searched)
+    best = [hypotheses[0] for hypotheses in searched.hypotheses]
     log_prob = sum(hypothesis.log_prob for hypothesis in best)
     length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
     joined = "".join(item.text + segment.gap for item, segment in zip(best, segments, strict=True))
@@ -873,4 +1075,4 @@ def join_hypotheses(
         text=joined.strip(),
         tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
     )
-    return build_translation([whole], text, alignment, len(segments))
+    return build_translation([whole], text, searched, len(segments))

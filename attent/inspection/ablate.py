@@ -30,6 +30,7 @@ from attent.models.folder import read_side_file, write_side_file
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag
+from attent.storage.errors import AttentError
 
 ABLATION_FILE = "ablation.json"
 GPU_BATCH_TOKENS = 65_536  # source or target tokens per batch; on a CPU smaller batches are as fast
@@ -48,7 +49,7 @@ class AblationData:
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.references):
             counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise ValueError(
+            raise AttentError(
                 f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
             )
 
@@ -59,7 +60,7 @@ class AblationData:
         """The first `limit` pairs, translated into `to` or else the language of the references."""
         tags = translator.tokenizer.source.tags
         if to is None and tags and len(set(test_set.languages)) > 1:
-            raise ValueError(f"{test_set.name}: must have one target language; name it with --tgt")
+            raise AttentError(f"{test_set.name}: must have one target language; name it with --tgt")
         language = test_set.languages[0] if tags else None
         return cls(
             name=test_set.name,
@@ -150,7 +151,7 @@ class AblationMeter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.translator.model, Seq2Seq):
-            raise ValueError("one model can be ablated at a time, but this is an ensemble; give one folder")
+            raise AttentError("one model can be ablated at a time, but this is an ensemble; give one folder")
         self.model, self.engine = self.translator.model, select_engine(self.translator)
 
     def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
@@ -159,7 +160,7 @@ class AblationMeter:
         previous  earlier results, reused if their conditions are equal
         """
         if not parts:
-            raise ValueError("there must be at least one part to mask; name heads, sub-layers or layers")
+            raise AttentError("there must be at least one part to mask; name heads, sub-layers or layers")
         for part in parts:
             find_part(self.model, part)
         if previous is None or previous.conditions.find_differences(self.conditions):
@@ -246,8 +247,8 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         engine=engine or translator.engine,
         threads=translator.threads,
         batch_tokens=translator.batch_tokens,
-        use_gpu_engine=translator.use_gpu_engine,
-        notify=translator.notify_once,
+        use_gpu_engine=translator._use_gpu_engine,
+        notify=translator._notify_once,
     )
 
 
@@ -262,7 +263,7 @@ def select_engine(translator: Translator) -> EngineName:
         assert isinstance(translator.model, Seq2Seq)
         check_expressible(translator.model.config)
     except ConversionError as error:
-        translator.notify_once(f"{error}; using the torch engine, which is slower")
+        translator._notify_once(f"{error}; using the torch engine, which is slower")
         return "torch"
     return "ctranslate2"
 

@@ -27,6 +27,7 @@ from attent.models.folder import read_side_file, write_side_file
 from attent.models.weights import save_model
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import atomic_folder, make_folder, write_atomic
+from attent.storage.errors import AttentError
 from attent.storage.manifest import explain_save_errors
 
 LIMITS_SECTION = "Limits"
@@ -86,7 +87,7 @@ class AblationJob:
         if prune_to is not None:
             target = prune_to.expanduser()
             if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-                raise ValueError(f"{prune_to}: must be a new or an empty folder, but it has files; give another")
+                raise AttentError(f"{prune_to}: must be a new or an empty folder, but it has files; give another")
             selection = selection if selection == "heads" else "all"
         kinds = SELECTED_KINDS[selection]
         ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.model, kind)])
@@ -165,7 +166,7 @@ class AblationJob:
             progress=self.report_trial,
         )
         if not selection.heads:
-            raise ValueError(
+            raise AttentError(
                 f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}; "
                 f"allow more with --max-bleu-drop"
             )

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attent.storage.errors import AttentError
+
 ArrayType = Literal["unit16", "uint16", "float16", "float32"]
 UNIT16_SCALE = 65535
 NUMPY_TYPES: dict[str, str] = {"unit16": "<u2", "uint16": "<u2", "float16": "<f2", "float32": "<f4"}
@@ -48,7 +50,7 @@ def unpack_array(packed: dict[str, Any]) -> Tensor:
         or not isinstance(shape, list)
         or not all(isinstance(n, int) and n >= 0 for n in shape)
     ):
-        raise ValueError(f"an array must have a type of {', '.join(NUMPY_TYPES)} and a shape; create the file again")
+        raise AttentError(f"an array must have a type of {', '.join(NUMPY_TYPES)} and a shape; create the file again")
     stored = np.dtype(NUMPY_TYPES[kind])
     planes = decompress_bytes(packed.get("data"), math.prod(shape) * stored.itemsize)
     flat = np.frombuffer(planes, np.uint8).reshape(stored.itemsize, -1).T.copy().view(stored).reshape(shape)
@@ -65,6 +67,6 @@ def decompress_bytes(data: Any, num_bytes: int) -> bytes:
             raise ValueError
         return content
     except (ValueError, TypeError, binascii.Error, zlib.error) as error:
-        raise ValueError(
+        raise AttentError(
             f"an array of {num_bytes:,} bytes is damaged or has another length; create the file again"
         ) from error

@@ -20,6 +20,7 @@ from torch import Tensor
 from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
 from attent.inspection.display_tokens import escape_control_characters, format_token
 from attent.storage.atomic import write_output
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def plot_context(texts: Iterable[str]) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
+        raise AttentError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
     with matplotlib.rc_context({**RC_PARAMS, "font.family": select_fonts(frozenset("".join(texts)))[0]}):
         yield
 
@@ -103,7 +104,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
+        raise AttentError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
     texts = [text.get_text() for text in figure.findobj(Text)]
     content = io.BytesIO()
     file_type = path.suffix.lower()[1:]
@@ -153,9 +154,9 @@ def select_panels(document: Mapping[str, Any], kind: str | None, heads: Sequence
     if not panels:
         paths = ", ".join(layer["path"] for layer in document["layers"]) or "none"
         selection = (f"{kind}-attention" if kind else "any layer") + (f", heads {list(heads)}" if heads else "")
-        raise ValueError(f"no head matches {selection}; the layers are: {paths}")
+        raise AttentError(f"no head matches {selection}; the layers are: {paths}")
     if not all(panel.weights.numel() for panel in panels):
-        raise ValueError("there must be tokens on both sides, but there are none; give another sentence")
+        raise AttentError("there must be tokens on both sides, but there are none; give another sentence")
     return panels
 
 
@@ -374,7 +375,7 @@ def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
     """Plot the section `ablation`: the change of BLEU by masking each head, sub-layer and layer."""
     baseline, parts = ablation["bleu"], ablation["parts"]
     if not parts:
-        raise ValueError("there must be ablation results to draw, but there are none; run attent look --ablate first")
+        raise AttentError("there must be ablation results to draw, but there are none; run attent look --ablate first")
     heads = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] == "head"}
     others = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] != "head"}
     rows = len({part.partition(":")[0] for part in heads})

@@ -18,6 +18,7 @@ from attent.inspection.head_masking import ModelPart, find_part
 from attent.models import Seq2Seq
 from attent.models.pruning import remove_heads
 from attent.nn import Attention
+from attent.storage.errors import AttentError
 
 DEFAULT_MAX_BLEU_DROP = 0.2  # BLEU
 # Nats of loss per BLEU of the bound. BLEU is noisy, and some of many trials are lucky: by BLEU alone, 15 heads of a
@@ -28,7 +29,7 @@ MAX_LOSS_PER_BLEU = 0.1
 def prune_heads(model: nn.Module, heads: Collection[ModelPart]) -> Seq2Seq:
     """Return a copy of the model without these heads."""
     if not isinstance(model, Seq2Seq):
-        raise ValueError(f"the model must be an encoder-decoder, but is a {type(model).__name__}; give another")
+        raise AttentError(f"the model must be an encoder-decoder, but is a {type(model).__name__}; give another")
     removed: dict[str, set[int]] = {}
     for part in heads:
         removed.setdefault(part.path, set()).add(get_prunable_head(model, part))
@@ -38,9 +39,9 @@ def prune_heads(model: nn.Module, heads: Collection[ModelPart]) -> Seq2Seq:
 def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
     attention = find_part(model, part)
     if part.head is None or not isinstance(attention, Attention):
-        raise ValueError(f"{part}: must be a head, such as decoder.blocks.0.cross_attn:2")
+        raise AttentError(f"{part}: must be a head, such as decoder.blocks.0.cross_attn:2")
     if attention.kv_heads != attention.heads:
-        raise ValueError(
+        raise AttentError(
             f"{part}: models with grouped-query attention cannot be pruned, but this one has {attention.heads} heads "
             f"and {attention.kv_heads} KV heads"
         )
@@ -87,9 +88,9 @@ def select_heads(
     measure_without  returns BLEU and loss of the model without some heads
     """
     if not ablation.get_effects("head"):
-        raise ValueError("the ablation must have heads to prune, but has none; ablate heads first")
+        raise AttentError("the ablation must have heads to prune, but has none; ablate heads first")
     if not max_bleu_drop >= 0:
-        raise ValueError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
+        raise AttentError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
     min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
     selector = HeadSelector(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
     selector.add_group(rank_heads(ablation, max_bleu_drop))

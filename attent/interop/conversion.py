@@ -28,7 +28,7 @@ from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_lik
 from attent.nn import StackConfig
 from attent.nn.argument_checks import MAX_SIZE
 from attent.nn.config import Activation
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -437,7 +437,7 @@ def choose_dtype(stored: Mapping[str, LazyTensor], requested: torch.dtype | None
 
 def check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
-        raise ValueError(f"`dtype` must be one of {', '.join(map(str, WEIGHT_DTYPES))}, but is {dtype!r}")
+        raise AttentError(f"`dtype` must be one of {', '.join(map(str, WEIGHT_DTYPES))}, but is {dtype!r}")
 
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def check_stack(
 
 
 def reject_field(family: str, name: str, value: object, required: str) -> NoReturn:
-    raise ValueError(
+    raise AttentError(
         f"`{name}` must be {required} for a {family} model, but is {value!r}; this model cannot be written as "
         f"one: keep it as an attent folder (`model.save(folder)`)"
     )
@@ -526,4 +526,4 @@ def check_fields(config: object, family: str, required: Mapping[str, object]) ->
 
 def check_pad(pad: int, vocab: int) -> None:
     if not 0 <= pad < vocab:
-        raise ValueError(f"`pad` must be a token id, from 0 to {vocab - 1}, but is {pad}; give one, or none")
+        raise AttentError(f"`pad` must be a token id, from 0 to {vocab - 1}, but is {pad}; give one, or none")

@@ -27,7 +27,7 @@ from attent.models.weights import collect_tensors
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig, make_sinusoids
 from attent.nn.config import Activation
 from attent.storage.atomic import NEW_SUFFIX, atomic_folder, make_folder, write_synced
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 from attent.storage.manifest import explain_save_errors, find_damage, hash_file, read_manifest, write_manifest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16", "float32")
 INSTALL_HINT = "CTranslate2 is not installed; run: pip install 'ctranslate2>=4.8.4'"
 
 
-class ConversionError(ValueError):
+class ConversionError(AttentError):
     """The model cannot be written for CTranslate2; the message says why."""
 
 

@@ -14,6 +14,7 @@ from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import has_manifest, read_extra_files, read_tokenizer
 from attent.nn import AudioConfig
 from attent.storage.atomic import atomic_folder, make_folder
+from attent.storage.errors import AttentError
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer, Vocabulary
 
@@ -41,9 +42,9 @@ def convert_model(
     """Convert a model folder, and return a description of the result. On an error, nothing is left behind."""
     folder, target = model_folder.expanduser(), out.expanduser().absolute()
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
-        raise ValueError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
+        raise AttentError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ValueError(f"{target}: exists, and nothing is overwritten; give a new or an empty folder")
+        raise AttentError(f"{target}: exists, and nothing is overwritten; give a new or an empty folder")
     model = load(model_folder, dtype=None if dtype is None else getattr(torch, dtype))
     if has_manifest(folder):
         extra_files: Mapping[str, bytes] = read_extra_files(folder)
@@ -80,7 +81,7 @@ def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, q
     kind = get_model_kind(model)
     if kind is not Seq2Seq or not isinstance(model, Seq2Seq):
         expected, actual = MODEL_DESCRIPTIONS[Seq2Seq][0], MODEL_DESCRIPTIONS[kind][0]
-        raise ValueError(f"the model must be {expected} for CTranslate2, but is {actual}; use it as it is")
+        raise AttentError(f"the model must be {expected} for CTranslate2, but is {actual}; use it as it is")
     assert tokenizer is not None
     ctranslate2.write_conversion(model, tokenizer, folder, quantization=quantization)
     write_files(folder, tokenizer.files)
@@ -147,7 +148,7 @@ def build_vocab_json(vocabulary: Vocabulary, folder: Path) -> bytes:
     pieces = vocabulary.to_pieces(range(vocabulary.size))
     ids = {tags.get(i, piece): i for i, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
-        raise ValueError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
+        raise AttentError(f"{folder.name}: two pieces of its tokenizer have one name, which Marian does not allow")
     return to_json_bytes(ids)
 
 

@@ -19,7 +19,7 @@ from attent.interop.hf_folder import Device, LazyTensor, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.nn import SinusoidalConfig, StackConfig, make_sinusoids
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
@@ -233,7 +233,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     pad = model.config.start_id if pad is None else pad
     conversion.check_pad(pad, min(model.config.vocab, model.config.output_vocab))  # transformers has one for both sides
     if pad == model.config.end_id:
-        raise ValueError(f"`pad` must not be the token that ends a sentence, {pad}; give another")
+        raise AttentError(f"`pad` must not be the token that ends a sentence, {pad}; give another")
     tensors = conversion.collect_cpu_tensors(model)
     if model.config.stacks[0].positions == SinusoidalConfig(order="interleaved"):
         tensors = reorder_features(tensors)

@@ -23,7 +23,7 @@ from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, V
 from attent.models.folder import check_tensors
 from attent.models.pruning import restore_heads
 from attent.nn import ImageConfig, LearnedConfig
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 
 FAMILY = "VisionEncoderDecoder"
 ARCHITECTURE = "VisionEncoderDecoderModel"
@@ -295,7 +295,7 @@ def name_stack(side: str) -> Iterator[None]:
     except ValueError as error:
         problem = re.sub("for a .* model, but", f"for a {FAMILY} model, but", str(error).partition(";")[0])
         advice = f"keep it as an attent folder, or train with --from a {FAMILY} folder"
-        raise ValueError(f"{problem.replace('`stack.', f'`{side}.')}; {advice}") from None
+        raise AttentError(f"{problem.replace('`stack.', f'`{side}.')}; {advice}") from None
 
 
 def to_hf_config(

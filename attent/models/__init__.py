@@ -25,7 +25,7 @@ from attent.models.encoder import TextEncoder
 from attent.models.seq2seq import Seq2Seq, shift_right
 from attent.models.vision import VisionTransformer
 from attent.models.weights import assign_weights
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 
 __all__ = [
     "CausalConfig", "CausalLM", "EncoderConfig", "Model", "ModelConfig", "Seq2Seq", "Seq2SeqConfig", "TextEncoder",
@@ -56,7 +56,7 @@ def build(config: ModelConfig) -> Model:
             return TextEncoder(config)
         case VisionConfig():
             return VisionTransformer(config)
-    raise ValueError(
+    raise AttentError(
         f"`config` must be that of a model, such as a Seq2SeqConfig (see attent.presets), but is a "
         f"{type(config).__name__}"
     )

@@ -13,6 +13,7 @@ from attent.nn import Packing, Stack, StackConfig
 from attent.nn.argument_checks import can_read_values
 from attent.nn.dropout import Dropout
 from attent.nn.frontends import TokenEmbedding, check_id_shape
+from attent.storage.errors import AttentError
 
 
 class TextEncoder(SavableModel):
@@ -43,13 +44,13 @@ class TextEncoder(SavableModel):
             check_segments(segments, self.config.segments)
             x = x + self.segment_embedding(torch.zeros_like(ids) if segments is None else segments)
         elif segments is not None:
-            raise ValueError("`segments` must be None for a model with `segments`=0, which has no segment embeddings")
+            raise AttentError("`segments` must be None for a model with `segments`=0, which has no segment embeddings")
         return self.encoder(x, lengths, packing=packing)
 
     def masked_logits(self, states: Tensor) -> Tensor:
         """(..., E) -> (..., V): logits over the token at each position."""
         if self.masked_lm is None:
-            raise ValueError("this model has no head for masked words (`masked_lm` is false in its config)")
+            raise AttentError("this model has no head for masked words (`masked_lm` is false in its config)")
         return self.masked_lm(states)
 
     def pool(self, states: Tensor, packing: Packing | None = None) -> Tensor:
@@ -60,7 +61,7 @@ class TextEncoder(SavableModel):
     def classify(self, states: Tensor, packing: Packing | None = None) -> Tensor:
         """(B, T, E) -> (B, labels), or in packed rows (B, S, labels)."""
         if self.classifier is None:
-            raise ValueError("this model has no classifier (`labels` is empty in its config)")
+            raise AttentError("this model has no classifier (`labels` is empty in its config)")
         return self.classifier(self.pool(states, packing))
 
 
@@ -109,7 +110,7 @@ def check_segments(segments: Tensor | None, count: int) -> None:
         return
     check_id_shape(segments, "`segments`")
     if segments.numel() and can_read_values(segments) and not bool(((segments >= 0) & (segments < count)).all()):
-        raise ValueError(
+        raise AttentError(
             f"`segments` must be from 0 to {count - 1}, the segment embeddings of the model, but range from "
             f"{int(segments.min())} to {int(segments.max())}"
         )

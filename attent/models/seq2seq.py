@@ -16,6 +16,7 @@ from attent.nn import Cache, ConvEncoderConfig, ConvStack, Memory, Packing, Stac
 from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, build_frontend, check_id_shape
 from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -129,9 +130,9 @@ class Seq2Seq(SavableModel):
         check_id_shape(target, "target")
         if source.shape[0] != target.shape[0]:
             rows = f"{source.shape[0]} and {target.shape[0]}"
-            raise ValueError(f"source and target must have the same number of rows, but have {rows}")
+            raise AttentError(f"source and target must have the same number of rows, but have {rows}")
         if source_lengths is not None and source.dim() == 4:  # (B, C, S, S)
-            raise ValueError("`source_lengths` must be None for images, which have no padding; leave it out")
+            raise AttentError("`source_lengths` must be None for images, which have no padding; leave it out")
         for name, batch, lengths in (("source", source, source_lengths), ("target", target, target_lengths)):
             if lengths is not None:
                 check_lengths(lengths, batch.shape[0], batch.shape[1], batch.device, f"{name}_lengths")

@@ -11,6 +11,7 @@ from attent.models.weights import SavableModel
 from attent.nn import Stack
 from attent.nn.frontends import PatchEmbedding, add_class_token, check_pixels, normalize_pixels
 from attent.nn.init import init_normal
+from attent.storage.errors import AttentError
 
 
 class VisionTransformer(SavableModel):
@@ -31,7 +32,7 @@ class VisionTransformer(SavableModel):
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, image_size, image_size), normalized (see `normalize`) -> (B, labels)."""
         if self.classifier is None:
-            raise ValueError("this model has no classifier (`labels` is empty in its config); see `compute_states`")
+            raise AttentError("this model has no classifier (`labels` is empty in its config); see `compute_states`")
         return self.classifier(self.pool(self.compute_states(pixels)))
 
     def compute_states(self, pixels: Tensor) -> Tensor:

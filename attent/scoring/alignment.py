@@ -18,6 +18,7 @@ from torch import Tensor
 from attent.decoding import alignment as word_alignment
 from attent.decoding.forced_decoding import check_pairs, encode_pairs
 from attent.models import Seq2Seq
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from attent.text.tokenizer import Tokenizer
@@ -84,12 +85,12 @@ def read_gold_alignments(path: Path) -> list[GoldAlignment]:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         problem = f"{path}: must be a file of alignments, but cannot be read ({error.strerror})"
-        raise ValueError(problem) from error
+        raise AttentError(problem) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: must be a text file of alignments such as `0-0 1-2`, but is none") from error
+        raise AttentError(f"{path}: must be a text file of alignments such as `0-0 1-2`, but is none") from error
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:
-        raise ValueError(f"{path}: holds no alignments; give one line for each pair, such as `0-0 1-2`")
+        raise AttentError(f"{path}: holds no alignments; give one line for each pair, such as `0-0 1-2`")
     return [parse_gold_alignment(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 
@@ -98,7 +99,7 @@ def parse_gold_alignment(line: str, location: str = "gold") -> GoldAlignment:
     for word in line.split():
         match = LINK_PATTERN.fullmatch(word)
         if match is None:
-            raise ValueError(
+            raise AttentError(
                 f"{location}: a link must be two numbers such as 3-4, or 3?4 for a possible one, but is {word[:40]!r}; "
                 "correct the line"
             )
@@ -117,7 +118,7 @@ def drop_out_of_range(
     Published sets have one or two of them; many mean that the alignments are of other texts, which is refused.
     """
     if len(gold) != len(sources):
-        raise ValueError(
+        raise AttentError(
             f"{location}: must have a line for each pair, but has {len(gold):,} for {len(sources):,} pairs; "
             "give the text that was aligned"
         )
@@ -128,7 +129,7 @@ def drop_out_of_range(
         in_range.append(GoldAlignment(sure=pair.sure & valid, possible=valid))
         dropped += [f"{location}:{number}: {link[0]}-{link[1]}" for link in sorted(pair.possible - valid)]
     if len(dropped) > MAX_OUT_OF_RANGE * sum(len(pair.possible) for pair in gold):
-        raise ValueError(
+        raise AttentError(
             f"{dropped[0]} must be a link between words of the pair, counted from 0, but is out of range, as are "
             f"{len(dropped) - 1:,} more; give the text that was aligned, with spaces between its words, and --src and "
             "--tgt in that order"
@@ -171,7 +172,7 @@ def evaluate_alignment(
     check_pairs(sources, targets)
     gold, skipped = drop_out_of_range(gold, sources, targets, location)
     if not all(any(pair.sure for pair in gold[half]) for half in (SELECTION_HALF, TEST_HALF)):
-        raise ValueError(
+        raise AttentError(
             f"{location}: at least two pairs with sure links are needed: one to select by, one to measure on"
         )
     rows, selections = encode_pairs(model, tokenizer, sources, targets, to), word_alignment.list_selections(model)

@@ -14,6 +14,8 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
+from attent.storage.errors import AttentError
+
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacreMetric
 
@@ -24,7 +26,7 @@ SIGNIFICANCE = 0.05
 Reference = str | tuple[str, ...]  # of an output: one text, or several
 
 
-class ScoreError(ValueError):
+class ScoreError(AttentError):
     """Texts that cannot be scored."""
 
 
@@ -260,6 +262,13 @@ class MetricScore:
     @property
     def title(self) -> str:
         return METRICS[self.metric].title
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval; None if there was no bootstrap."""
+        if self.mean is None or self.ci_half_width is None:
+            return None
+        return self.mean - self.ci_half_width, self.mean + self.ci_half_width
 
 
 @dataclass(frozen=True, kw_only=True)

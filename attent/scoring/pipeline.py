@@ -8,19 +8,30 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Unpack, cast
 
 from attent.data.audio import AudioError, Recording, choose_text_columns, find_recordings, has_translations
 from attent.data.captions import SUFFIXES, find_columns, read_captions
 from attent.data.corpus import open_corpora
 from attent.data.images import IMAGE_SUFFIXES, ImageError
+from attent.data.in_memory import CorpusInput, InMemoryCorpus, is_in_memory
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.text_corpus import list_eval_files
 from attent.decoding.alignment import MeasuredSelection, save_measured_selection, select_by_agreement
 from attent.decoding.captioner import Captioner
+from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import TargetScores, score_targets
 from attent.decoding.loading import read_data_settings, resolve_target_lang
-from attent.decoding.options import MAX_EXTRA_TOKENS, DeviceOptions, Hypothesis, InputError, SearchOptions
+from attent.decoding.options import (
+    MAX_EXTRA_TOKENS,
+    DeviceOptions,
+    Hypothesis,
+    InputError,
+    SearchKeywords,
+    SearchOptions,
+    list_search_keywords,
+)
 from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber, Transcript
 from attent.decoding.translator import Translator, load_translator
@@ -30,17 +41,17 @@ from attent.interop.conversion import get_dtype_name
 from attent.models import Seq2Seq
 from attent.nn import AudioConfig
 from attent.scoring.alignment import AlignmentReport, GoldAlignment, evaluate_alignment, read_gold_alignments
-from attent.scoring.evaluate import Evaluation, evaluate
+from attent.scoring.evaluate import evaluate
 from attent.scoring.metrics import (
     CAPTION_METRICS,
     DEFAULT_SCORE_METRICS,
     SPEECH_METRICS,
-    PairedComparison,
     Reference,
     ScoreError,
     compare_outputs,
     make_metric,
 )
+from attent.scoring.report import ScoreReport, list_sentence_rows
 from attent.storage.atomic import write_output
 from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
@@ -60,11 +71,11 @@ class ScoreOptions:
     search: SearchOptions = field(default_factory=SearchOptions)
     ensemble: Sequence[Path] = ()  # models that translate together with the model
     hypotheses: Path | None = None  # a file of translations to score instead of translating
-    baseline: Path | None = None  # a model or a file of translations to compare with
+    baseline: Translator | Path | None = None  # a model or a file of translations to compare with
     force_decode: bool = False  # score the references (or `hypotheses`) by forced decoding
     alignment: Path | None = None  # a file of gold alignments, or `auto`
     save: Path | None = None  # a file for the translations
-    sentences: Path | None = None  # a file that the caller writes: like `save`, it must not be an input
+    sentences: Path | None = None  # a TSV file for the scores of each sentence
     device: DeviceOptions = field(default_factory=DeviceOptions)
 
 
@@ -94,78 +105,111 @@ class TestSet:
         return "25 tokens per second" if self.recordings else f"source + {MAX_EXTRA_TOKENS} tokens"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreReport:
-    """The result; None for what was not requested."""
-
-    test_set: str
-    num_pairs: int
-    num_skipped: int
-    num_unreadable: int = 0  # of these, recordings or images that cannot be read
-    model: str | None = None
-    hypotheses: str | None = None
-    search: dict[str, Any] | None = None
-    search_summary: str | None = None
-    evaluation: Evaluation | None = None
-    baseline: str | None = None
-    comparisons: tuple[PairedComparison, ...] = ()
-    forced: tuple[TargetScores, ...] | None = None
-    alignment: AlignmentReport | MeasuredSelection | None = None
-
-
+@list_search_keywords
 def score(
-    model: str | Path | None,
-    data: str | Sequence[str],
+    model: Translator | str | Path | None,
+    data: CorpusInput,
     *,
     src: str | None = None,
     tgt: str | None = None,
-    options: ScoreOptions | None = None,
+    metrics: Sequence[str] = DEFAULT_SCORE_METRICS,
+    baseline: Translator | str | Path | None = None,
+    hypotheses: str | Path | None = None,
+    ensemble: Sequence[str | Path] = (),
+    force_decode: bool = False,
+    alignment: str | Path | None = None,
+    save: str | Path | None = None,
+    sentences: str | Path | None = None,
+    search: SearchOptions | None = None,
+    device: DeviceOptions | None = None,
     notify: Notify = lambda _: None,
     warn: Notify = warnings.warn,
+    **keywords: Unpack[SearchKeywords],
 ) -> ScoreReport:
-    """Translate (transcribe, caption) a test set with a model and score it, as `options` say; files are read before
-    models are loaded.
+    """Translate (transcribe, caption) a test set with a model and score it; the report prints as a table.
 
-    `notify` receives progress, `warn` doubts about the test set.
+    >>> report = attent.score(translator, "test.tsv", beam_size=1)
+    >>> round(report["bleu"].value, 2)
+    100.0
+    >>> pairs = [("A man sings.", "Ein Mann singt."), ("A dog sleeps.", "Der Hund schläft.")]
+    >>> attent.score("runs/en-de", pairs, baseline=translator, metrics=["chrf"]).comparisons[0].p_value
+    1.0
+
+    model         a translator, or a model folder; None with `hypotheses`
+    data          the test set: files, of a folder or a built-in corpus its test part; or pairs, a data frame, a Dataset
+    src, tgt      languages of the sources and references, as tags: en, de
+    metrics       by default bleu, chrf and ter; of transcripts wer and cer
+    baseline      another translator, model folder or file of translations, for a paired test of the difference
+    hypotheses    a file of translations to score, one line for each pair
+    ensemble      folders of models that translate together with the model
+    force_decode  perplexity of the references, or `hypotheses`, under the model
+    alignment     error rate of every head against a file of gold alignments; or auto: select the heads on which both
+                  directions agree most. The best heads are saved in the folder
+    save          a file for the translations
+    sentences     a TSV file for the scores of each sentence
+    search        search options as an object; keyword arguments change them
+    device        engine and device of the models that are loaded
+    notify, warn  receive progress, and doubts about the test set
     """
-    options = options or ScoreOptions()
-    names = [data] if isinstance(data, str) else list(data)
+    options = ScoreOptions(
+        metrics=metrics,
+        search=(search or SearchOptions()).change(**keywords),
+        ensemble=[Path(folder) for folder in ensemble],
+        hypotheses=None if hypotheses is None else Path(hypotheses),
+        baseline=Path(baseline) if isinstance(baseline, str) else baseline,
+        force_decode=force_decode,
+        alignment=None if alignment is None else Path(alignment),
+        save=None if save is None else Path(save),
+        sentences=None if sentences is None else Path(sentences),
+        device=device or DeviceOptions(engine=model.engine if isinstance(model, Translator) else None),
+    )
+    model = Path(model) if isinstance(model, str) else model
     languages = LanguagePair(src, tgt)
-    source_kind = detect_sources(model, names)
-    if source_kind == "speech":
-        data_settings = {} if model is None else read_data_settings(Path(model).expanduser())
+    paths = [data] if isinstance(data, str | Path) else cast(Sequence[str | Path], data)
+    names = [] if is_in_memory(data) else [str(path) for path in paths]
+    source_kind = detect_sources(model, names) if names else "memory"
+    if source_kind == "memory":
+        test_set = read_pairs_in_memory(data, languages, warn)
+    elif source_kind == "speech":
+        data_settings = read_data_settings(model.expanduser()) if isinstance(model, Path) else {}
         languages = LanguagePair(src or data_settings.get("src"), tgt or data_settings.get("tgt"))
-        metrics = DEFAULT_SCORE_METRICS if has_translations(languages.source, languages.target) else SPEECH_METRICS
-        test_set, options = read_speech_test_set(names, languages), adapt_options(options, "speech", metrics)
+        defaults = DEFAULT_SCORE_METRICS if has_translations(languages.source, languages.target) else SPEECH_METRICS
+        test_set, options = read_speech_test_set(names, languages), adapt_options(options, "speech", defaults)
     elif source_kind == "caption":
         test_set, options = read_caption_test_set(names, tgt), adapt_options(options, "caption", CAPTION_METRICS)
     else:
         test_set = read_test_set(names, languages, warn)
     if test_set.skipped.counts:
         warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skipped.describe()}")
-    baseline_is_file = options.baseline is not None and not options.baseline.expanduser().is_dir()
+    baseline_file = options.baseline if isinstance(options.baseline, Path) else None
+    baseline_file = None if baseline_file is None or baseline_file.expanduser().is_dir() else baseline_file
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
-    models = [None if model is None else Path(model), options.baseline]
-    check_outputs([options.save, options.sentences], [*test_set.files, *models, options.hypotheses, gold_file])
+    folders = [item.folder if isinstance(item, Translator) else item for item in (model, options.baseline)]
+    check_outputs([options.save, options.sentences], [*test_set.files, *folders, options.hypotheses, gold_file])
     scorer = _Scorer(
         test_set=test_set,
         options=options,
-        model=None if model is None else Path(model),
+        model=model,
         hypotheses=read_hypotheses(options.hypotheses, test_set) if options.hypotheses else None,
-        baseline_outputs=read_hypotheses(options.baseline, test_set) if options.baseline and baseline_is_file else None,
+        baseline_outputs=read_hypotheses(baseline_file, test_set) if baseline_file else None,
         gold=read_gold_alignments(gold_file.expanduser()) if gold_file else None,
         notify=notify,
         warn=warn,
         languages=languages,
     )
-    return scorer.analyze_model() if options.force_decode or options.alignment else scorer.evaluate_translations()
+    report = scorer.analyze_model() if force_decode or alignment else scorer.evaluate_translations()
+    if options.sentences:
+        write_output(options.sentences, "".join(f"{row}\n" for row in list_sentence_rows(report)).encode())
+    return report
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def detect_sources(model: str | Path | None, names: Sequence[str]) -> Literal["speech", "caption", "text"]:
+def detect_sources(model: Translator | Path | None, names: Sequence[str]) -> Literal["speech", "caption", "text"]:
     """Return what a model reads; without one, what a .tsv file lists according to its header and first line."""
+    if isinstance(model, Translator):
+        return "text"
     if model is not None:
         frontend = detect_frontend(model)
         return "text" if frontend is None else "speech" if frontend is AudioConfig else "caption"
@@ -203,6 +247,15 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
         skipped=skipped,
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
     )
+
+
+def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notify) -> TestSet:
+    """Read pairs or a table, by way of a temporary file."""
+    corpus = InMemoryCorpus(data, "data", (languages.source, languages.target))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, corpus.name)
+        corpus.write(path)
+        return replace(read_test_set([str(path)], languages, warn), name="data", files=[])
 
 
 def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
@@ -289,7 +342,7 @@ def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
 class _Scorer:
     test_set: TestSet
     options: ScoreOptions
-    model: Path | None
+    model: Translator | Path | None
     hypotheses: list[str] | None  # None: translate
     baseline_outputs: list[str] | None  # where the baseline is a file
     gold: list[GoldAlignment] | None
@@ -323,7 +376,7 @@ class _Scorer:
             search=search_to_dict(options, dtype) if dtype else None,
             search_summary=describe_search(options, dtype, test_set.default_limit) if dtype else None,
             evaluation=evaluate(sources, references, outputs, metrics=metrics, language=language, by_length=by_length),
-            baseline=str(options.baseline) if options.baseline else None,
+            baseline=describe_model(options.baseline),
             comparisons=tuple(compared),
         )
 
@@ -332,6 +385,8 @@ class _Scorer:
         options, device = self.options, self.options.device
         options = replace(options, device=replace(device, dtype=device.dtype or "float32"))
         translator = replace(self, options=options).load(self.model)
+        if not isinstance(translator.model, Seq2Seq):
+            raise ScoreError("forced decoding and alignment need one model, but this is an ensemble; give one of them")
         return replace(
             self.start_report(),
             forced=tuple(self.force_decode(translator)) if options.force_decode else None,
@@ -345,21 +400,25 @@ class _Scorer:
             num_pairs=len(self.test_set.sources) - len(self.unreadable),
             num_skipped=self.test_set.skipped.counts.total() + len(self.unreadable),
             num_unreadable=len(self.unreadable),
-            model=str(self.model) if self.model else None,
+            model=describe_model(self.model),
             hypotheses=str(hypotheses) if hypotheses else None,
         )
 
-    def load(self, folder: Path | None, *others: Path) -> Translator:
-        if folder is None:
+    def load(self, model: Translator | Path | None, *others: Path) -> Translator:
+        if model is None:
             raise ScoreError("there is nothing to score: give a model, or a file of hypotheses")
-        translator = load_translator((folder, *others), self.options.device, self.notify)
-        if problem := describe_wrong_direction(translator, self.languages, self.test_set):
+        if isinstance(model, Translator) and others:
+            raise ScoreError("an ensemble is loaded from folders, but the model is a translator; give its folder")
+        if not isinstance(model, Translator):
+            model = load_translator((model, *others), self.options.device, self.notify)
+        if problem := describe_wrong_direction(model, self.languages, self.test_set):
             self.warn(problem)
-        return translator
+        return model
 
-    def produce_outputs(self, folder: Path | None, *others: Path) -> tuple[list[str], str]:
+    def produce_outputs(self, model: Translator | Path | None, *others: Path) -> tuple[list[str], str]:
         """Return the output for each source, and the dtype of the model."""
         device, num_sources = self.options.device, len(self.test_set.sources)
+        folder = model if isinstance(model, Path) else None
         if folder is not None and self.test_set.recordings:
             transcriber = Transcriber.load(folder, device=device.device, dtype=device.dtype)
             self.notify(f"transcribing {format_count(num_sources, 'recording')} ...")
@@ -372,8 +431,8 @@ class _Scorer:
             self.notify(f"captioning {num_sources:,} images with {folder} ...")
             groups = group_languages(self.test_set, captioner.languages, folder)
             return self.search_all(captioner.caption_all, groups), get_dtype_name(captioner.model)
-        translator = self.load(folder, *others)
-        self.notify(f"translating {num_sources:,} sentences with {folder} ...")
+        translator = self.load(model, *others)
+        self.notify(f"translating {num_sources:,} sentences with {describe_model(model)} ...")
         outputs = self.search_all(translator.translate, self.group_by_tag(translator))
         return outputs, get_dtype_name(translator.model)
 
@@ -417,10 +476,11 @@ class _Scorer:
         """Select the heads that align best and save them in the folder, for `attent translate --alignment`."""
         model, tokenizer, folder = translator.model, translator.tokenizer, translator.folder
         assert isinstance(model, Seq2Seq)  # not an ensemble
-        assert folder is not None
+        if folder is None:
+            raise ScoreError("the selected heads are saved in the model folder, but this model has none; save it first")
         languages = self.group_by_tag(translator)
         if len(languages) > 1:
-            raise ValueError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
+            raise ScoreError(f"{self.test_set.name}: must have one target language to be aligned; name it with --tgt")
         sides, language = (self.test_set.sources, self.test_set.references), languages[0][0]
         result: AlignmentReport | MeasuredSelection
         if self.gold is None:
@@ -432,6 +492,13 @@ class _Scorer:
             selection = result if isinstance(result, MeasuredSelection) else result.selection
             save_measured_selection(folder, selection)
         return result
+
+
+def describe_model(model: Translator | Path | None) -> str | None:
+    """Return the folder of a model; a translator may have none."""
+    if isinstance(model, Translator):
+        return "an ensemble" if isinstance(model.model, Ensemble) else str(model.folder or "a model in memory")
+    return None if model is None else str(model)
 
 
 def describe_wrong_direction(translator: Translator, requested: LanguagePair, test_set: TestSet) -> str | None:

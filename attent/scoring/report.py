@@ -1,13 +1,14 @@
-"""A score report as a page for the terminal, as JSON, or as TSV rows of sentences.
+"""A score report, and its forms: a page for the terminal, a table for notebooks, JSON, TSV rows of sentences.
 
 Lines are never wrapped or truncated, so that tables can be piped and signatures copied.
 """
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.text import Text
@@ -17,11 +18,77 @@ from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation
-from attent.scoring.metrics import METRICS, format_metrics
-from attent.scoring.pipeline import ScoreReport
+from attent.scoring.metrics import METRICS, MetricScore, PairedComparison, ScoreError, format_metrics
 
 MAX_LISTED_LINKS = 5
+NUM_WORST = 5  # sentences that are shown
 VERDICTS = {True: "better", False: "worse", None: "not significant"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ScoreReport:
+    """The scores of a model on a test set; None for what was not requested. It prints as the page of `attent score`.
+
+    >>> report = attent.score(translator, "test.tsv", metrics=["bleu", "chrf"])
+    >>> report["chrf"].value
+    100.0
+    >>> report["chrf"].interval
+    (100.0, 100.0)
+    >>> print(report)
+    test set    test.tsv: 16 pairs
+    model       runs/en-de
+    search      beam 4, score = log_prob / length^alpha, alpha = 0.6, at most source + 50 tokens
+    <BLANKLINE>
+    Scores  ± 95% confidence interval by bootstrap
+    BLEU   100.00   100.00 ± 0.00
+    chrF   100.00   100.00 ± 0.00
+    ...
+    """
+
+    test_set: str
+    num_pairs: int
+    num_skipped: int
+    num_unreadable: int = 0  # of these, recordings or images that cannot be read
+    model: str | None = None
+    hypotheses: str | None = None
+    search: dict[str, Any] | None = None
+    search_summary: str | None = None
+    evaluation: Evaluation | None = None
+    baseline: str | None = None
+    comparisons: tuple[PairedComparison, ...] = ()
+    forced: tuple[TargetScores, ...] | None = None
+    alignment: AlignmentReport | MeasuredSelection | None = None
+
+    def __getitem__(self, metric: str) -> MetricScore:
+        scores = {score.metric: score for score in (self.evaluation.scores if self.evaluation else ())}
+        if metric not in scores:
+            raise ScoreError(f"`{metric}` was not computed, only {', '.join(scores) or 'no metric'}; see `metrics`")
+        return scores[metric]
+
+    def __repr__(self) -> str:
+        return "\n".join(line.plain for line in render_page(self, NUM_WORST))
+
+    def _repr_html_(self) -> str:
+        """Return the scores, with the paired test, as a table for notebooks, and the page folded."""
+        page = f"<pre>{html.escape(repr(self))}</pre>"
+        if self.evaluation is None:
+            return page
+        header = ["", "score", "95% interval", *(["baseline", "difference", "p", ""] if self.baseline else [])]
+        rows = [header]
+        for i, score in enumerate(self.evaluation.scores):
+            interval = "" if score.interval is None else " to ".join(f"{limit:.2f}" for limit in score.interval)
+            compared = list_comparison_cells(self.comparisons[i])[2:] if self.baseline else []
+            rows.append([score.title, f"{score.value:.2f}", interval, *compared])
+        kinds = ["th"] + ["td"] * len(self.evaluation.scores)
+        cells = (
+            "".join(f'<{kind} style="text-align: right">{html.escape(cell)}</{kind}>' for cell in row)
+            for kind, row in zip(kinds, rows, strict=True)
+        )
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        lines = [line.plain for line in render_header(self)] + ([f"baseline {self.baseline}"] if self.baseline else [])
+        caption = "<br>".join(html.escape(" ".join(line.split())) for line in lines)
+        details = f"<details><summary>signatures, worst sentences</summary>{page}</details>"
+        return f"<small>{caption}</small><table>{table}</table>{details}"
 
 
 # ---- rows, JSON ------------------------------------------------------------------------------------------------------
@@ -98,10 +165,7 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
                 yield Text.assemble((f"  {name:<11}", "dim"), escape_invisible(getattr(sentence, name)))
     if report.baseline:
         yield render_heading(f"Compared with {report.baseline}", "paired bootstrap test")
-        rows = []
-        for c in report.comparisons:
-            numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
-            rows.append([c.title, *numbers, VERDICTS[c.is_better]])
+        rows = [list_comparison_cells(comparison) for comparison in report.comparisons]
         yield from render_table(rows, ["", "this", "baseline", "difference", "p", ""])
     if report.forced is not None:
         yield from render_forced(report.forced)
@@ -111,6 +175,11 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
         yield Text(f"{agreement:.1f}% of their links are mutual, more than for any other choice")
     elif report.alignment:
         yield from render_alignment(report.alignment)
+
+
+def list_comparison_cells(c: PairedComparison) -> list[str]:
+    numbers = (f"{c.value:.2f}", f"{c.baseline:.2f}", f"{c.difference:+.2f}", f"{c.p_value:.4f}")
+    return [c.title, *numbers, VERDICTS[c.is_better]]
 
 
 def render_header(report: ScoreReport) -> Iterator[Text]:

@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from attent.storage.errors import AttentError
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -70,11 +72,11 @@ class Limits:
                 raise ValueError(f"`{name}` must be at least {minimum:g}, but is {value}")
 
 
-class ServeError(ValueError):
+class ServeError(AttentError):
     """The server cannot run."""
 
 
-class ApiError(ValueError):
+class ApiError(AttentError):
     """An error response: HTTP status and message."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:

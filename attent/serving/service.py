@@ -450,8 +450,7 @@ def join_links(lines: Sequence[Translation]) -> tuple[tuple[int, int], ...]:
     """Return the alignment links of consecutive lines, numbered by the words of the whole text."""
     links, source_start, target_start = [], 0, 0
     for line in lines:
-        if line.alignment is not None:
-            links += [(source_start + source, target_start + target) for source, target in line.alignment.links]
+        links += [(source_start + source, target_start + target) for source, target in line.alignment.links]
         source_start += len(line.source.split())
         target_start += len(line.text.split())
     return tuple(links)

@@ -23,7 +23,7 @@ from urllib import error as web
 from urllib import request
 
 from attent.storage.cache import CACHE_ENV_VAR
-from attent.storage.errors import StorageError
+from attent.storage.errors import AttentError, StorageError
 from attent.storage.manifest import hash_file
 
 ProgressCallback = Callable[[int, int | None], None]  # bytes done, and the total if it is known
@@ -60,7 +60,7 @@ def download_file(
 ) -> str:
     """Download to `path`, unless it exists, and return the SHA-256. One process at a time may do so."""
     if not remote.url.startswith(("https://", "http://")):
-        raise ValueError(f"`{remote.url}` must begin with https:// or http://; give a local file by its path")
+        raise AttentError(f"`{remote.url}` must begin with https:// or http://; give a local file by its path")
     if path.exists():
         return _verify_checksum(remote, path)
     part = path.with_name(path.name + ".part")

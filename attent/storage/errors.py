@@ -1,9 +1,18 @@
-"""Errors of files and folders; each message names the file and says what to do."""
+"""The base of all errors that a user can correct, and errors of files and folders: each message names the file and says
+what to do.
+"""
 
 from __future__ import annotations
 
 
-class StorageError(ValueError):
+class AttentError(ValueError):
+    """A mistake of the user, or input that cannot be used. A notebook shows its message without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # called by IPython
+        return [f"{type(self).__name__}: {self}"]
+
+
+class StorageError(AttentError):
     """A file or folder that cannot be read, written or downloaded."""
 
 

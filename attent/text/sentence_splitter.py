@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from attent.storage.errors import AttentError
+
 ABBREVIATIONS_FILE = Path(__file__).with_name("abbreviations.toml")
 WORD_LISTS = ("titles", "numeric", "general", "starters")
 ORDINAL_LANGUAGES = frozenset("bs et eu fi fo hr hu is lb lv mk nn sk sl sq sr tr".split())  # others
@@ -51,7 +53,7 @@ class SentencePart:
 def split_sentences(text: str, language: str | None = None, max_chars: int = 2000) -> list[SentencePart]:
     """Split a text into sentences, also at line breaks, and sentences of more than `max_chars` into parts."""
     if max_chars < 1:
-        raise ValueError(f"`max_chars` must be 1 or more, but is {max_chars}")
+        raise AttentError(f"`max_chars` must be 1 or more, but is {max_chars}")
     parts: list[SentencePart] = []
     start = 0
     for stop, following in _find_boundaries(text, language):
@@ -65,7 +67,7 @@ def split_by_tokens(
 ) -> list[SentencePart]:
     """Split sentences of more than `max_tokens` tokens; a single character is never split."""
     if max_tokens < 1:
-        raise ValueError(f"`max_tokens` must be 1 or more, but is {max_tokens}")
+        raise AttentError(f"`max_tokens` must be 1 or more, but is {max_tokens}")
     result: list[SentencePart] = []
     for sentence, tokens in zip(sentences, count_tokens([part.text for part in sentences]), strict=True):
         length = len(sentence.text)

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from sentencepiece import SentencePieceTrainer, set_min_log_level
 
+from attent.storage.errors import AttentError
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import SEPARATE_FILES, Tokenizer, build_own_files
 from attent.text.vocabulary import END, ESCAPE, MASK_TOKEN, PAD, SILENT_LOG_LEVEL, START, UNKNOWN, TokenizerError
@@ -43,22 +44,22 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(TokenizerKind):
-            raise ValueError(f"`kind` must be one of {', '.join(get_args(TokenizerKind))}, but is {self.kind!r}")
+            raise AttentError(f"`kind` must be one of {', '.join(get_args(TokenizerKind))}, but is {self.kind!r}")
         if self.vocab is not None and (type(self.vocab) is not int or not 1 <= self.vocab <= 2**20):
-            raise ValueError(f"`vocab` must be a number up to {2**20:,}, or none, but is {self.vocab!r}")
+            raise AttentError(f"`vocab` must be a number up to {2**20:,}, or none, but is {self.vocab!r}")
         for symbol in self.symbols:
             if not symbol or NON_TEXT.search(symbol) or any(character.isspace() for character in symbol):
                 problem = f"be without spaces, control characters and `{SPACE}`, but one is {symbol!r}"
-                raise ValueError(f"`symbols` must {problem}")
+                raise AttentError(f"`symbols` must {problem}")
             if RESERVED_SYMBOL.fullmatch(symbol):
-                raise ValueError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
+                raise AttentError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
         check_unique("symbols", self.symbols)
 
 
 def check_unique(name: str, values: Sequence[str]) -> None:
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
-        raise ValueError(f"`{name}` must differ from each other, but {twice[0]!r} occurs twice; remove one")
+        raise AttentError(f"`{name}` must differ from each other, but {twice[0]!r} occurs twice; remove one")
 
 
 def train_tokenizer(
@@ -82,7 +83,7 @@ def make_tag_symbols(tags: Sequence[str]) -> list[str]:
     check_unique("tags", tags)
     for tag in tags:
         if not re.fullmatch(r"[\w-]+", tag):
-            raise ValueError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
+            raise AttentError(f"`tags` must be languages such as de or pt-BR, but one is {tag!r}")
     return [f"<2{tag}>" for tag in tags]
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
+from attent.storage.errors import AttentError
 from attent.text.subword_sampling import SPACE, BPEDropout
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
@@ -29,7 +30,7 @@ MIN_SAMPLING_RATE = 1e-9  # below this, sampling is off
 SILENT_LOG_LEVEL = 4  # of SentencePiece; errors are raised as exceptions
 
 
-class TokenizerError(ValueError):
+class TokenizerError(AttentError):
     """A tokenizer cannot be trained, read or used; the message says why and what to do."""
 
 
@@ -182,7 +183,7 @@ class SentencePieceVocabulary(Vocabulary):
         if not self.is_own:
             return super().sample(texts, rate, seed)
         if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
+            raise TokenizerError(f"`rate` must be at least 0 and less than 1, but is {rate!r}")
         if rate < MIN_SAMPLING_RATE:
             return self.encode(texts)
         if not self._has_merges:

@@ -25,7 +25,7 @@ from attent import settings
 from attent.models.folder import encode_json
 from attent.storage import manifest
 from attent.storage.atomic import fsync_path, make_folder, write_synced
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 from attent.storage.manifest import MANIFEST_FILE, ManifestEntry
 from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
 
@@ -36,7 +36,7 @@ STEP_PREFIX, REPLACED_PREFIX, SAVING_PREFIX, REMOVING_PREFIX = "step-", ".replac
 GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,79}")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(AttentError):
     """A checkpoint that cannot be saved or read."""
 
 

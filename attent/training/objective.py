@@ -17,6 +17,7 @@ from attent.data.text_batches import LabeledBatch
 from attent.models import shift_right
 from attent.nn import Packing, Stack, kernels
 from attent.nn.argument_checks import check_rate
+from attent.storage.errors import AttentError
 from attent.training.loss import linear_cross_entropy, rdrop_loss
 
 
@@ -45,9 +46,9 @@ class Objective(nn.Module):
         super().__init__()
         check_rate("smoothing", smoothing)
         if rdrop and not self.supports_rdrop:
-            raise ValueError(f"`rdrop` must be 0 except for translation, but is {rdrop}; leave it out")
+            raise AttentError(f"`rdrop` must be 0 except for translation, but is {rdrop}; leave it out")
         if not 0 <= rdrop < float("inf"):
-            raise ValueError(f"`rdrop` must be 0 or more (5 in its paper), but is {rdrop}")
+            raise AttentError(f"`rdrop` must be 0 or more (5 in its paper), but is {rdrop}")
         self.model, self.smoothing, self.rdrop = model, smoothing, rdrop
         self._forward_states: Callable[..., Tensor] = (
             compile_forward(self.compute_states) if compile else self.compute_states

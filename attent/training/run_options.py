@@ -20,6 +20,7 @@ from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
 from attent.data.images import ImageDataConfig
 from attent.data.in_memory import CorpusInput
+from attent.storage.errors import AttentError
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.events import Event
 from attent.training.schedule import Schedule
@@ -40,7 +41,7 @@ VALID_HELP = "validation corpora [default: those in the folder of the data, else
 TEST_HELP = "test corpora for the final scores [default: those in the folder of the data]"
 
 
-class TrainError(ValueError):
+class TrainError(AttentError):
     """Training cannot start or continue; the message says why and what to do."""
 
 

@@ -181,11 +181,6 @@ def test_missing_package_is_named(failing: Path, capsys: pytest.CaptureFixture[s
     assert "pip install 'attent[serve]'" in capsys.readouterr().err
 
 
-def test_attent_errors_are_printed_as_one_sentence() -> None:
-    ours = type("BadFolder", (Exception,), {"__module__": "attent.interop.folder"})
-    assert cli.format_failure(ours("runs/x: no config.json")) == "runs/x: no config.json"
-
-
 def test_bug_keeps_its_traceback(failing: Path) -> None:
     write_command(failing, "[][0]")
     with pytest.raises(IndexError):

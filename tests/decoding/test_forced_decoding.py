@@ -155,7 +155,7 @@ def test_scoring_uses_float32_by_default(tmp_path: Path, monkeypatch: pytest.Mon
     expected = sum(scores.log_prob for scores in score_targets(model, tokenizer(), SOURCES, TARGETS, to="de"))
     for dtype, exact in ((None, True), ("bfloat16", False)):
         options = ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype=dtype))
-        forced = score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de", options=options).forced
+        forced = score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de", **vars(options)).forced
         assert forced is not None
         difference = abs(sum(scores.log_prob for scores in forced) - expected)
         assert (difference < 1e-4) == exact

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 import pytest
 
-from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SamplingOptions, SearchOptions
+from attent.decoding.options import (
+    NO_CONSTRAINTS,
+    GenerationOptions,
+    PhraseConstraints,
+    SamplingOptions,
+    SearchKeywords,
+    SearchOptions,
+)
+from attent.decoding.translator import TranslateKeywords, Translator
 
 INFINITY = float("inf")
 # class, settings, field, (valid values), (invalid values)
@@ -91,3 +101,32 @@ def test_constraints_without_additions_stay_the_same_object() -> None:
         prefix="Ein", prefix_is_partial=True, required=("a", "c"), banned=("b", "d")
     )
     assert base.extend(prefix="") == PhraseConstraints(required=("a",), banned=("b",))
+
+
+def test_keywords_have_the_names_and_types_of_the_declaration() -> None:
+    declared = {
+        field.name: get_type_hints(kind)[field.name]
+        for kind in (SearchOptions, SamplingOptions)
+        for field in fields(kind)
+        if "option" in field.metadata
+    }
+    assert get_type_hints(SearchKeywords) == declared
+    for method in (Translator.translate, Translator.stream, Translator.stream_async):
+        parameters = inspect.signature(method).parameters
+        assert [name for name in parameters if name in declared] == list(declared)
+        assert parameters["beam_size"].default == 4
+        assert "divide the logits by this" in (method.__doc__ or "")
+
+
+def test_translate_takes_the_keywords_of_its_overloads() -> None:
+    parameters = dict(inspect.signature(Translator.translate).parameters)
+    for name in ("self", "text", "options"):
+        del parameters[name]
+    assert set(parameters) == set(TranslateKeywords.__annotations__)
+
+
+def test_dir_shows_a_user_what_there_is() -> None:
+    assert [name for name in dir(Translator) if not name.startswith("_")] == [
+        "describe_wrong_language", "device", "hold_device", "language_identifier", "load", "search", "search_batch",
+        "stream", "stream_async", "stream_sentences", "suggest_continuations", "translate",
+    ]  # fmt: skip

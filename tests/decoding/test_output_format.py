@@ -11,7 +11,9 @@ import pytest
 from attent.decoding.alignment import Alignment
 from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.output_format import OutputFormat, format_moses, format_pharaoh
-from attent.decoding.translator import Translation, join_hypotheses
+from attent.decoding.translator import SearchedText, Translation, Translator, join_hypotheses
+from tests.text.corpus import tokenizer
+from tests.training.toys import model
 
 BREAKS = "a\tb\nc\r\nd\u2028e\x85f\x1b\x07g\x9bh\x7fi"  # and what controls a terminal
 
@@ -24,14 +26,19 @@ BEST = Hypothesis(
     tokens=("▁Ein", "▁Hund", "▁läuft", "."),
     is_finished=True,
 )
-ONE = Translation(
-    **vars(BEST),
-    source="A dog runs.",
-    n_best=(BEST, replace(BEST, text="Ein Hund rennt.", score=-1.0, log_prob=-4.25)),
-    alignment=Alignment(
-        links=((0, 0), (1, 2)), unreliable_links=((2, 1),), weights=((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))
-    ),
+ALIGNMENT = Alignment(
+    links=((0, 0), (1, 2)), unreliable_links=((2, 1),), weights=((0.75, 0.25, 0.0), (0.1, 1 / 3, 0.5))
 )
+
+
+def build_translation(**fields: Any) -> Translation:
+    n_best = (BEST, replace(BEST, text="Ein Hund rennt.", score=-1.0, log_prob=-4.25))
+    translation = Translation(**{**vars(BEST), "source": "A dog runs.", "n_best": n_best, **fields})
+    vars(translation)["alignment"] = ALIGNMENT  # as `alignment=True` stores it
+    return translation
+
+
+ONE = build_translation()
 
 
 def format_lines(translation: Translation = ONE, number: int = 7, **options: object) -> list[str]:
@@ -58,7 +65,7 @@ def test_only_text_alone_is_plain(options: dict[str, Any], is_plain: bool) -> No
 
 
 def test_an_empty_line_stays_empty() -> None:
-    empty = join_hypotheses("", [], [], SearchOptions(), None)
+    empty = join_hypotheses("", SearchedText(Translator(model(), tokenizer()), [], [], []), SearchOptions())
     assert format_lines(empty) == [""]
     assert format_lines(empty, alignment="hard") == [" |||"]
     assert format_lines(empty, type="tsv") == ["\t"]
@@ -75,8 +82,8 @@ def test_n_best_lists_have_the_moses_format() -> None:
 def test_separators_in_the_text_are_escaped() -> None:
     barred = replace(BEST, text="a ||| b |||| c || d")
     assert format_moses(0, barred).split(" ||| ") == ["0", "a | | | b | | | | c || d", "-0.1235"]
-    assert format_lines(replace(ONE, text="a ||| b"), alignment="hard") == ["a | | | b ||| 0-0 1-2"]
-    assert format_lines(replace(ONE, text="a ||| b")) == ["a ||| b"]
+    assert format_lines(build_translation(text="a ||| b"), alignment="hard") == ["a | | | b ||| 0-0 1-2"]
+    assert format_lines(build_translation(text="a ||| b")) == ["a ||| b"]
 
 
 def test_tsv_columns() -> None:
@@ -92,7 +99,7 @@ def test_tsv_columns() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "tsv", "json"])
 def test_one_translation_is_one_line(kind: str) -> None:
-    broken = replace(ONE, source=BREAKS, text=BREAKS)
+    broken = build_translation(source=BREAKS, text=BREAKS)
     (line,) = format_lines(broken, type=kind)
     assert len(line.splitlines()) == 1
     assert line.replace("\t", "").isprintable()
@@ -140,11 +147,11 @@ def test_json_omits_what_was_not_requested() -> None:
 
 
 def test_infinite_and_tiny_numbers() -> None:
-    odd = replace(ONE, score=float("-inf"), log_prob=-1e-9)
+    odd = build_translation(score=float("-inf"), log_prob=-1e-9)
     fields = json.loads(format_lines(odd, type="json")[0])
     assert fields["score"] is None
     assert str(fields["log_prob"]) == "0.0"
-    assert format_lines(replace(ONE, score=-1e-9), with_score=True)[0].startswith("0.0000\t")
+    assert format_lines(build_translation(score=-1e-9), with_score=True)[0].startswith("0.0000\t")
 
 
 def test_alignments_have_the_pharaoh_format() -> None:

@@ -94,7 +94,7 @@ def test_a_trace_equals_the_translation() -> None:
     toy_translator = translator()
     (row,) = toy_translator.tokenizer.encode_source([TEXT])
     trace = trace_search(
-        toy_translator.build_torch_engine(), SearchRequest(source_ids=row, max_length=len(row) + 49), SearchOptions()
+        toy_translator._build_torch_engine(), SearchRequest(source_ids=row, max_length=len(row) + 49), SearchOptions()
     )
     (expected,) = toy_translator.translate([TEXT], n_best=4, prevent_repetition=False)
     assert [toy_translator.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in trace.hypotheses] == [
@@ -109,11 +109,11 @@ def test_a_forced_prefix_is_the_only_candidate() -> None:
     toy_translator = translator()
     (row,) = toy_translator.tokenizer.encode_source([TEXT])
     free = trace_search(
-        toy_translator.build_torch_engine(), SearchRequest(source_ids=row, max_length=20), SearchOptions()
+        toy_translator._build_torch_engine(), SearchRequest(source_ids=row, max_length=20), SearchOptions()
     )
     other = next(node for node in free.nodes if node.step == 0 and node.token != free.hypotheses[0].token_ids[0])
     trace = trace_search(
-        toy_translator.build_torch_engine(),
+        toy_translator._build_torch_engine(),
         SearchRequest(source_ids=row, prefix_ids=(other.token,), max_length=20),
         SearchOptions(),
     )
@@ -127,7 +127,7 @@ def test_it_can_be_cancelled() -> None:
     (row,) = toy_translator.tokenizer.encode_source([TEXT])
     with pytest.raises(SearchCancelled):
         trace_search(
-            toy_translator.build_torch_engine(lambda: True),
+            toy_translator._build_torch_engine(lambda: True),
             SearchRequest(source_ids=row, max_length=20),
             SearchOptions(),
         )

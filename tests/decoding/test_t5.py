@@ -34,7 +34,7 @@ def test_t5_is_searched_as_transformers_does(folder: tuple[Path, Any]) -> None:
     ours = Translator.load(path, device="cpu", engine="torch")
     assert (ours.model.config.start_id, ours.model.config.end_id) == (0, 1)
     found = ours.translate(TEXTS, beam_size=1, prevent_repetition=False)
-    engine = ours.build_torch_engine()
+    engine = ours._build_torch_engine()
     for text, one in zip(TEXTS, found, strict=True):
         row = ours.tokenizer.encode_source([text])[0]
         written = theirs.generate(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,7 +25,7 @@ from attent.decoding.alignment import find_cross_layers
 from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.ensemble import Ensemble
-from attent.decoding.forced_decoding import EncodedPair
+from attent.decoding.forced_decoding import EncodedPair, score_token_ids
 from attent.decoding.glossary import Glossary
 from attent.decoding.loading import compute_max_rows, resolve_device_and_dtype
 from attent.decoding.options import (
@@ -114,6 +116,86 @@ def test_a_translation_has_score_tokens_and_n_best(trained_translator: Translato
             assert found.is_finished
             assert found.log_prob == pytest.approx(score_pair(model, row), abs=1e-4)
             assert found.score == pytest.approx(found.log_prob / len(ids) ** 0.6)
+
+
+def test_a_string_gives_one_translation_and_a_list_gives_a_list(trained_translator: Translator) -> None:
+    one, several = trained_translator(TEXTS[0], n_best=2), trained_translator(TEXTS[:2], n_best=2)
+    assert several == trained_translator.translate(TEXTS[:2], SearchOptions(n_best=2))
+    assert one == several[0]
+    assert trained_translator(tuple(TEXTS[:2]))[1].text == several[1].text
+    assert trained_translator([]) == []
+
+
+def test_a_column_keeps_its_index_name_and_missing_values(trained_translator: Translator) -> None:
+    column = pd.Series([TEXTS[0], None, TEXTS[1], TEXTS[0]], index=[3, 1, 1, 7], name="en")
+    texts = translate_to_texts(trained_translator, TEXTS[:2])
+    for kind in ("object", "string", "category"):
+        translated = trained_translator(column.astype(kind), beam_size=4)  # type: ignore[call-overload]
+        assert translated.isna().tolist() == [False, True, False, False]
+        assert translated.dropna().tolist() == [texts[0], texts[1], texts[0]]
+        assert (translated.index.tolist(), translated.name) == ([3, 1, 1, 7], "en")
+    assert trained_translator(column[:0]).tolist() == []
+    with pytest.raises(InputError, match="must be strings, but one is a int"):
+        trained_translator(pd.Series([1]))
+    with pytest.raises(InputError, match="must be a string, a list of strings or a column, but is a int"):
+        trained_translator(1)  # type: ignore[call-overload]
+
+
+def test_keywords_change_the_options(trained_translator: Translator) -> None:
+    base = SearchOptions(beam_size=2, length_penalty=1.0)
+    expected = trained_translator.translate(ODD, SearchOptions(beam_size=3, n_best=3, length_penalty=1.0))
+    assert trained_translator(ODD, base, n_best=3) == expected
+    sampled = SearchOptions(sampling=SamplingOptions(top_k=3, seed=2))
+    assert trained_translator(ODD, top_k=3, seed=2) == trained_translator.translate(ODD, sampled)
+    with pytest.raises(InputError, match="there is no option `bem_size` of the search; did you mean `beam"):
+        trained_translator(ODD, bem_size=3)  # type: ignore[call-overload]
+
+
+def test_phrases_may_be_keywords(trained_translator: Translator) -> None:
+    constraints = PhraseConstraints(prefix="Zwei", required=("Hund",), banned=("park",))
+    expected = trained_translator.translate([TEXTS[0]], constraints=constraints)
+    given = trained_translator([TEXTS[0]], prefix="Zwei", required=["Hund"], banned=["park"])
+    assert given == expected
+    per_text = [PhraseConstraints(banned=("park",)), PhraseConstraints(prefix="Ein")]
+    one, other = trained_translator(TEXTS[:2], constraints=per_text, required=["Hund"])
+    assert "hund" in one.text.lower()
+    assert other.text.startswith("Ein")
+
+
+def test_a_translation_prints_as_its_text(trained_translator: Translator) -> None:
+    one = trained_translator(TEXTS[0])
+    assert f"{one}" == one.text
+    assert repr(one) == f"Translation({one.text!r}, score={one.score:.4f})"
+    shown = replace(one, text="<b>\u05d0")._repr_html_()
+    assert "&lt;b&gt;\u05d0</span>" in shown
+    assert f"{one.score:.4f}" in shown
+
+
+def test_scores_are_the_log_probabilities_of_the_tokens(trained_translator: Translator, model: Seq2Seq) -> None:
+    twice = Translator(Ensemble([model, model]), trained_translator.tokenizer)
+    texts = [ODD[0], f"{TEXTS[1]} {TEXTS[2]}", ""]
+    for translator_ in (trained_translator, twice):
+        one, split, empty = translator_(texts, split_sentences=True)
+        (row,) = trained_translator.tokenizer.encode_source([one.source])
+        suppressed = find_suppressed_tokens(model.config, trained_translator.tokenizer)
+        ((*expected, end),) = score_token_ids(
+            model, [row], [[*one.token_ids, model.config.end_id]], suppressed_tokens=suppressed
+        )
+        assert one.scores == pytest.approx(expected, abs=1e-5)
+        assert one.log_prob == pytest.approx(sum(one.scores) + end, abs=1e-4)
+        assert len(split.scores) == len(split.tokens)
+        assert split.scores[: len(split.scores) // 3] == translator_(TEXTS[1]).scores[: len(split.scores) // 3]
+        assert empty.scores == ()
+
+
+def test_a_stored_translation_is_without_the_model(trained_translator: Translator) -> None:
+    one = trained_translator(TEXTS[0], alignment=True)
+    stored = copy.copy(one)
+    assert stored == one
+    assert stored.alignment == one.alignment
+    with pytest.raises(TranslationError, match="translate the source again"):
+        _ = stored.scores
+    assert asdict(one)["text"] == one.text
 
 
 @cache
@@ -210,6 +292,54 @@ def test_a_stream_yields_before_the_end(trained_translator: Translator, monkeypa
     assert seen[0] < len(steps)
 
 
+def test_pieces_arrive_while_the_search_runs_in_a_thread(trained_translator: Translator) -> None:
+    async def collect(beam_size: int) -> list[str]:
+        return [piece async for piece in trained_translator.stream_async(TEXTS[0], beam_size=beam_size)]
+
+    for beam_size in (1, 2):
+        assert asyncio.run(collect(beam_size)) == list(trained_translator.stream(TEXTS[0], beam_size=beam_size))
+
+
+def test_an_error_of_a_stream_reaches_the_task(trained_translator: Translator) -> None:
+    async def collect() -> list[str]:
+        return [piece async for piece in trained_translator.stream_async(TEXTS[0], max_length=0)]
+
+    with pytest.raises(InputError, match="`max_length` must be 1 or more"):
+        asyncio.run(collect())
+
+
+def test_a_cancelled_task_stops_the_search_within_a_step(
+    trained_translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model waits in its third step until the task is cancelled: no fourth step follows."""
+    step, steps = trained_translator.model.step, list[str]()
+    in_third_step, may_continue = threading.Event(), threading.Event()
+
+    def wait_in_third_step(*given: Any) -> Tensor:
+        steps.append(threading.current_thread().name)
+        if len(steps) == 3:
+            in_third_step.set()
+            assert may_continue.wait(30)
+        return step(*given)
+
+    async def cancel() -> None:
+        async def consume() -> None:
+            async for _ in trained_translator.stream_async(TEXTS[0], beam_size=1):
+                pass
+
+        task = asyncio.create_task(consume())
+        assert await asyncio.to_thread(in_third_step.wait, 30)
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.01, may_continue.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(trained_translator.model, "step", wait_in_third_step)
+    asyncio.run(cancel())
+    assert len(steps) == 3
+    assert threading.main_thread().name not in steps
+
+
 # --- how else --------------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +363,7 @@ def test_the_best_continuation_is_the_translation(trained_translator: Translator
 
 def test_continuations_clean_the_text_as_translations_do(trained_translator: Translator) -> None:
     text = TEXTS[0].replace(" ", "\u2003")
-    assert trained_translator.clean_text(text) == TEXTS[0]
+    assert trained_translator._clean_text(text) == TEXTS[0]
     plain, unusual = (trained_translator.suggest_continuations(each, "", 4) for each in (TEXTS[0], text))
     assert [item.tokens for item in unusual] == [item.tokens for item in plain]
 
@@ -241,7 +371,7 @@ def test_continuations_clean_the_text_as_translations_do(trained_translator: Tra
 def test_the_torch_engine_does_not_start_if_nothing_loops(
     trained_translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained_translator, "build_torch_engine", None)
+    monkeypatch.setattr(trained_translator, "_build_torch_engine", None)
     assert trained_translator._search_without_loops({}, {}, SearchOptions(), None) == {}
 
 
@@ -444,11 +574,6 @@ def test_required_phrases_need_plain_beam_search(trained_translator: Translator,
         trained_translator.translate(TEXTS[:1], constraints=PhraseConstraints(required=(" ",)))
 
 
-def test_a_single_string_is_rejected(trained_translator: Translator) -> None:
-    with pytest.raises(InputError, match=r"must be a list of strings, but is one: 'A dog.'"):
-        trained_translator.translate("A dog.")
-
-
 def test_unknown_spaces_are_replaced(trained_translator: Translator) -> None:
     odd = ["A dog\u2003walks.", "A\tdog walks.", "A dog\u200b walks.", "\ufeffA dog walks."]
     assert translate_to_texts(trained_translator, odd) == translate_to_texts(trained_translator, ["A dog walks."] * 4)
@@ -521,7 +646,7 @@ def test_loops_forbidden_from_the_start_need_no_second_search(monkeypatch: pytes
         return real(engine, some, asked)
 
     monkeypatch.setattr(TorchEngine, "search", counted)
-    monkeypatch.setattr(Translator, "forbids_loops_in_first_search", True)
+    monkeypatch.setattr(Translator, "_forbids_loops_in_first_search", True)
     got = one.translate(sources, search)
     assert [found.tokens for found in got] == [found.tokens for found in wanted[:2]]
     assert requests == [2]
@@ -597,7 +722,7 @@ def test_a_head_that_attends_evenly_is_reported(model: Seq2Seq, monkeypatch: pyt
     assert len(messages) == 1
     assert "more than half of the words have no reliable alignment" in messages[0]
     monkeypatch.setattr("attent.decoding.alignment.MIN_SHARPNESS", -1.0)
-    even.notified.clear()
+    even._notified.clear()
     even.translate(TEXTS[:1], alignment=True)
     assert len(messages) == 1
 
@@ -608,18 +733,15 @@ def test_an_alignment_links_every_target_word(trained_translator: Translator) ->
         trained_translator.translate(texts, alignment=wanted, split_sentences=True) for wanted in (False, True)
     )
     assert [one.text for one in plain] == [one.text for one in aligned]
-    assert all(one.alignment is None for one in plain)
+    assert not any("alignment" in vars(one) for one in plain)  # computed when it is first used
+    assert [one.alignment for one in plain] == [vars(one)["alignment"] for one in aligned]
     for one in aligned:
-        assert one.alignment is not None
         assert [target for _, target in one.alignment.all_links] == list(range(len(one.text.split())))
         assert all(0 <= source < len(one.source.split()) for source, _ in one.alignment.all_links)
         assert all(len(row) == len(one.source.split()) for row in one.alignment.weights)
     first = len(TEXTS[1].split())
     parts = [trained_translator.translate([text], alignment=True)[0].alignment for text in TEXTS[1:3]]
     words = len(translate_to_texts(trained_translator, [TEXTS[1]])[0].split())
-    assert parts[0] is not None
-    assert parts[1] is not None
-    assert aligned[2].alignment is not None
     moved = tuple((source + first, target + words) for source, target in parts[1].all_links)
     assert aligned[2].alignment.all_links == parts[0].all_links + moved
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from attent.data.audio import AudioError, Recording
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguagePair, ReasonTally
+from attent.decoding.ensemble import Ensemble
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
 from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
@@ -48,7 +50,7 @@ def test_a_metric_without_its_package_is_refused_before_the_model_is_loaded(
     (tmp_path / "test.tsv").write_text("a\tb\n")
     options = ScoreOptions(metrics=["bleu-lc-tok"])
     with pytest.raises(ScoreError, match=r"sacremoses.*pip install 'attent\[moses\]'"):
-        score(tmp_path / "missing", str(tmp_path / "test.tsv"), src="en", tgt="de", options=options)
+        score(tmp_path / "missing", str(tmp_path / "test.tsv"), src="en", tgt="de", **vars(options))
 
 
 def test_each_pair_is_translated_into_its_language(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_each_pair_is_translated_into_its_language(tmp_path: Path) -> None:
     translator, saved = Translator.load(tmp_path / "model", device="cpu"), {}
     (tmp_path / "test.tsv").write_text("".join(f"{source}\tTon\n" for source in sources))
     for language in ("de", "pt-BR"):
-        score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt=language, options=options)
+        score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt=language, **vars(options))
         saved[language] = (tmp_path / "saved.txt").read_text().splitlines()
         expected = translator.translate(sources, search, to=language)
         assert saved[language] == [" ".join(translation.text.splitlines()) for translation in expected]
@@ -189,11 +191,11 @@ def test_alignment_needs_one_language(tmp_path: Path) -> None:
     (tmp_path / "test.tsv").write_text("en\tde\tpt-BR\na\tb\tc\nd\te\tf\n")
     options = ScoreOptions(alignment=Path("auto"), device=DeviceOptions(device="cpu"))
     with pytest.raises(ValueError, match=r"test\.tsv: must have one target language to be aligned; name it with --tgt"):
-        score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de,pt-BR", options=options)
+        score(tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de,pt-BR", **vars(options))
     messages = list[str]()
     report = score(
         tmp_path / "model", str(tmp_path / "test.tsv"), src="en", tgt="de,pt-BR", notify=messages.append,
-        options=ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype="bfloat16")),
+        **vars(ScoreOptions(force_decode=True, device=DeviceOptions(device="cpu", dtype="bfloat16"))),
     )  # fmt: skip
     assert report.forced is not None
     assert (report.model, report.num_pairs, len(report.forced)) == (str(tmp_path / "model"), 4, 4)
@@ -204,7 +206,7 @@ def test_files_of_translations_are_named_in_the_report(tmp_path: Path) -> None:
     for name, content in (("test.tsv", "a\tb c d e\nf\tg\n"), ("out", "b c d e\ng\n"), ("old", "b c\nx\n")):
         (tmp_path / name).write_text(content)
     options = ScoreOptions(hypotheses=tmp_path / "out", baseline=tmp_path / "old", save=tmp_path / "saved")
-    report = score(None, str(tmp_path / "test.tsv"), src="en", tgt="de", options=options)
+    report = score(None, str(tmp_path / "test.tsv"), src="en", tgt="de", **vars(options))
     assert (report.hypotheses, report.baseline) == (str(tmp_path / "out"), str(tmp_path / "old"))
     assert (report.model, report.search, report.search_summary, report.num_skipped) == (None, None, None, 0)
     assert report.test_set == str(tmp_path / "test.tsv")
@@ -224,7 +226,7 @@ def test_doubts_about_the_test_set_are_warnings(tmp_path: Path) -> None:
     warned, notes = list[str](), list[str]()
     options = ScoreOptions(search=SearchOptions(beam_size=1, max_length=2), device=DeviceOptions(device="cpu"))
     report = score(
-        tmp_path / "model", str(tmp_path / "test.tsv"), src="fr", tgt="de", options=options, warn=warned.append,
+        tmp_path / "model", str(tmp_path / "test.tsv"), src="fr", tgt="de", **vars(options), warn=warned.append,
         notify=notes.append,
     )  # fmt: skip
     assert (report.num_pairs, report.num_skipped) == (1, 1)
@@ -270,7 +272,7 @@ def write_recordings(folder: Path) -> Path:
 def test_a_speech_model_is_scored_by_the_error_rates_of_its_transcripts(tmp_path: Path) -> None:
     model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
     options = ScoreOptions(search=SearchOptions(beam_size=2), save=tmp_path / "out.txt", baseline=model)
-    report = pipeline.score(model, str(data), src="en", options=options)
+    report = pipeline.score(model, str(data), src="en", **vars(options))
     assert report.evaluation is not None
     outputs = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     transcriber = Transcriber.load(model)
@@ -292,11 +294,11 @@ def test_a_speech_model_is_scored_by_the_error_rates_of_its_transcripts(tmp_path
 def test_files_of_transcripts_are_scored_by_error_rates(tmp_path: Path) -> None:
     (tmp_path / "test.tsv").write_text("path\tduration\tsentence\na.mp3\t1\ta b c d\nb.mp3\t1\te f\n")
     (tmp_path / "outputs.txt").write_text("a b c x\ne f\n")
-    report = score(None, str(tmp_path / "test.tsv"), options=ScoreOptions(hypotheses=tmp_path / "outputs.txt"))
+    report = score(None, str(tmp_path / "test.tsv"), **vars(ScoreOptions(hypotheses=tmp_path / "outputs.txt")))
     assert report.evaluation is not None
     assert {score.metric: score.value for score in report.evaluation.scores}["wer"] == pytest.approx(100 / 6)
     (tmp_path / "test.tsv").write_text("image\tBild\ntext\tText\n")  # words in two languages
-    report = score(None, str(tmp_path / "test.tsv"), options=ScoreOptions(hypotheses=tmp_path / "outputs.txt"))
+    report = score(None, str(tmp_path / "test.tsv"), **vars(ScoreOptions(hypotheses=tmp_path / "outputs.txt")))
     assert report.num_pairs == 2
 
 
@@ -306,7 +308,7 @@ def test_a_folder_of_recordings_and_texts_in_another_language_are_scored(tmp_pat
     assert report.evaluation is not None
     assert [score.metric for score in report.evaluation.scores] == ["bleu", "chrf", "ter"]
     assert [sentence.reference for sentence in report.evaluation.sentences] == ["eins", "zwei drei", "eins zwei"]
-    report = pipeline.score(model, str(data), options=ScoreOptions(metrics=("exact",)))
+    report = pipeline.score(model, str(data), **vars(ScoreOptions(metrics=("exact",))))
     assert report.evaluation is not None
     assert [score.metric for score in report.evaluation.scores] == ["exact"]
 
@@ -324,7 +326,7 @@ def test_what_only_translators_can_do_is_refused_of_a_speech_model(tmp_path: Pat
     model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
     for options in (ScoreOptions(force_decode=True), ScoreOptions(alignment=Path("auto"))):
         with pytest.raises(ScoreError, match="is for translators, but this is a speech model"):
-            pipeline.score(model, str(data), options=options)
+            pipeline.score(model, str(data), **vars(options))
 
 
 def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
@@ -332,10 +334,10 @@ def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
 ) -> None:
     model, data = write_speech_model(tmp_path / "model"), write_recordings(tmp_path / "set")
     options = ScoreOptions(search=SearchOptions(beam_size=2), save=tmp_path / "out.txt", baseline=model)
-    expected = pipeline.score(model, str(data), src="en", options=options)
+    expected = pipeline.score(model, str(data), src="en", **vars(options))
     (data.parent / "1.wav").write_text("no audio")
     warned: list[str] = []
-    report = pipeline.score(model, str(data), src="en", options=options, warn=warned.append)
+    report = pipeline.score(model, str(data), src="en", **vars(options), warn=warned.append)
     assert (report.num_pairs, report.num_skipped, report.num_unreadable) == (2, 1, 1)
     (warning,) = warned  # once, though two models read it
     assert warning.startswith(f"{data}:3: {data.parent / '1.wav'}: must be a recording")
@@ -346,7 +348,7 @@ def test_recordings_that_cannot_be_read_are_reported_and_not_scored(
     outputs = (tmp_path / "out.txt").read_text(encoding="utf-8").split("\n")
     assert outputs == [first.output, "", third.output, ""]  # a line for each recording
     as_file = replace(options, baseline=tmp_path / "out.txt", save=None)
-    compared = pipeline.score(model, str(data), src="en", options=as_file, warn=warned.append)
+    compared = pipeline.score(model, str(data), src="en", **vars(as_file), warn=warned.append)
     assert [c.difference for c in compared.comparisons] == [0, 0]
     for number in (0, 2):
         (data.parent / f"{number}.wav").unlink()
@@ -375,3 +377,32 @@ def test_the_test_part_of_recordings_with_texts_is_scored(monkeypatch: pytest.Mo
     corpora[names[1]] = {"valid": [Recording(Path("4"), "")]}
     with pytest.raises(CorpusError, match="contains no recordings with texts"):
         pipeline.read_speech_test_set(names[1:], LanguagePair("en", None))
+
+
+def test_translators_are_scored_like_their_folders(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Seq2Seq(fit_to_tokenizer(Seq2SeqConfig(vocab=9, encoder=STACK, decoder=mirror_encoder(STACK)), tokenizer()))
+    write_model(tmp_path / "model", model.eval(), tokenizer())
+    (tmp_path / "test.tsv").write_text("".join(f"{source}\tTon\n" for source in lines()[0][:4]))
+    translator = Translator.load(tmp_path / "model", device="cpu", engine="torch")
+    data, keywords = tmp_path / "test.tsv", {"src": "en", "tgt": "de", "max_length": 6, "metrics": ["chrf"]}
+    device = DeviceOptions(device="cpu", engine="torch")
+    report = score(translator, data, baseline=tmp_path / "model", sentences=tmp_path / "rows.tsv", **keywords)
+    same = score(str(tmp_path / "model"), data, baseline=translator, device=device, **keywords)
+    assert (report.evaluation, report.search_summary) == (same.evaluation, same.search_summary)
+    assert report.model == report.baseline == same.baseline == str(tmp_path / "model")
+    assert report.comparisons[0].p_value == same.comparisons[0].p_value == 1.0
+    assert (tmp_path / "rows.tsv").read_text().splitlines() == list(list_sentence_rows(report))
+    pairs = [(source, "Ton") for source in lines()[0][:4]]
+    frame = pd.DataFrame(pairs, columns=["en", "de"])
+    for in_memory in (pairs, frame):
+        assert score(translator, in_memory, **keywords).evaluation == report.evaluation
+    assert score(translator, pairs, **keywords).test_set == "data"
+    unsaved = Translator(model, tokenizer())
+    assert score(unsaved, [data], **keywords).model == "a model in memory"
+    with pytest.raises(ScoreError, match="this model has none"):
+        score(unsaved, data, src="en", tgt="de", alignment="auto")
+    with pytest.raises(ScoreError, match="give its folder"):
+        score(unsaved, data, ensemble=[tmp_path / "model"], **keywords)
+    with pytest.raises(ScoreError, match="this is an ensemble"):
+        score(Translator(Ensemble([model, model]), tokenizer()), data, src="en", tgt="de", force_decode=True)

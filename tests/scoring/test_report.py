@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,8 @@ from attent.decoding.alignment import HeadSelection, MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores
 from attent.scoring.alignment import AlignmentCandidate, AlignmentReport, AlignmentScores
 from attent.scoring.evaluate import Evaluation, LengthGroup, SentenceScore
-from attent.scoring.metrics import MetricScore, PairedComparison
-from attent.scoring.pipeline import ScoreReport
-from attent.scoring.report import list_sentence_rows, render_page, report_to_dict
+from attent.scoring.metrics import MetricScore, PairedComparison, ScoreError
+from attent.scoring.report import ScoreReport, list_sentence_rows, render_page, report_to_dict
 
 BLEU = MetricScore(metric="bleu", value=31.256, mean=30.5, ci_half_width=1.25, signature="bleu|sig")
 TER = MetricScore(metric="ter", value=55.5, mean=None, ci_half_width=None, signature="ter|sig")
@@ -249,3 +249,28 @@ def test_json_has_every_section_and_no_infinities() -> None:
     assert data["alignment"]["skipped_links"] == ["gold:0: 9-9"]
     assert "baseline" not in data
     assert "baseline" in report_to_dict(replace(report, baseline="old"), 1)
+
+
+def test_a_report_prints_as_its_page_and_holds_the_numbers() -> None:
+    report = replace(REPORT, evaluation=EVALUATION)
+    assert str(report) == "\n".join(line.plain for line in render_page(report, 5))
+    assert report["bleu"] is BLEU
+    assert report["bleu"].interval == (29.25, 31.75)
+    assert report["ter"].interval is None
+    with pytest.raises(ScoreError, match="`wer` was not computed, only bleu, ter"):
+        _ = report["wer"]
+
+
+def test_a_notebook_shows_scores_and_paired_test_as_a_table() -> None:
+    comparisons = (compare("bleu", 31.256, 30.0, 0.01), compare("ter", 55.5, 55.4, 0.5))
+    report = replace(REPORT, model="a<b", evaluation=EVALUATION, baseline="old", comparisons=comparisons)
+    table, _, folded = report._repr_html_().partition("<details>")
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table)]
+    assert cells == [
+        ["", "score", "95% interval", "baseline", "difference", "p", ""],
+        ["BLEU", "31.26", "29.25 to 31.75", "30.00", "+1.26", "0.0100", "better"],
+        ["TER", "55.50", "", "55.40", "+0.10", "0.5000", "not significant"],
+    ]
+    assert "model a&lt;b" in table
+    assert "bleu|sig" in folded
+    assert replace(REPORT, forced=FORCED)._repr_html_().startswith("<pre>")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attent.decoding.token_bytes import BLANK, HIDDEN, OTHER, WORD, ZERO_WIDTH_CHARS, get_char_kinds
+from attent.storage.errors import AttentError
 from attent.text.vocabulary import ESCAPE
 
 Ints = NDArray[np.int32]
@@ -46,7 +47,7 @@ def build_spelling_variants(phrases: Iterable[str]) -> list[str]:
     for phrase in phrases:
         text = " ".join(phrase.translate(dict.fromkeys(map(ord, ZERO_WIDTH_CHARS))).split())
         if not text:
-            raise ValueError(f"a banned phrase must have letters, but is {phrase!r}; leave it out")
+            raise AttentError(f"a banned phrase must have letters, but is {phrase!r}; leave it out")
         variants |= dict.fromkeys(unicodedata.normalize(form, text).casefold() for form in ("NFC", "NFD"))
     return list(variants)
 
@@ -246,7 +247,7 @@ class TokenSpellings:
             ends_in_match += automaton.ends_in_match
         needed = 2 * len(rows) * self.size
         if needed > MAX_TABLE_BYTES:
-            raise ValueError(
+            raise AttentError(
                 f"the banned phrases must fit into {MAX_TABLE_BYTES >> 30} GiB of memory, but {len(texts)} spellings "
                 f"with {self.size} tokens in the vocabulary take {needed / 2**30:.1f}; ban fewer"
             )

@@ -10,6 +10,7 @@ from torch import Tensor
 from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, keep_only_tokens
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
+from attent.storage.errors import AttentError
 
 
 class ForcedPrefix(Constraint):
@@ -23,7 +24,7 @@ class ForcedPrefix(Constraint):
     ) -> None:
         for request in requests:
             if request.max_length and len(request.prefix_ids) >= request.max_length:
-                raise ValueError(
+                raise AttentError(
                     f"the prefix must be shorter than max_length={request.max_length} tokens, but has "
                     f"{len(request.prefix_ids)}; shorten it or raise max_length"
                 )

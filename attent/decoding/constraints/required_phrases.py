@@ -20,6 +20,7 @@ from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedToken
 from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
+from attent.storage.errors import AttentError
 
 Phrase = tuple[int, ...]
 OTHER_TOKEN, OTHER_CONTINUATION = -1, -2  # stand for tokens that no phrase contains; the second extends a word
@@ -58,7 +59,7 @@ class RequiredPhrases(Constraint):
         for request in requests:  # at once: the tables of a phrase grow with the square of its length
             longest = max(map(len, request.required_phrases), default=0)
             if request.max_length and longest >= request.max_length + len(request.prefix_ids):
-                raise ValueError(
+                raise AttentError(
                     f"the required phrases must fit into max_length={request.max_length} tokens, but one has "
                     f"{longest}; require less or raise max_length"
                 )
@@ -94,12 +95,12 @@ class RequiredPhrases(Constraint):
         for phrase, banned_phrases in phrases:
             text = b"".join(vocabulary.token_bytes[token] for token in phrase).decode(errors="replace").strip()
             if vocabulary.tokenizer_vocabulary is not None and vocabulary.tokenizer_vocabulary.unknown in phrase:
-                raise ValueError(
+                raise AttentError(
                     f"required phrases must have only characters of the model's vocabulary, but `{text}` has others; "
                     f"leave it out"
                 )
             if banned := find_phrase(text, banned_phrases):
-                raise ValueError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
+                raise AttentError(f"`{text}` is required, but contains the banned `{banned}`; leave one out")
         continuations = vocabulary.word_continuations
         return cls(requests, end_id=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 
@@ -116,7 +117,7 @@ class RequiredPhrases(Constraint):
             needed = len(prefix) + missing[i] + 1
             if missing[i] and max_length and needed > max_length:
                 after_prefix = f" after a prefix of {len(prefix)}" if prefix else ""
-                raise ValueError(
+                raise AttentError(
                     f"the required phrases must fit into max_length={max_length} tokens, but {missing[i]} tokens"
                     f"{after_prefix} and the end token make {needed}; require less or raise max_length"
                 )

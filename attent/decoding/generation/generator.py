@@ -42,13 +42,14 @@ from attent.models import CausalLM
 from attent.nn import RotaryConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 from attent.storage.machine import measure_memory
 from attent.text.tokenizer import Tokenizer
 
 CPU_MAX_ROWS, MAX_ROWS = 64, 1024  # sequences per batch, see `compute_max_rows`
 
 
-class GenerationError(ValueError):
+class GenerationError(AttentError):
     """The request cannot be fulfilled."""
 
 

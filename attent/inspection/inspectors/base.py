@@ -38,6 +38,7 @@ from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
 from attent.nn import Attention, AttentionRecord, ImageConfig, StackConfig
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 from attent.text.vocabulary import Vocabulary
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -53,7 +54,7 @@ MEDIA_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".png", ".jpg", ".jp
 OPTION_USERS = {"target": "translators", "to": "translators", "prefix": "translators", "text_pair": "text encoders"}
 
 
-class InputTooLongError(ValueError):
+class InputTooLongError(AttentError):
     """The input has more tokens than the model or the request allows."""
 
 
@@ -104,7 +105,7 @@ class Inspector(Generic[ModelT]):
         """Return the trace document of a request."""
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
-                raise ValueError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
+                raise AttentError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
         with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
             recorded = self._run(request, should_stop)
         check_cancelled(should_stop)
@@ -278,7 +279,7 @@ def check_is_text(text: str, model_kind: str) -> None:
     """Raise if the text is the path of a recording or an image."""
     path = Path(text.strip())
     if path.suffix.lower() in MEDIA_SUFFIXES and path.expanduser().is_file():
-        raise ValueError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
+        raise AttentError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
 
 
 def check_is_file(text: str, inspector: Inspector[Any]) -> None:
@@ -286,7 +287,7 @@ def check_is_file(text: str, inspector: Inspector[Any]) -> None:
     path = Path(text.strip())
     if path.suffix.lower() not in MEDIA_SUFFIXES and " " in text and not path.exists():
         expected = f"which takes a file, such as {inspector.example_file}, not a sentence; give a file"
-        raise ValueError(f"this is {inspector.model_kind}, {expected}")
+        raise AttentError(f"this is {inspector.model_kind}, {expected}")
 
 
 def check_cancelled(should_stop: StopCheck | None) -> None:

@@ -21,6 +21,7 @@ from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors import base
 from attent.models import CausalLM, TextEncoder
 from attent.nn.devices import get_device
+from attent.storage.errors import AttentError
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary, replace_surrogates
 
@@ -34,7 +35,7 @@ class CausalLMInspector(base.Inspector[CausalLM]):
 
     def __init__(self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "") -> None:
         if vocabulary.size > model.config.vocab:
-            raise ValueError(
+            raise AttentError(
                 f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
                 f"{vocabulary.size}; load both from the same folder"
             )
@@ -110,7 +111,7 @@ class EncoderInspector(base.Inspector[TextEncoder]):
             segments += [segment] * (len(row) + len(vocabulary.suffix_ids))
         masks = [i for i, token in enumerate(ids) if token == vocabulary.mask]
         if masks and self.model.masked_lm is None:
-            raise ValueError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
+            raise AttentError(f"the model has no masked-language-model head; replace {self.mask_piece} by a word")
         return EncoderInput(ids, segments, words, masks)
 
     def _compute_states(self, rows: Sequence[Sequence[int]], segment_ids: Sequence[int]) -> Tensor:
@@ -176,7 +177,7 @@ def build_sections(
 def validate_text(text: str) -> str:
     text = replace_surrogates(text)
     if not text.strip():
-        raise ValueError("the sentence must not be empty")
+        raise AttentError("the sentence must not be empty")
     return text
 
 

@@ -16,6 +16,7 @@ from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector, encode_with_sentinels
 from attent.models import Seq2Seq
+from attent.storage.errors import AttentError
 from attent.text.tokenizer import add_end_and_tag
 
 
@@ -28,7 +29,7 @@ class TranslationInspector(Seq2SeqInspector):
         self, translator: Translator, *, name: str = "", languages: tuple[str | None, str | None] = (None, None)
     ) -> None:
         if not isinstance(translator.model, Seq2Seq):
-            raise ValueError("one model can be inspected at a time, but this is an ensemble; give one folder")
+            raise AttentError("one model can be inspected at a time, but this is an ensemble; give one folder")
         super().__init__(translator.model, translator.tokenizer, name=name, languages=languages)
         self.translator = translator
 
@@ -42,9 +43,9 @@ class TranslationInspector(Seq2SeqInspector):
         return LoadedSource(tensor=source, lengths=lengths, side=side, request=search_request)
 
     def _build_search_request(self, request: base.InspectionRequest) -> SearchRequest:
-        text = self.translator.clean_text(request.text)
+        text = self.translator._clean_text(request.text)
         if not text:
-            raise ValueError("the sentence must not be empty")
+            raise AttentError("the sentence must not be empty")
         source = self.tokenizer.source
         (row,) = add_end_and_tag([encode_with_sentinels(source, text)], source, request.to)
         num_added = 1 if request.to is None else 2  # end token and language tag
@@ -54,9 +55,9 @@ class TranslationInspector(Seq2SeqInspector):
         size = self.model.config.output_vocab
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
         if invalid:
-            raise ValueError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
+            raise AttentError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
         if len(request.prefix) >= limit:
-            raise ValueError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
+            raise AttentError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
         return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
 
     def _trace_search(
@@ -64,13 +65,13 @@ class TranslationInspector(Seq2SeqInspector):
     ) -> tuple[SearchTrace, bool]:
         """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
         whether the search was repeated."""
-        engine: TorchEngine[Any] = self.translator.build_torch_engine(should_stop)
+        engine: TorchEngine[Any] = self.translator._build_torch_engine(should_stop)
         search_request = source.request
-        if self.translator.forbids_loops_in_first_search and not search_request.prefix_ids:
+        if self.translator._forbids_loops_in_first_search and not search_request.prefix_ids:
             search_request = replace(search_request, forbid_loops=not has_loop(search_request.source_ids))
         search_trace = trace_search(engine, search_request, search)
         if not search_trace.hypotheses:
-            raise ValueError("no translation can continue this prefix; remove its last token")
+            raise AttentError("no translation can continue this prefix; remove its last token")
         if has_loop(search_trace.hypotheses[0].token_ids) and not has_loop(search_request.source_ids):
             return trace_search(engine, search_request, replace(search, forbid_loops=True)), True
         return search_trace, False

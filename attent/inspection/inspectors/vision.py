@@ -21,6 +21,7 @@ from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
 from attent.models import VisionTransformer
 from attent.nn import ImageConfig
 from attent.nn.frontends import normalize_pixels
+from attent.storage.errors import AttentError
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
@@ -87,7 +88,7 @@ def encode_data_url(pixels: Tensor) -> str:
 def encode_png(pixels: Tensor) -> bytes:
     """Encode uint8 pixels (C, height, width) as a gray or RGB PNG, without an image package."""
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
-        raise ValueError(
+        raise AttentError(
             f"pixels must be uint8 of shape (1 or 3, height, width), but are {pixels.dtype} of {tuple(pixels.shape)}"
         )
     channels, height, width = pixels.shape
