@@ -13,7 +13,7 @@ import inspect
 import re
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -32,7 +32,10 @@ def convert_docstring(lines: Sequence[str], value: object, links: Mapping[str, s
         else:
             converted += [*convert_paragraph(paragraph, links), ""]
     if isinstance(value, type) and is_dataclass(value):
-        explanations = read_field_comments(value) | explanations
+        order = {field.name: "" for field in fields(value)}
+        explanations = {
+            name: text for name, text in (order | read_field_comments(value) | explanations).items() if text
+        }
     return converted + [f":param {name}: {convert_text(text, links)}" for name, text in explanations.items()]
 
 

@@ -29,7 +29,6 @@ DOCS = ROOT / "docs"
 OTHER_PAGES = {name: name.lower() for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
-NOT_RUN = re.compile(r"^# not run by the tests: .*\n", re.MULTILINE)
 SITE_ONLY = re.compile(r"<!-- (reference/\S+) -->([^:]+)")  # in index.md: the page of an entry that only the site has
 NOTEBOOK = re.compile(r"- \[[^]]+\]\(([\w-]+\.ipynb)\)")
 SITE_PAGE = {".md", ".ipynb", ".png", ".svg"}
@@ -85,9 +84,9 @@ def get_page(name: str) -> str | None:
 
 
 def rewrite_page(text: str, name: str, shown: set[str]) -> Iterator[str]:
-    """Yield the parts of a page, with its links rewritten and code blocks without notes for the tests."""
+    """Yield the parts of a page, with the links outside of code blocks rewritten."""
     for index, part in enumerate(FENCE.split(text)):
-        yield NOT_RUN.sub("", part) if index % 2 else rewrite_links(part, name, shown)
+        yield part if index % 2 else rewrite_links(part, name, shown)
 
 
 def rewrite_links(text: str, name: str, shown: set[str]) -> str:
