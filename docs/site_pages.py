@@ -319,7 +319,8 @@ def format_entry(module: str, name: str) -> list[str]:
     value = getattr(import_module(module), name)
     doc = inspect.getdoc(value) or "" if inspect.isroutine(value) or isinstance(value, type | ModuleType) else ""
     lines = [] if is_generated([doc], value) else doc.split("\n\n")[0].splitlines()
-    return [f":py:obj:`{module}.{name}`", f"    {convert_text(' '.join(lines), {})}", ""]
+    target = value.__name__ if isinstance(value, ModuleType) else f"{module}.{name}"
+    return [f":py:obj:`{module}.{name} <{target}>`", f"    {convert_text(' '.join(lines), {})}", ""]
 
 
 def format_objects(objects: list[tuple[str, str]]) -> list[str]:
