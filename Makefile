@@ -78,7 +78,7 @@ test: $(READY_DEV) ## ruff, mypy and the quick tests; required for every change
 	@if $(PY) -c 'import triton' 2>/dev/null; then \
 	  $(TEST_ENV) TRITON_INTERPRET=1 $(PY) -m pytest -q -n $(WORKERS) tests/nn/kernels; fi
 
-test-slow: $(READY_DEV) ## the slow tests
+test-slow: $(READY_DEV) $(READY_DOCS) ## the slow tests
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
 test-device: $(READY_DEV) ## the laws and the kernels on a GPU, in float32 and bfloat16

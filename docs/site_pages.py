@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -30,7 +30,7 @@ OTHER_PAGES = {name: name.lower() for name in ("README.md", "CONTRIBUTING.md", "
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 SITE_ONLY = re.compile(r"<!-- (reference/\S+) -->([^:]+)")  # in index.md: the page of an entry that only the site has
-NOTEBOOK = re.compile(r"- \[[^]]+\]\(([\w-]+\.ipynb)\)")
+NOTEBOOK = re.compile(r"^- \[[^]]+\]\(([\w-]+\.ipynb)\).*\n", re.MULTILINE)
 SITE_PAGE = {".md", ".ipynb", ".png", ".svg"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".conf": "nginx", ".html": "html", ".css": "css"}
 ORPHAN = "---\norphan: true\n---\n"
@@ -39,10 +39,12 @@ HIDDEN = "---\norphan: true\nnosearch: true\n---\n"
 
 def write_pages(folder: Path) -> None:
     """Write all pages; those that have not changed keep their time, so that Sphinx does not read them again."""
+    if folder.resolve() in (DOCS, ROOT):
+        raise ValueError(f"the source folder must be one to generate, but is {folder}; use `make docs`")
     pages = dict(iterate_pages())
-    for path in {PurePosixPath(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file()}:
-        if str(path) not in pages:
-            (folder / path).unlink()
+    for file in [file for file in folder.rglob("*") if file.is_file()]:
+        if file.relative_to(folder).as_posix() not in pages:
+            file.unlink()
     for name, content in pages.items():
         file = folder / name
         if not file.exists() or file.read_bytes() != content:
@@ -132,10 +134,7 @@ def iterate_source_pages(shown: set[str]) -> Iterator[tuple[str, str]]:
 
 def format_index(text: str) -> str:
     """Return index.md with a toctree for each of its sections: the pages that its list links to."""
-    text = re.sub(
-        r"^- \[[^]]*\]\((\w[\w-]*\.ipynb)\).*\n", lambda item: item[0] * (DOCS / item[1]).exists(), text, flags=re.M
-    )
-    text = SITE_ONLY.sub(r"[\2](\1)", text)
+    text = SITE_ONLY.sub(r"[\2](\1)", drop_missing_notebooks(text))
     trees = []
     for section in text.split("\n## ")[1:]:
         pages = re.findall(r"^- \[([^]]+)\]\(([^)#]+)\)", section, re.MULTILINE)
@@ -143,6 +142,11 @@ def format_index(text: str) -> str:
         caption = section.partition("\n")[0]
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```"]))
     return "\n\n".join([text.rstrip(), *trees, ""])
+
+
+def drop_missing_notebooks(text: str) -> str:
+    """Return a page without the list items of notebooks that are not there."""
+    return NOTEBOOK.sub(lambda item: item[0] if (DOCS / item[1]).exists() else "", text)
 
 
 def fence(text: str, language: str) -> str:
