@@ -36,7 +36,6 @@ nb_execution_mode = "off"  # notebooks are stored with their outputs
 nb_ipywidgets_js: dict[str, Any] = {}
 
 autodoc_inherit_docstrings = False
-autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autoclass_content = "both"
 python_use_unqualified_type_names = True

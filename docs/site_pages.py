@@ -250,6 +250,7 @@ def iterate_modules() -> Iterator[tuple[str, str]]:
     """Yield the pages of the Python reference: one per name of `attent`, one per module of `attent.nn`."""
     names = [name for name in attent.__all__ if name != "__version__"]
     entries = [line for name in names for line in format_entry("attent", name)]
+    names = [name for name in names if name != "nn"]  # has pages of its own
     yield "reference/attent/index.rst", format_page("Python: attent", [*entries, *format_rst_tree(names)])
     documented = {getattr(attent, name) for name in names}
     for name in names:
@@ -315,7 +316,7 @@ def format_rst_tree(pages: list[str]) -> list[str]:
 
 
 def format_docstring(module: str) -> list[str]:
-    return [f".. automodule:: {module}", "    :no-members:", "    :no-index:", ""]
+    return [f".. automodule:: {module}", "    :no-members:", ""]
 
 
 def format_entry(module: str, name: str) -> list[str]:
