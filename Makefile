@@ -14,16 +14,18 @@ WORKERS ?= 2
 
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_DOCS := $(VENV)/.installed-docs
 IS_VENV := $(filter $(BIN)/python,$(PY))
 READY := $(if $(IS_VENV),$(INSTALLED))
 READY_DEV := $(if $(IS_VENV),$(INSTALLED_DEV))
+READY_DOCS := $(if $(IS_VENV),$(INSTALLED_DOCS))
 
 # One thread per test worker, so that workers do not compete for cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup browser demo test test-slow test-device lint format bench why-attention faults mutants fuzz-server wheel-test lock sbom clean
+.PHONY: help setup browser demo docs test test-slow test-device lint format bench why-attention faults mutants fuzz-server wheel-test lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -48,6 +50,10 @@ $(INSTALLED_DEV): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
 # The browser tests are skipped without a Chromium.
 browser: $(READY_DEV) ## install a Chromium for the browser tests: the system's, or Playwright's
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
@@ -58,6 +64,12 @@ browser: $(READY_DEV) ## install a Chromium for the browser tests: the system's,
 demo: $(READY) ## install attent, train a small model and show its attention
 	$(PY) -m attent demo
 
+# conf.py writes the sources: the pages of docs/, the README, and a reference generated from the code.
+docs: $(READY_DOCS) ## build the documentation site, build/docs/index.html
+	@mkdir -p build/docs-source
+	$(PY) -m sphinx -q -W --keep-going -c docs build/docs-source build/docs
+	@echo "build/docs/index.html"
+
 test: $(READY_DEV) ## ruff, mypy and the quick tests; required for every change
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -66,7 +78,7 @@ test: $(READY_DEV) ## ruff, mypy and the quick tests; required for every change
 	@if $(PY) -c 'import triton' 2>/dev/null; then \
 	  $(TEST_ENV) TRITON_INTERPRET=1 $(PY) -m pytest -q -n $(WORKERS) tests/nn/kernels; fi
 
-test-slow: $(READY_DEV) ## the slow tests
+test-slow: $(READY_DEV) $(READY_DOCS) ## the slow tests
 	$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m slow
 
 test-device: $(READY_DEV) ## the laws and the kernels on a GPU, in float32 and bfloat16
