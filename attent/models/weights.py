@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attent.models import folder as model_folder
 from attent.models.config import ModelConfig, to_config_json
 from attent.models.folder import check_tensors
+from attent.models.summary import ModelSummary, summarize_modules
 from attent.nn.attention import COMPILED_PREFIX
 from attent.storage.errors import FolderError
 
@@ -26,6 +27,14 @@ class SavableModel(nn.Module):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
         save_model(self, folder)
+
+    def summary(self) -> ModelSummary:
+        """Return the tree of modules with shapes and parameter counts, to print.
+
+        >>> model = attent.build(attent.presets.tiny(vocab=100))
+        >>> print("\\n".join(model.summary().splitlines()[:7]))
+        """
+        return summarize_modules(self)
 
 
 def find_tied_names(model: nn.Module) -> dict[str, str]:

@@ -1,0 +1,81 @@
+"""A model as a tree of its modules, with the shapes and numbers of their parameters."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from attent.formatting import format_count
+from attent.nn import Attention
+
+
+class SummaryRow(NamedTuple):
+    name: str
+    kind: str  # class of the module
+    shape: str
+    count: str  # of parameters
+    depth: int = 0
+
+
+class ModelSummary(str):
+    """Text that a notebook shows as it is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def summarize_modules(model: nn.Module) -> ModelSummary:
+    """Return a tree with a line for each module that has parameters.
+
+    Equal neighbors share a line, and a parameter of several modules counts once, where it comes first.
+    """
+    rows = [row._replace(name="  " * row.depth + row.name) for row in list_rows("", model, set())]
+    name, kind, shape, count = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:4])
+    lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.count:>{count}}" for row in rows)
+    return ModelSummary("\n".join(line.rstrip() for line in lines))
+
+
+def list_rows(name: str, module: nn.Module, seen: set[Tensor], depth: int = 0) -> list[SummaryRow]:
+    """Return the row of a module and those below it; `seen` are the parameters of earlier ones, and gets its own."""
+    own = dict(module.named_parameters(recurse=False))
+    shape = ", ".join(" x ".join(map(str, parameter.shape)) for key, parameter in own.items() if key != "bias")
+    if isinstance(module, Attention):
+        shape = f"{format_count(module.heads, 'head')} of {module.head_width}"
+    new = {parameter for parameter in module.parameters() if parameter not in seen}
+    count = f"{sum(parameter.numel() for parameter in new):,}" if new else "shared"
+    row = SummaryRow(name or type(module).__name__, type(module).__name__ if name else "", shape, count, depth)
+    seen.update(own.values())
+    parts = [list_rows(key, child, seen, depth + 1) for key, child in list_children(module)]
+    is_member = name.rpartition(".")[2].isdigit()  # of a list
+    if name and not is_member and not own and len(parts) == 1 == len(parts[0]):  # such as the norm of a Residual
+        return [parts[0][0]._replace(name=f"{name}.{parts[0][0].name}", depth=depth)]
+    rows = [row]
+    for _, equal_parts in groupby(parts, key=lambda part: (part[0][1:], part[1:])):
+        first, *others = equal_parts
+        rows += merge_rows([first[0], *(other[0] for other in others)]) + first[1:]
+    return rows
+
+
+def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the children with parameters; those of a list replace the list."""
+    children = []
+    for key, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            children += [(f"{key}.{index}", member) for index, member in list_children(child)]
+        elif any(True for _ in child.parameters()):
+            children.append((key, child))
+    return children
+
+
+def merge_rows(rows: list[SummaryRow]) -> list[SummaryRow]:
+    """Merge the equal rows of neighbors: `blocks.0-5`, or `query, key, value`."""
+    first, last, number = rows[0], rows[-1], len(rows)
+    if number == 1 or first.count == "shared":
+        return rows
+    index = last.name.rpartition(".")[2]
+    name = f"{first.name}-{index}" if index.isdigit() else ", ".join(row.name for row in rows)
+    return [first._replace(name=name, kind=f"{number} x {first.kind}", count=f"{number} x {first.count}")]
