@@ -34,7 +34,7 @@ PRESETS: dict[str, Callable[..., Any]] = {}  # the functions of `presets` by nam
 
 
 class ShortRepr:
-    """Writes a config as Python that evaluates to it: the shortest difference from a preset, or its own fields."""
+    """Writes a config as Python that evaluates to it: the fewest changes of a preset, or its own fields."""
 
     def __repr__(self) -> str:
         config: Any = self
@@ -47,7 +47,7 @@ class ShortRepr:
                 base = preset(**arguments)
                 if type(base) is type(config):
                     texts.append(format_difference(config, base, f"presets.{name}({format_fields(arguments)})"))
-        return min(texts, key=len)
+        return min(texts, key=lambda text: text.count("="))
 
 
 def is_changed(config: Any, each: Field[Any]) -> bool:

@@ -221,6 +221,8 @@ def replace_stacks(config: ConfigT, **changes: Any) -> ConfigT:
 
 PRESETS |= {
     preset.__name__: preset
-    for preset in (base, big, small, tiny, lstm, lstm_no_attention, conv, gpt2, gpt2_xl, llama_2_7b, llama_3_8b)
-    + (bert_base, vit_b_16, t5_small, t5_base, t5_v1_1_small, t5_v1_1_base)
-}
+    for preset in (
+        base, big, small, tiny, lstm, lstm_no_attention, conv, gpt2, gpt2_xl, llama_2_7b, llama_3_8b, bert_base,
+        vit_b_16, t5_small, t5_base, t5_v1_1_small, t5_v1_1_base,
+    )
+}  # fmt: skip

@@ -15,7 +15,7 @@ class SummaryRow(NamedTuple):
     name: str
     kind: str  # class of the module
     shape: str
-    count: str  # of parameters
+    parameters: str  # how many
     depth: int = 0
 
 
@@ -35,7 +35,7 @@ def summarize_modules(model: nn.Module) -> ModelSummary:
     """
     rows = [row._replace(name="  " * row.depth + row.name) for row in list_rows("", model, set())]
     name, kind, shape, count = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:4])
-    lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.count:>{count}}" for row in rows)
+    lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.parameters:>{count}}" for row in rows)
     return ModelSummary("\n".join(line.rstrip() for line in lines))
 
 
@@ -74,8 +74,8 @@ def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def merge_rows(rows: list[SummaryRow]) -> list[SummaryRow]:
     """Merge the equal rows of neighbors: `blocks.0-5`, or `query, key, value`."""
     first, last, number = rows[0], rows[-1], len(rows)
-    if number == 1 or first.count == "shared":
+    if number == 1 or first.parameters == "shared":
         return rows
     index = last.name.rpartition(".")[2]
     name = f"{first.name}-{index}" if index.isdigit() else ", ".join(row.name for row in rows)
-    return [first._replace(name=name, kind=f"{number} x {first.kind}", count=f"{number} x {first.count}")]
+    return [first._replace(name=name, kind=f"{number} x {first.kind}", parameters=f"{number} x {first.parameters}")]

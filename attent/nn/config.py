@@ -133,6 +133,14 @@ def find_changes(config: Any, base: Any) -> dict[str, Any]:
     return {name: value for name, value in values if value != getattr(base, name)}
 
 
+def choose_config(config: StackConfig | None, **sizes: float | None) -> StackConfig:
+    """Return the config, or that of these sizes: a module takes one or the other."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if config is not None and given:
+        raise ValueError(f"give a `config` or `{next(iter(given))}`, but not both")
+    return StackConfig(**given) if config is None else config  # type: ignore[arg-type]
+
+
 def format_fields(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 

@@ -263,8 +263,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "`memory.lengths` must be between 0 and 3",
     ),
     # --- a stack
-    "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "x must be (B, T, 8), but is (2, 3, 6)"),
-    "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "x must be (B, T, 8), but is (2, 3)"),
+    "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "`x` must be (B, T, E=8), but is (2, 3, 6)"),
+    "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "`x` must be (B, T, E=8), but is (2, 3)"),
     "lengths beyond the tensor": (
         lambda: Stack(ENCODER)(x(2, 3, 8), lengths(3, 4)),
         (
