@@ -170,10 +170,14 @@ def measure_heads(
 
     >>> translator = attent.Translator.load("runs/en-de")
     >>> stats = attent.measure_heads(translator, [("one", "eins"), ("two", "zwei")])
-    >>> print(stats.heads[0].description)
-    >>> frame = stats.to_frame()  # a pandas table with a line for each head
-    >>> print(frame.loc[0, ["path", "head"]].to_dict())
-    {'path': 'encoder.blocks.0.self_attn', 'head': 0}
+    >>> stats.to_frame()[["path", "head", "previous", "confidence"]].round(2)  # a pandas table of all statistics
+                              path  head  previous  confidence
+    0   encoder.blocks.0.self_attn     0      0.17        0.87
+    1   encoder.blocks.0.self_attn     1      0.22        0.53
+    2   decoder.blocks.0.self_attn     0      0.25        1.00
+    3   decoder.blocks.0.self_attn     1      0.12        0.91
+    4  decoder.blocks.0.cross_attn     0       NaN        0.67
+    5  decoder.blocks.0.cross_attn     1       NaN        0.51
     """
     model, tokenizer, pairs = translator.model, translator.tokenizer, list(pairs)
     if not isinstance(model, Seq2Seq):

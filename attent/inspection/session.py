@@ -187,9 +187,10 @@ class Inspection:
 
     >>> inspection = attent.look("runs/en-de", "seven")
     >>> weights = inspection.attention["decoder.blocks.0.cross_attn"]  # a NumPy array with the tokens of both sides
-    >>> weights.shape, weights.queries, weights.keys
-    ((2, 2, 2), ('sieben', '‹</s>›'), ('seven', '‹</s>›'))
-    >>> inspection.to_frame().groupby("path")["weight"].max().round(1)
+    >>> weights.shape, weights.queries[1:4], weights.keys[-1]
+    ((2, 8, 7), ('s', 'i', 'e'), '‹end›')
+    >>> inspection.to_frame().columns.tolist()
+    ['path', 'head', 'query', 'key', 'weight', 'query_token', 'key_token']
     >>> figure = inspection.plot(layer=0, head=1)
     """
 

@@ -39,7 +39,7 @@ class ShortRepr:
     def __repr__(self) -> str:
         config: Any = self
         own = {each.name: getattr(config, each.name) for each in fields(config) if is_changed(config, each)}
-        texts = [f"{type(self).__name__}({format_fields(own)})"]
+        texts = []
         for name, preset in PRESETS.items():
             parameters = signature(preset).parameters.keys() & {"vocab"}
             arguments = {key: getattr(config, key, None) for key in parameters}
@@ -47,6 +47,7 @@ class ShortRepr:
                 base = preset(**arguments)
                 if type(base) is type(config):
                     texts.append(format_difference(config, base, f"presets.{name}({format_fields(arguments)})"))
+        texts.append(f"{type(self).__name__}({format_fields(own)})")
         return min(texts, key=lambda text: text.count("="))
 
 

@@ -35,10 +35,10 @@ from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LST
 from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "AudioConfig", "Block", "BlockContext",
-    "Cache", "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "ImageConfig", "LSTMDecoder",
-    "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling", "Llama3Scaling",
-    "LogMelSpectrogram", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig",
+    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "AudioConfig", "Block",
+    "BlockContext", "Cache", "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "ImageConfig",
+    "LSTMDecoder", "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling",
+    "Llama3Scaling", "LogMelSpectrogram", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig",
     "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend", "get_attention_layers",
     "make_sinusoids", "set_backend",
 ]  # fmt: skip

@@ -107,9 +107,10 @@ class Attention(nn.Module):
         bias: Tensor | None = None,
     ) -> Tensor:
         """(B, T, E) -> (B, T, E). Attend to `kv`: projected keys and values, or states (B, Tk, E); None: to x."""
+        q = self.project_queries(x, angles)
         if not isinstance(kv, KV):
             kv = self.project_keys_values(x, angles) if kv is None else self.project_keys_values(kv)
-        heads = self.attend(self.project_queries(x, angles), kv, Mask() if mask is None else mask, bias)
+        heads = self.attend(q, kv, Mask() if mask is None else mask, bias)
         return self.output(heads)  # (B, T, H * D) -> (B, T, E)
 
     def project_queries(self, x: Tensor, angles: Angles | None = None) -> Tensor:

@@ -135,10 +135,10 @@ def find_changes(config: Any, base: Any) -> dict[str, Any]:
 
 def choose_config(config: StackConfig | None, **sizes: float | None) -> StackConfig:
     """Return the config, or that of these sizes: a module takes one or the other."""
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if config is not None and given:
-        raise ValueError(f"give a `config` or `{next(iter(given))}`, but not both")
-    return StackConfig(**given) if config is None else config  # type: ignore[arg-type]
+    changes = {name: size for name, size in sizes.items() if size is not None}
+    if config is not None and changes:
+        raise ValueError(f"give a `config` or `{next(iter(changes))}`, but not both")
+    return StackConfig(**changes) if config is None else config  # type: ignore[arg-type]
 
 
 def format_fields(values: Mapping[str, Any]) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from attent.decoding import Translator
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_heads
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers
@@ -47,6 +51,16 @@ def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, kind: Pa
         with mask_heads(of, part):
             assert not torch.allclose(run(of), expected, atol=1e-4), f"{part} must be heard"
         assert all(torch.equal(value, weights[name]) for name, value in of.state_dict().items())
+
+
+def test_translator_is_masked_with_every_engine(tmp_path: Path) -> None:
+    """CTranslate2, the default engine on a CPU, has converted the weights before."""
+    folder = shutil.copytree(Path(__file__).parents[1] / "models" / "saved_model", tmp_path / "model")
+    translator = Translator.load(folder, device="cpu")
+    for _ in range(2):
+        assert translator.translate(["seven"])[0].text == "sieben"
+        with mask_heads(translator, "decoder.blocks.0.cross_attn:0", "decoder.blocks.0.cross_attn:1"):
+            assert translator.translate(["seven"])[0].text != "sieben"
 
 
 def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
