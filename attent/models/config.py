@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from inspect import signature
 from typing import Any, ClassVar, Literal
 
@@ -34,27 +34,18 @@ PRESETS: dict[str, Callable[..., Any]] = {}  # the functions of `presets` by nam
 
 
 class ShortRepr:
-    """Writes a config as Python that evaluates to it: the fewest changes of a preset, or its own fields."""
+    """Writes a config as Python that evaluates to it: the preset with the fewest changes."""
 
     def __repr__(self) -> str:
-        config: Any = self
-        own = {each.name: getattr(config, each.name) for each in fields(config) if is_changed(config, each)}
         texts = []
         for name, preset in PRESETS.items():
             parameters = signature(preset).parameters.keys() & {"vocab"}
-            arguments = {key: getattr(config, key, None) for key in parameters}
+            arguments = {key: getattr(self, key, None) for key in parameters}
             with suppress(ValueError):  # a vocabulary without the preset's special tokens
                 base = preset(**arguments)
-                if type(base) is type(config):
-                    texts.append(format_difference(config, base, f"presets.{name}({format_fields(arguments)})"))
-        texts.append(f"{type(self).__name__}({format_fields(own)})")
+                if type(base) is type(self):
+                    texts.append(format_difference(self, base, f"presets.{name}({format_fields(arguments)})"))
         return min(texts, key=lambda text: text.count("="))
-
-
-def is_changed(config: Any, each: Field[Any]) -> bool:
-    """True if a field does not have its default."""
-    default = each.default_factory() if each.default_factory is not MISSING else each.default
-    return bool(getattr(config, each.name) != default)
 
 
 def format_difference(config: Any, base: Any, text: str) -> str:

@@ -22,8 +22,6 @@ class SummaryRow(NamedTuple):
 class ModelSummary(str):
     """Text that a notebook shows as it is printed."""
 
-    __slots__ = ()
-
     def __repr__(self) -> str:
         return str(self)
 
@@ -36,18 +34,17 @@ def summarize_modules(model: nn.Module) -> ModelSummary:
     rows = [row._replace(name="  " * row.depth + row.name) for row in list_rows("", model, set())]
     name, kind, shape, count = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:4])
     lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.parameters:>{count}}" for row in rows)
-    return ModelSummary("\n".join(line.rstrip() for line in lines))
+    return ModelSummary("\n".join(lines))
 
 
 def list_rows(name: str, module: nn.Module, seen: set[Tensor], depth: int = 0) -> list[SummaryRow]:
     """Return the row of a module and those below it; `seen` are the parameters of earlier ones, and gets its own."""
-    own = dict(module.named_parameters(recurse=False))
+    own, kind = dict(module.named_parameters(recurse=False)), type(module).__name__
     shape = ", ".join(" x ".join(map(str, parameter.shape)) for key, parameter in own.items() if key != "bias")
     if isinstance(module, Attention):
         shape = f"{format_count(module.heads, 'head')} of {module.head_width}"
-    new = {parameter for parameter in module.parameters() if parameter not in seen}
-    count = f"{sum(parameter.numel() for parameter in new):,}" if new else "shared"
-    row = SummaryRow(name or type(module).__name__, type(module).__name__ if name else "", shape, count, depth)
+    new = [parameter.numel() for parameter in module.parameters() if parameter not in seen]
+    row = SummaryRow(name or kind, kind if name else "", shape, f"{sum(new):,}" if new else "shared", depth)
     seen.update(own.values())
     parts = [list_rows(key, child, seen, depth + 1) for key, child in list_children(module)]
     is_member = name.rpartition(".")[2].isdigit()  # of a list
@@ -56,7 +53,7 @@ def list_rows(name: str, module: nn.Module, seen: set[Tensor], depth: int = 0) -
     rows = [row]
     for _, equal_parts in groupby(parts, key=lambda part: (part[0][1:], part[1:])):
         first, *others = equal_parts
-        rows += merge_rows([first[0], *(other[0] for other in others)]) + first[1:]
+        rows += [merge_rows([first[0], *(other[0] for other in others)]), *first[1:]]
     return rows
 
 
@@ -71,11 +68,10 @@ def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return children
 
 
-def merge_rows(rows: list[SummaryRow]) -> list[SummaryRow]:
+def merge_rows(rows: list[SummaryRow]) -> SummaryRow:
     """Merge the equal rows of neighbors: `blocks.0-5`, or `query, key, value`."""
-    first, last, number = rows[0], rows[-1], len(rows)
-    if number == 1 or first.parameters == "shared":
-        return rows
-    index = last.name.rpartition(".")[2]
+    if len(rows) == 1:
+        return rows[0]
+    first, index = rows[0], rows[-1].name.rpartition(".")[2]
     name = f"{first.name}-{index}" if index.isdigit() else ", ".join(row.name for row in rows)
-    return [first._replace(name=name, kind=f"{number} x {first.kind}", parameters=f"{number} x {first.parameters}")]
+    return first._replace(name=name, kind=f"{len(rows)} x {first.kind}", parameters=f"{len(rows)} x {first.parameters}")

@@ -7,7 +7,7 @@ from inspect import signature
 
 import pytest
 
-from attent.models import Seq2SeqConfig, build_empty, presets
+from attent.models import build_empty, presets
 from attent.models.config import PRESETS
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
 
@@ -177,7 +177,7 @@ CONFIGS = {
     "replace(presets.base(vocab=300), encoder=StackConfig(layers=2))": replace(
         presets.base(300), encoder=StackConfig(layers=2)
     ),
-    "Seq2SeqConfig(vocab=2, start_id=0, end_id=1)": Seq2SeqConfig(vocab=2, start_id=0, end_id=1),
+    "replace(presets.t5_small(), vocab=2)": replace(presets.t5_small(), vocab=2),
 }
 
 
