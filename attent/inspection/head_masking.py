@@ -74,11 +74,11 @@ def mask_heads(model: nn.Module | Translator, *parts: str | ModelPart) -> Iterat
            ("decoder.blocks.3")
 
     >>> translator = attent.Translator.load("runs/en-de")
-    >>> print(translator.translate(["seven"])[0].text)
-    sieben
-    >>> with attent.mask_heads(translator, "decoder.blocks.0.cross_attn"):
-    ...     print(translator.translate(["seven"])[0].text != "sieben")
-    True
+    >>> with attent.mask_heads(translator, "decoder.blocks.0.cross_attn:0", "decoder.blocks.0.cross_attn:1"):
+    ...     print(translator.translate(["A man sings."])[0].text == "Ein Mann singt.")
+    False
+    >>> print(translator.translate(["A man sings."])[0].text)
+    Ein Mann singt.
     """
     module = model.model if isinstance(model, Translator) else model
     chosen = [ModelPart.parse(part) if isinstance(part, str) else part for part in parts]
