@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attent import nn
     from attent.decoding import Translator
     from attent.decoding.captioner import Captioner
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
     from attent.decoding.transcriber import Transcriber
     from attent.inspection import record
-    from attent.inspection.session import look
+    from attent.inspection.head_masking import mask_heads
+    from attent.inspection.head_stats import measure_heads
+    from attent.inspection.session import Inspection, look
     from attent.interop import load
     from attent.models import build, presets
     from attent.scoring.pipeline import score
@@ -24,20 +27,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Captioner", "Generator", "Predictor", "Transcriber", "Translator", "__version__", "build", "load", "look",
-    "presets", "record", "score", "serve", "train",
+    "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__", "build", "load",
+    "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
     "Captioner": "attent.decoding.captioner",
     "Generator": "attent.decoding.generation.generator",
+    "Inspection": "attent.inspection.session",
     "Predictor": "attent.decoding.predictor",
     "Transcriber": "attent.decoding.transcriber",
     "Translator": "attent.decoding",
     "build": "attent.models",
     "load": "attent.interop",
     "look": "attent.inspection.session",
+    "mask_heads": "attent.inspection.head_masking",
+    "measure_heads": "attent.inspection.head_stats",
+    "nn": "attent.nn",
     "presets": "attent.models.presets",
     "record": "attent.inspection",
     "score": "attent.scoring.pipeline",
@@ -57,4 +64,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -383,7 +383,7 @@ FAULTS = """
 + if False:
 
 # head masking not undone
-@ inspection/head_masking.py::mask_parts: inspection/test_head_masking.py
+@ inspection/head_masking.py::mask_heads: inspection/test_head_masking.py
 - view.copy_(values)
 + pass
 

@@ -27,7 +27,11 @@ from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
 
-EXAMPLES: list[object] = [attent.Translator, Translation, attent.score, ScoreReport]
+EXAMPLES: list[object] = [
+    attent.Inspection, attent.Translator, ScoreReport, Seq2Seq.summary, Translation, attent.build, attent.load,
+    attent.look, attent.mask_heads, attent.measure_heads, attent.nn.Attention, attent.nn.Block, attent.nn.FeedForward,
+    attent.nn.Residual, attent.nn.Stack, attent.presets, attent.record, attent.score,
+]  # fmt: skip
 
 SUBJECTS = {"A man": "Ein Mann", "A dog": "Ein Hund", "The man": "Der Mann", "The dog": "Der Hund"}
 VERBS = {"sings": "singt", "sleeps": "schläft", "waits": "wartet", "walks": "läuft"}
@@ -67,6 +71,7 @@ def test_examples_run(example: object, folder: Path, monkeypatch: pytest.MonkeyP
         "asyncio": asyncio,
         "attent": attent,
         "frame": pd.DataFrame({"en": ["A man sings.", "A dog sleeps."]}),
+        "torch": torch,
         "translator": attent.Translator.load("runs/en-de"),
     }
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -217,7 +217,7 @@ def test_importing_the_training_code_does_not_import_the_compiler() -> None:
 
 
 def test_every_public_name_resolves() -> None:
-    assert set(attent.__all__) <= set(dir(attent))
+    assert dir(attent) == sorted(attent.__all__)
     for name in attent.__all__:
         assert getattr(attent, name) is not None
 
@@ -235,10 +235,14 @@ def test_public_functions_work_twice(tmp_path: Path) -> None:
     corpus, folder, run = tmp_path / "numbers.tsv", tmp_path / "model", tmp_path / "run"
     corpus.write_text("".join(f"{number} dogs\t{number} Hunde\n" for number in range(300)), encoding="utf-8")
     shutil.copytree(Path(__file__).parent / "models" / "saved_model", folder)
-    model, ids = attent.load(folder), torch.tensor([[3, 4]])
+    model, ids, translator = attent.load(folder), torch.tensor([[3, 4]]), attent.Translator.load(folder)
 
     def record() -> None:
         with attent.record(model):
+            model(ids, ids)
+
+    def mask_heads() -> None:
+        with attent.mask_heads(model, "decoder.blocks.0"):
             model(ids, ids)
 
     def serve() -> None:
@@ -252,6 +256,8 @@ def test_public_functions_work_twice(tmp_path: Path) -> None:
         "build": lambda: attent.build(model.config),
         "load": lambda: attent.load(folder),
         "look": lambda: attent.look(folder, "two"),
+        "mask_heads": mask_heads,
+        "measure_heads": lambda: attent.measure_heads(translator, [("two", "zwei")]),
         "record": record,
         "score": lambda: attent.score(folder, str(corpus), src="en", tgt="de"),
         "serve": serve,

@@ -284,7 +284,7 @@ def write_outputs(inspection: Inspection, page: Path, flags: LookFlags) -> int:
         print(flags.json)
     if flags.png or flags.svg:
         all_kinds = bool(flags.kind or flags.layers or flags.heads)
-        save_figures(inspection.plot(kind=flags.kind, heads=flags.heads, all_kinds=all_kinds), flags)
+        save_figures(inspection.plot(head=flags.heads, kind=flags.kind, all_kinds=all_kinds), flags)
     if flags.out or not (flags.json or flags.png or flags.svg):
         path = (flags.out or page).expanduser()
         inspection.save_html(path)

@@ -12,7 +12,7 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
@@ -827,6 +827,18 @@ class Translator:
                 raise
             self._notify_once(f"{error}; using the torch engine, which is slower")
             return None
+
+    @contextmanager
+    def use_torch_engine(self) -> Iterator[None]:
+        """Translate with the model's own weights inside the `with` block, which CTranslate2 has converted before."""
+        state, name = vars(self), "_ctranslate2_engine"
+        loaded = {name: state[name]} if name in state else {}
+        state[name] = None
+        try:
+            yield
+        finally:
+            del state[name]
+            state |= loaded
 
     def _compute_batch_size(self, source: int, target: int, beams: int) -> int:
         if self.batch_tokens is not None:

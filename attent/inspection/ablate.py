@@ -23,7 +23,7 @@ from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pa
 from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
-from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_parts
+from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_heads
 from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
@@ -210,7 +210,7 @@ class AblationMeter:
 
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
         """Translate and score with these parts masked."""
-        with mask_parts(self.model, parts):
+        with mask_heads(self.model, *parts):
             # A translator of its own converts the masked weights for CTranslate2, for this measurement only.
             translator = copy_translator(self.translator, self.model, engine=self.engine)
             translations = translator.translate(

@@ -7,16 +7,21 @@ of its query and key sides. The format is described in docs/inspection.md. Inspe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
 from attent.settings import from_dict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT, VERSION = "attent-trace", 1
 REQUIRED_LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")
@@ -89,7 +94,7 @@ class LayerInfo:
 
 
 class Trace(Mapping[str, list[Tensor]]):
-    """Attention weights by module path, in the order of the calls.
+    """Attention weights by module path: of each call of the layer, a tensor (B, H, Tq, Tk).
 
     qkv            queries, keys and values of each call, if recorded
     hidden_states  residual stream (B, T, E) of each call, if recorded: `encoder` is the input of that stack,
@@ -114,6 +119,20 @@ class Trace(Mapping[str, list[Tensor]]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(f'{path}: {len(calls)} x {tuple(calls[0].shape)}' for path, calls in self.items())})"
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas table of all weights: path, call, row (of the batch), head, query, key, weight."""
+        import pandas as pd
+
+        frames = [
+            build_frame(weights.float().cpu().numpy(), ("row", "head", "query", "key"), path=path, call=call)
+            for path, calls in self.items()
+            for call, weights in enumerate(calls)
+        ]
+        return pd.concat(frames, ignore_index=True)
 
     def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
         def observer(record: AttentionRecord) -> None:
@@ -175,6 +194,30 @@ class Trace(Mapping[str, list[Tensor]]):
                 q, k, v = (unpack_array(layer[name])[None] for name in "qkv")
                 trace.qkv[path] = [RecordedQKV(q, k, v, bias, layer["scale"])]
         return trace
+
+
+class AttentionWeights(npt.NDArray[np.float32]):
+    """The weights of a layer, an array (heads, queries, keys), with the tokens that its last two axes stand for.
+
+    Arrays that are computed from it have no tokens.
+    """
+
+    queries: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def from_tensor(cls, weights: Tensor, queries: tuple[str, ...], keys: tuple[str, ...]) -> AttentionWeights:
+        array = weights.numpy().view(cls)
+        array.queries, array.keys = queries, keys
+        return array
+
+
+def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any) -> DataFrame:
+    """Return a table with a line for each weight: constant columns, the index along each axis, the weight."""
+    import pandas as pd
+
+    indices = (index.ravel() for index in np.indices(weights.shape))
+    return pd.DataFrame({**constants, **dict(zip(axes, indices, strict=True)), "weight": weights.ravel()})
 
 
 def check_format(document: Any) -> None:

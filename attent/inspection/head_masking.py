@@ -1,22 +1,23 @@
 """Mask heads, sub-layers or layers, so that they add nothing to the residual stream.
 
 The output weights of a part are set to zero and restored afterwards: the columns of W^O for a head, W^O and its bias
-for an attention layer, the second matrix and its bias for a feed-forward layer. So the mask holds for every engine,
-including conversions made meanwhile.
+for an attention layer, the second matrix and its bias for a feed-forward layer. So the mask holds for every engine that
+reads the weights meanwhile.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from attent.decoding import Translator
 from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
@@ -64,15 +65,33 @@ def list_parts(model: nn.Module, kind: PartKind) -> list[ModelPart]:
 
 
 @contextmanager
-def mask_parts(model: nn.Module, parts: Sequence[ModelPart]) -> Iterator[None]:
-    """Mask parts inside the `with` block, for every call of the model; weights are restored bit-exactly."""
-    views = [view for part in parts for view in iter_output_weights(model, part)]
+def mask_heads(model: nn.Module | Translator, *parts: str | ModelPart) -> Iterator[None]:
+    """Mask heads, sub-layers or layers inside the `with` block, for every call of the model.
+
+    A masked part adds nothing to the residual stream. Its weights are restored bit-exactly.
+
+    parts  heads such as "decoder.blocks.3.cross_attn:2", sub-layers ("decoder.blocks.3.cross_attn") or layers
+           ("decoder.blocks.3")
+
+    >>> translator = attent.Translator.load("runs/en-de")
+    >>> with attent.mask_heads(translator, "decoder.blocks.0.cross_attn:0", "decoder.blocks.0.cross_attn:1"):
+    ...     print(translator.translate(["A man sings."])[0].text == "Ein Mann singt.")
+    False
+    >>> print(translator.translate(["A man sings."])[0].text)
+    Ein Mann singt.
+    """
+    module = model.model if isinstance(model, Translator) else model
+    chosen = [ModelPart.parse(part) if isinstance(part, str) else part for part in parts]
+    views = [view for part in chosen for view in iter_output_weights(module, part)]
     saved = [(view, view.clone()) for view in views]
+    # CTranslate2 translates with its own copy of the weights.
+    engines = model.use_torch_engine() if isinstance(model, Translator) else nullcontext()
     try:
         with torch.no_grad():
             for view in views:
                 view.zero_()
-        yield
+        with engines:
+            yield
     finally:
         with torch.no_grad():
             for view, values in saved:

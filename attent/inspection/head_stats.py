@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from attent import settings
+from attent.decoding import Translator
 from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_fingerprint, count_mutual_links
-from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, check_pairs, encode_pairs
+from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, encode_pairs
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers
@@ -31,6 +32,8 @@ from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from attent.text.tokenizer import Tokenizer
     from attent.text.vocabulary import Vocabulary
 
@@ -117,6 +120,12 @@ class HeadStatsReport:
     heads: tuple[HeadStats, ...]
     weights_digest: str = ""
 
+    def to_frame(self) -> DataFrame:
+        """Return a pandas table with a line for each head; `HeadValues` describes its columns."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(head) | asdict(head.values) for head in self.heads]).drop(columns="values")
+
     def to_document(self) -> dict[str, Any]:
         """Return the section `head_stats` of a document, with the columns that any head has."""
         rows = [asdict(head) for head in self.heads]
@@ -145,33 +154,38 @@ def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:
 
 
 def measure_heads(
-    model: Seq2Seq,
-    tokenizer: Tokenizer,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    translator: Translator,
+    pairs: Iterable[tuple[str, str]],
     *,
     to: str | None = None,
     max_pairs: int = DEFAULT_MAX_PAIRS,
     dataset: str = "the given pairs",
     batch_tokens: int = BATCH_TOKENS,
 ) -> HeadStatsReport:
-    """Measure all heads with teacher forcing on parallel text.
+    """Measure where each head attends to on parallel text, with teacher forcing.
 
+    pairs      sources and their translations
     to         target language, for models trained with language tags
     max_pairs  sample this many pairs, evenly spaced
+
+    >>> translator = attent.Translator.load("runs/en-de")
+    >>> stats = attent.measure_heads(translator, [("A man sings.", "Ein Mann singt.")])
+    >>> stats.to_frame().columns[:5].tolist()  # a pandas table with a line for each head
+    ['path', 'head', 'description', 'current', 'previous']
     """
-    check_pairs(sources, targets)
-    indices = sample_evenly(len(sources), max_pairs)
-    sources, targets = [sources[i] for i in indices], [targets[i] for i in indices]
-    if not sources:
+    model, tokenizer, pairs = translator.model, translator.tokenizer, list(pairs)
+    if not isinstance(model, Seq2Seq):
+        raise ValueError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
+    if not pairs:
         raise ValueError("there must be at least one pair to measure heads on")
-    pairs = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
+    sources, targets = zip(*(pairs[i] for i in sample_evenly(len(pairs), max_pairs)), strict=True)
+    encoded = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
     accumulators = {path: HeadAccumulator(layer.heads) for path, layer in layers.items()}
     with eval_mode(model), torch.no_grad():
-        for indices in batch_pairs([pair.source for pair in pairs], [pair.target for pair in pairs], batch_tokens):
-            rows = [pairs[i] for i in indices]
-            words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], pairs[i]) for i in indices]
+        for indices in batch_pairs([row.source for row in encoded], [row.target for row in encoded], batch_tokens):
+            rows = [encoded[i] for i in indices]
+            words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], encoded[i]) for i in indices]
             batch = TeacherForcingBatch.from_ids(model, [row.source for row in rows], [row.target for row in rows])
             categories = BatchKeyCategories(model, tokenizer, rows, words)
             with attach_observers(
@@ -179,7 +193,7 @@ def measure_heads(
             ):
                 batch.compute_states(model)
     return HeadStatsReport(
-        sentences=len(pairs),
+        sentences=len(encoded),
         dataset=dataset,
         heads=tuple(describe_heads(accumulators)),
         weights_digest=compute_fingerprint(model),

@@ -76,6 +76,7 @@ def create_figure(width: float, height: float) -> Figure:
     if isinstance(engine, ConstrainedLayoutEngine):
         engine.set(w_pad=0.08, h_pad=0.06, wspace=0.01, hspace=0.01)
     FigureCanvasAgg(figure)
+    vars(figure)["_repr_png_"] = lambda: render_figure(figure, "png", dpi=110)  # notebooks show it without pyplot
     return figure
 
 
@@ -100,21 +101,24 @@ def select_fonts(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write .png, .svg or .pdf atomically."""
-    from matplotlib.text import Text
-
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise AttentError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
+    write_output(path, render_figure(figure, path.suffix.lower()[1:]))
+
+
+def render_figure(figure: Figure, file_type: str, dpi: int = DPI) -> bytes:
+    from matplotlib.text import Text
+
     texts = [text.get_text() for text in figure.findobj(Text)]
     content = io.BytesIO()
-    file_type = path.suffix.lower()[1:]
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type)
     with plot_context(texts), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-        figure.savefig(content, format=file_type, dpi=DPI, metadata=metadata)
+        figure.savefig(content, format=file_type, dpi=dpi, metadata=metadata)
     if file_type != "svg":
         warn_missing_glyphs(texts)
-    write_output(path, content.getvalue())
+    return content.getvalue()
 
 
 def warn_missing_glyphs(texts: Iterable[str]) -> None:
@@ -123,7 +127,7 @@ def warn_missing_glyphs(texts: Iterable[str]) -> None:
         warnings.warn(
             f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font "
             "with them, such as Noto, or write .svg, which uses the viewer's fonts",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

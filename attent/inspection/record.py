@@ -1,9 +1,5 @@
 """Record attention weights of any model by observers of its attention layers.
 
-    with attent.record(model) as trace:
-        model(source, target)
-    trace["decoder.blocks.3.cross_attn"]     # the weights of that layer, one tensor (B, H, Tq, Tk) per call
-
 An observed layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
 """
 
@@ -42,6 +38,14 @@ def record(
     layers         only these layers of each stack, from 0
     qkv            also record queries, keys and values: `trace.qkv`
     hidden_states  also record the residual stream: `trace.hidden_states`
+
+    >>> model = attent.build(attent.presets.tiny(vocab=100)).eval()
+    >>> with attent.record(model, "decoder.*.cross_attn") as trace:
+    ...     logits = model(torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]]))
+    >>> trace["decoder.blocks.3.cross_attn"][0].shape  # of the first call: (B, H, Tq, Tk)
+    torch.Size([1, 4, 3, 4])
+    >>> trace.to_frame().columns.tolist()
+    ['path', 'call', 'row', 'head', 'query', 'key', 'weight']
     """
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)

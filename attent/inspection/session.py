@@ -1,18 +1,17 @@
-"""Open a model for inspection, inspect inputs, and render the result as HTML, JSON or figures.
-
-inspection = attent.look("runs/en-de", "A man rides a bike.")
-inspection.save_html("look.html")
-"""
+"""Open a model for inspection, inspect inputs, and render the result as HTML, JSON, figures, arrays or tables."""
 
 from __future__ import annotations
 
+import html
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from attent import settings
@@ -21,8 +20,10 @@ from attent.decoding.loading import DTYPES, load_tokenizer, read_data_settings
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
+from attent.formatting import format_count
 from attent.inspection import ablate, head_stats
-from attent.inspection.attention_trace import AttentionKind
+from attent.inspection.attention_trace import AttentionKind, AttentionWeights, build_frame, unpack_weights
+from attent.inspection.display_tokens import format_token
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
@@ -41,6 +42,7 @@ from attent.storage.manifest import explain_save_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 CachedT = TypeVar("CachedT")
 
@@ -57,7 +59,7 @@ def look(
     kind: AttentionKind | None = None,
     layers: Sequence[int] | None = None,
 ) -> Inspection:
-    """Run a model on a text and record every attention head.
+    """Run a model on a text and record every attention head; a notebook shows the result as an interactive page.
 
     model      a model folder, a `Translator`, or an inspector that is already open
     text       a sentence; for vision and caption models the path of an image, for speech models that of a recording
@@ -65,6 +67,11 @@ def look(
     target     inspect this translation instead of searching for one
     mask       parts to switch off, such as `decoder.blocks.3.cross_attn:2`
     kind       record only self-attention or only cross-attention; layers: only these layers of each stack
+
+    >>> inspection = attent.look("runs/en-de", "A man sings.")
+    >>> inspection
+    Inspection of 'A man sings.' -> 'Ein Mann singt.': 3 attention layers; save_html(path) writes the page
+    >>> inspection.save_html("look.html")
     """
     request = InspectionRequest(
         text=text,
@@ -90,7 +97,7 @@ def open_inspector(
     if isinstance(model, Inspector):
         return model
     if isinstance(model, Translator):
-        return TranslationInspector(model)
+        return open_translator(model, warn)
     folder = Path(model).expanduser()
     name = folder.resolve().name
     if options.threads is not None:
@@ -109,10 +116,18 @@ def open_inspector(
         return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=languages)
     if loaded.config.frontend is not None:
         return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
-    stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
-    ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
-    translator = Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify)
-    inspector = TranslationInspector(translator, name=name, languages=languages)
+    return open_translator(Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify), warn)
+
+
+def open_translator(translator: Translator, warn: Callable[[str], None]) -> TranslationInspector:
+    folder = translator.folder
+    if folder is None or not isinstance(translator.model, Seq2Seq):
+        return TranslationInspector(translator)
+    data = read_data_settings(folder)
+    languages = (data.get("src"), data.get("tgt"))
+    inspector = TranslationInspector(translator, name=folder.resolve().name, languages=languages)
+    stats = load_cached(head_stats.load_head_stats, folder, translator.model, warn)
+    ablation = load_cached(ablate.load_matching_ablation, folder, translator.model, warn)
     inspector.head_stats = None if stats is None else stats.to_document()
     inspector.ablation = None if ablation is None else ablation.to_document()
     return inspector
@@ -146,9 +161,7 @@ def measure_head_stats(
     notify(f"measuring head statistics on {len(pairs):,} pairs ...")
     stored = (inspector.head_stats or {}).get("sentences", 0)
     dataset = ", ".join(Path(name).name for name in test_set.name.split(", "))
-    sources, references = [source for source, _ in pairs], [reference for _, reference in pairs]
-    tokenizer = inspector.translator.tokenizer
-    stats = head_stats.measure_heads(inspector.model, tokenizer, sources, references, to=to, dataset=dataset)
+    stats = head_stats.measure_heads(inspector.translator, pairs, to=to, dataset=dataset)
     inspector.head_stats = stats.to_document()
     if stored > stats.sentences:
         notify(f"{head_stats.HEAD_STATS_FILE} was measured on {stored:,} sentences and is not replaced")
@@ -160,11 +173,64 @@ def measure_head_stats(
         warn(str(error))
 
 
-@dataclass(frozen=True)
+class LayerWeights(dict[str, AttentionWeights]):
+    """Attention weights by module path."""
+
+    def __missing__(self, path: str) -> AttentionWeights:
+        raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self) or 'nothing'}")
+
+
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """A trace document and its renderings."""
+    """A recorded input. A notebook shows it as the interactive page; the page, figures and arrays are derived from
+    `document`, which docs/inspection.md describes.
+
+    >>> inspection = attent.look("runs/en-de", "A man sings.")
+    >>> weights = inspection.attention["decoder.blocks.0.cross_attn"]  # a NumPy array with the tokens of both sides
+    >>> weights.shape == (2, len(weights.queries), len(weights.keys))
+    True
+    >>> weights.keys[-1]
+    '‹end›'
+    >>> inspection.to_frame().columns.tolist()
+    ['path', 'head', 'query', 'key', 'weight', 'query_token', 'key_token']
+    >>> figure = inspection.plot(layer=0, head=1)
+    """
 
     document: dict[str, Any]
+
+    def __repr__(self) -> str:
+        texts = " -> ".join(repr(side["text"]) for side in self.document["sides"].values() if side["text"])
+        layers = format_count(len(self.document["layers"]), "attention layer")
+        return f"Inspection of {texts or 'a model'}: {layers}; save_html(path) writes the page"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame without access to the notebook; a host that removes frames shows its text."""
+        page = render_page(self.document).replace("&", "&amp;").replace("'", "&#39;")  # JSON is full of double quotes
+        style = "width: 100%; height: 800px; border: 1px solid #8884; border-radius: 4px"
+        attributes = f'sandbox="allow-scripts" title="attent look" style="{style}"'
+        return f"<iframe {attributes} srcdoc='{page}'>{html.escape(repr(self))}</iframe>"
+
+    @cached_property
+    def attention(self) -> Mapping[str, AttentionWeights]:
+        """The weights of each layer by module path: arrays (heads, queries, keys) with `.queries` and `.keys`."""
+        sides = self.document["sides"].items()
+        tokens = {name: tuple(map(format_token, side["tokens"])) for name, side in sides}
+        weights = LayerWeights()
+        for layer in self.document["layers"]:
+            queries, keys = tokens[layer["queries"]], tokens[layer["keys"]]
+            weights[layer["path"]] = AttentionWeights.from_tensor(unpack_weights(layer, len(keys)), queries, keys)
+        return weights
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas table of all weights: path, head, query, key (positions, from 0), weight, and both tokens."""
+        import pandas as pd
+
+        frames = []
+        for path, weights in self.attention.items():
+            frames.append(build_frame(weights, ("head", "query", "key"), path=path))
+            for axis, tokens in (("query", weights.queries), ("key", weights.keys)):
+                frames[-1][f"{axis}_token"] = np.array(tokens)[frames[-1][axis]]
+        return pd.concat(frames, ignore_index=True)
 
     def to_json(self) -> str:
         return json.dumps(self.document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -173,16 +239,32 @@ class Inspection:
         """Write one HTML file that works offline."""
         write_output(Path(path), render_page(self.document).encode())
 
-    def plot(self, *, kind: AttentionKind | None = None, heads: Sequence[int] = (), all_kinds: bool = False) -> Figure:
-        """Return a figure of the recorded heads; by default only of cross-attention if there is any."""
+    def plot(
+        self,
+        layer: int | str | None = None,
+        head: int | Sequence[int] | None = None,
+        *,
+        kind: AttentionKind | None = None,
+        all_kinds: bool = False,
+    ) -> Figure:
+        """Return a matplotlib figure: one head large, or several in a grid.
+
+        layer      number from 0, or a path such as "decoder.blocks.2.cross_attn"; None: all
+        head       number or numbers, from 0; None: all
+        kind       self or cross; None: only cross-attention, if there is any and all_kinds is false
+        """
         from attent.inspection.plots import plot_heads
 
-        layers, document = self.document["layers"], self.document
-        if not (kind or heads or all_kinds) and any(layer["kind"] == "cross" for layer in layers):
+        heads = [head] if isinstance(head, int) else list(head or ())
+        layers = [each for each in self.document["layers"] if layer in (None, each["layer"], each["path"])]
+        if not layers:
+            raise ValueError(f"no attention was recorded in layer {layer!r}; recorded: {', '.join(self.attention)}")
+        if not (kind or all_kinds) and any(each["kind"] == "cross" for each in layers):
             kind = "cross"
-        if len(layers) == 1 == len(heads):
-            document = self.label_rows(layers[0]["path"], heads[0])
-        return plot_heads(document, kind=kind, heads=heads or None)
+        paths = [each["path"] for each in layers if kind in (None, each["kind"])]
+        document = self.label_rows(paths[0], heads[0]) if len(paths) == 1 == len(heads) else self.document
+        layers = [each for each in document["layers"] if each["path"] in paths]
+        return plot_heads(document | {"layers": layers}, kind=kind, heads=heads or None)
 
     def select_head(self) -> tuple[str, int]:
         """Return the recorded cross-attention head that aligns best."""

@@ -58,6 +58,10 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
     dtype   None: the dtype of the file, if all its tensors have the same
     device  None: the CPU
+
+    >>> model = attent.load("runs/en-de")
+    >>> model.config.encoder.layers
+    1
     """
     check_dtype(dtype)
     root = hf_folder.resolve_folder(folder)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attent import settings
 from attent.models import folder as model_folder
+from attent.models import presets
 from attent.models.causal import CausalLM
 from attent.models.config import (
     CONFIG_FILE_TYPES,
@@ -29,7 +30,7 @@ from attent.storage.errors import AttentError, FolderError
 
 __all__ = [
     "CausalConfig", "CausalLM", "EncoderConfig", "Model", "ModelConfig", "Seq2Seq", "Seq2SeqConfig", "TextEncoder",
-    "VisionConfig", "VisionTransformer", "build", "build_empty", "read_model", "shift_right",
+    "VisionConfig", "VisionTransformer", "build", "build_empty", "presets", "read_model", "shift_right",
 ]  # fmt: skip
 
 Model = Seq2Seq | CausalLM | TextEncoder | VisionTransformer
@@ -46,7 +47,12 @@ def build(config: VisionConfig) -> VisionTransformer: ...
 @overload
 def build(config: ModelConfig) -> Model: ...
 def build(config: ModelConfig) -> Model:
-    """Build a model with new weights, in training mode. `attent.presets` has named configs."""
+    """Build a model with new weights, in training mode. `attent.presets` has named configs.
+
+    >>> model = attent.build(attent.presets.tiny(vocab=100))
+    >>> model(torch.tensor([[5, 6, 7, 2]]), torch.tensor([[1, 8, 9]])).shape
+    torch.Size([1, 3, 100])
+    """
     match config:
         case Seq2SeqConfig():
             return Seq2Seq(config)

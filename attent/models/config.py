@@ -8,12 +8,16 @@ VisionConfig    encoder of images        ViT
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
+from inspect import signature
 from typing import Any, ClassVar, Literal
 
 from attent import settings
 from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
+from attent.nn.config import find_changes, format_fields
 from attent.nn.frontends import AudioConfig, FrontEndConfig, ImageConfig
 
 EncoderStackConfig = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
@@ -25,8 +29,39 @@ def mirror_encoder(encoder: StackConfig) -> StackConfig:
     return replace(encoder, causal=True, cross_attention=True, remaining_heads=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seq2SeqConfig:
+STACK_FIELDS = ("encoder", "decoder", "stack")
+PRESETS: dict[str, Callable[..., Any]] = {}  # the functions of `presets` by name, for `ShortRepr`
+
+
+class ShortRepr:
+    """Writes a config as Python that evaluates to it: the preset with the fewest changes."""
+
+    def __repr__(self) -> str:
+        texts = []
+        for name, preset in PRESETS.items():
+            parameters = signature(preset).parameters.keys() & {"vocab"}
+            arguments = {key: getattr(self, key, None) for key in parameters}
+            with suppress(ValueError):  # a vocabulary without the preset's special tokens
+                base = preset(**arguments)
+                if type(base) is type(self):
+                    texts.append(format_difference(self, base, f"presets.{name}({format_fields(arguments)})"))
+        return min(texts, key=lambda text: text.count("="))
+
+
+def format_difference(config: Any, base: Any, text: str) -> str:
+    """Write a config as the changes of another, which `text` evaluates to."""
+    changes = find_changes(config, base)
+    stacks = [(getattr(config, name), getattr(base, name)) for name in STACK_FIELDS if hasattr(base, name)]
+    if all(type(stack) is type(other) for stack, other in stacks):
+        first, *others = (find_changes(stack, other) for stack, other in stacks)
+        if first and all(other == first for other in others):
+            text = f"presets.replace_stacks({text}, {format_fields(first)})"
+            changes = {name: value for name, value in changes.items() if name not in STACK_FIELDS}
+    return f"replace({text}, {format_fields(changes)})" if changes else text
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Seq2SeqConfig(ShortRepr):
     """Encoder and decoder (figure 1) with their embeddings (section 3.4). The defaults are the paper's base model."""
 
     kind: ClassVar[str] = "seq2seq"
@@ -81,8 +116,8 @@ class Seq2SeqConfig:
         return self.vocab if self.target_vocab is None else self.target_vocab
 
 
-@dataclass(frozen=True, kw_only=True)
-class CausalConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CausalConfig(ShortRepr):
     """A decoder-only language model. The defaults are GPT's."""
 
     kind: ClassVar[str] = "causal"
@@ -103,8 +138,8 @@ class CausalConfig:
                 raise ValueError(f"`{name}` must be of token ids from 0 to {self.vocab - 1}, but one is {token}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EncoderConfig(ShortRepr):
     """An encoder-only text model, with optional heads."""
 
     kind: ClassVar[str] = "encoder"
@@ -124,8 +159,8 @@ class EncoderConfig:
             raise ValueError(f"`segments` must be 0 or more, but is {self.segments!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisionConfig(ImageConfig):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class VisionConfig(ShortRepr, ImageConfig):
     """An encoder-only model of image patches (Dosovitskiy et al. 2021)."""
 
     kind: ClassVar[str] = "vision"

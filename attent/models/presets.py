@@ -1,12 +1,25 @@
-"""Named configs. Each is written as its difference from another, as documentation."""
+"""Named configs. Each is written as its difference from another, as documentation; so is the `repr` of every config.
+
+>>> attent.presets.replace_stacks(attent.presets.base(vocab=8000), dropout=0.2)
+presets.replace_stacks(presets.base(vocab=8000), dropout=0.2)
+>>> model = attent.build(attent.presets.tiny(vocab=100))
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from attent.models.config import CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
+from attent.models.config import (
+    PRESETS,
+    STACK_FIELDS,
+    CausalConfig,
+    EncoderConfig,
+    Seq2SeqConfig,
+    VisionConfig,
+    mirror_encoder,
+)
 from attent.nn import (
     ConvDecoderConfig,
     ConvEncoderConfig,
@@ -17,6 +30,8 @@ from attent.nn import (
     RotaryConfig,
     StackConfig,
 )
+
+ConfigT = TypeVar("ConfigT", Seq2SeqConfig, CausalConfig, EncoderConfig, VisionConfig)
 
 
 def base(vocab: int) -> Seq2SeqConfig:
@@ -194,5 +209,20 @@ def t5_v1_1_base() -> Seq2SeqConfig:
     return replace_stacks(t5_v1_1_small(), layers=12, width=768, heads=12, ffn_width=2048)
 
 
-def replace_stacks(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
-    return replace(config, encoder=replace(config.encoder, **changes), decoder=replace(config.decoder, **changes))
+def replace_stacks(config: ConfigT, **changes: Any) -> ConfigT:
+    """Return the config with fields of its stacks changed.
+
+    >>> attent.presets.replace_stacks(attent.presets.base(vocab=8000), layers=2, dropout=0.2).encoder
+    StackConfig(layers=2, dropout=0.2)
+    """
+    names = [name for name in STACK_FIELDS if hasattr(config, name)]
+    return replace(config, **{name: replace(getattr(config, name), **changes) for name in names})
+
+
+PRESETS |= {
+    preset.__name__: preset
+    for preset in (
+        base, big, small, tiny, lstm, lstm_no_attention, conv, gpt2, gpt2_xl, llama_2_7b, llama_3_8b, bert_base,
+        vit_b_16, t5_small, t5_base, t5_v1_1_small, t5_v1_1_base,
+    )
+}  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attent.models import folder as model_folder
 from attent.models.config import ModelConfig, to_config_json
 from attent.models.folder import check_tensors
+from attent.models.summary import ModelSummary, summarize_modules
 from attent.nn.attention import COMPILED_PREFIX
 from attent.storage.errors import FolderError
 
@@ -26,6 +27,26 @@ class SavableModel(nn.Module):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and manifest.json; `attent.load(folder)` reads them back."""
         save_model(self, folder)
+
+    def summary(self) -> ModelSummary:
+        """Return the tree of modules with shapes and parameter counts, to print.
+
+        >>> model = attent.build(attent.presets.tiny(vocab=100))
+        >>> model.summary()
+        Seq2Seq                                                               1,337,856
+          source_embedding                 TokenEmbedding    100 x 128           12,800
+          encoder                          Stack                                529,920
+            blocks.0-3                     4 x FusedBlock                   4 x 132,480
+              self_attn                    Attention         4 heads of 32       66,048
+                query, key, value, output  4 x Linear        128 x 128       4 x 16,512
+              self_attn_residual.norm      LayerNorm         128                    256
+              feedforward                  FusedFeedForward                      65,920
+                expand                     Linear            256 x 128           33,024
+                contract                   Linear            128 x 256           32,896
+              feedforward_residual.norm    LayerNorm         128                    256
+        ...
+        """
+        return summarize_modules(self)
 
 
 def find_tied_names(model: nn.Module) -> dict[str, str]:

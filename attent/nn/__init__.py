@@ -13,7 +13,7 @@ paths are in `backends`, `fused` and `kernels`, and what the paper compares with
 
 from attent.nn.attention import Attention, AttentionRecord, get_attention_layers, set_backend
 from attent.nn.backends import BACKENDS, attend, choose_backend
-from attent.nn.block import Block, Memory, Residual
+from attent.nn.block import Block, BlockContext, Memory, Residual
 from attent.nn.cache import Cache
 from attent.nn.config import StackConfig
 from attent.nn.convolution import ConvDecoderConfig, ConvEncoderConfig, ConvStack
@@ -35,10 +35,10 @@ from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LST
 from attent.nn.stack import Stack
 
 __all__ = [
-    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "AudioConfig", "Block", "Cache",
-    "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "ImageConfig", "LSTMDecoder",
-    "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling", "Llama3Scaling",
-    "LogMelSpectrogram", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig",
+    "BACKENDS", "AlibiConfig", "Attention", "AttentionInputs", "AttentionRecord", "AudioConfig", "Block",
+    "BlockContext", "Cache", "ConvDecoderConfig", "ConvEncoderConfig", "ConvStack", "FeedForward", "ImageConfig",
+    "LSTMDecoder", "LSTMDecoderConfig", "LSTMEncoder", "LSTMEncoderConfig", "LearnedConfig", "LinearScaling",
+    "Llama3Scaling", "LogMelSpectrogram", "Mask", "Memory", "Packing", "RelativeConfig", "Residual", "RotaryConfig",
     "SinusoidalConfig", "Stack", "StackConfig", "attend", "attend_explicit", "choose_backend", "get_attention_layers",
     "make_sinusoids", "set_backend",
 ]  # fmt: skip

@@ -67,6 +67,11 @@ def is_count(value: Any) -> bool:
 # --- inputs of a stack ---------------------------------------------------------------------------------------------
 
 
+def check_states(name: str, states: Tensor, width: int) -> None:
+    if states.dim() != 3 or states.shape[2] != width:
+        raise ValueError(f"`{name}` must be (B, T, E={width}), but is {tuple(states.shape)}")
+
+
 def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: str) -> None:
     """Check the row lengths of a (B, T) batch."""
     if not isinstance(lengths, Tensor) or lengths.shape != (B,) or lengths.dtype not in (torch.int64, torch.int32):
@@ -89,8 +94,7 @@ def check_forward_args(
     memory: Memory | None,
     cache: Cache | None,
 ) -> None:
-    if x.dim() != 3 or x.shape[2] != stack.config.width:
-        raise ValueError(f"x must be (B, T, {stack.config.width}), but is {tuple(x.shape)}")
+    check_states("x", x, stack.config.width)
     if lengths is not None and packing is not None:
         raise ValueError("give `lengths` (padded rows) or `packing` (packed rows), but not both")
     if lengths is not None:

@@ -3,9 +3,9 @@
 One class serves the paper's three uses (section 3.2.3), which differ in the source of the keys and values and in the
 mask:
 
-    encoder self-attention     attention(x, attention.project_keys_values(x), Mask())
-    decoder self-attention     attention(x, attention.project_keys_values(x), Mask(causal=True))
-    encoder-decoder attention  attention(x, attention.project_keys_values(memory), Mask(key_lengths=...))
+    encoder self-attention     attention(x)
+    decoder self-attention     attention(x, mask=Mask(causal=True))
+    encoder-decoder attention  attention(x, memory, Mask(key_lengths=...))
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from attent.nn.argument_checks import check_states
 from attent.nn.backends import attend, check_backend_name
 from attent.nn.cache import KV
-from attent.nn.config import StackConfig
+from attent.nn.config import StackConfig, choose_config
 from attent.nn.dot_product import attend_explicit
 from attent.nn.masks import Mask
 from attent.nn.positions import Angles
@@ -50,11 +51,32 @@ class AttentionRecord:
 
 
 class Attention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1 ... head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)."""
+    """MultiHead(Q, K, V) = Concat(head_1 ... head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    def __init__(self, config: StackConfig, layer: int = 0, remaining_heads: tuple[int, ...] | None = None) -> None:
-        """`remaining_heads` are the original indices of the heads left after pruning, possibly none; None: all."""
+    >>> attention = attent.nn.Attention(width=64, heads=4)
+    >>> x, memory = torch.randn(2, 7, 64), torch.randn(2, 5, 64)
+    >>> attention(x, mask=attent.nn.Mask(causal=True)).shape  # self-attention
+    torch.Size([2, 7, 64])
+    >>> attention(x, memory).shape  # the keys and values are computed from the memory
+    torch.Size([2, 7, 64])
+    """
+
+    def __init__(
+        self,
+        config: StackConfig | None = None,
+        layer: int = 0,
+        remaining_heads: tuple[int, ...] | None = None,
+        *,
+        width: int | None = None,
+        heads: int | None = None,
+    ) -> None:
+        """
+        config           all choices; alone in another model, `width` (default 512) and `heads` (default 8) are enough
+        layer            number of the layer, for `scale_by_layer`
+        remaining_heads  original indices of the heads left after pruning, possibly none; None: all
+        """
         super().__init__()
+        config = choose_config(config, width=width, heads=heads)
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.remaining_heads = remaining_heads
         if remaining_heads is not None:
@@ -64,11 +86,11 @@ class Attention(nn.Module):
         scale = self.default_scale if config.scale is None else config.scale
         self.scale = scale / (layer + 1) if config.scale_by_layer else scale
         self.dropout = config.attention_dropout
-        width, bias = config.width, config.bias
-        self.query = make_linear(width, self.heads * self.head_width, bias)  # W^Q of all heads
-        self.key = make_linear(width, self.kv_heads * self.head_width, bias)  # W^K
-        self.value = make_linear(width, self.kv_heads * self.head_width, bias)  # W^V
-        self.output = make_linear(self.heads * self.head_width, width, bias)  # W^O
+        self.width, bias = config.width, config.bias
+        self.query = make_linear(self.width, self.heads * self.head_width, bias)  # W^Q of all heads
+        self.key = make_linear(self.width, self.kv_heads * self.head_width, bias)  # W^K
+        self.value = make_linear(self.width, self.kv_heads * self.head_width, bias)  # W^V
+        self.output = make_linear(self.heads * self.head_width, self.width, bias)  # W^O
         self.score_weight = None  # v of additive scores, for all heads
         if config.compatibility == "additive":
             limit = (6 / (self.head_width + 1)) ** 0.5  # Xavier uniform, of a layer with one output
@@ -77,15 +99,27 @@ class Attention(nn.Module):
         self.observers: list[Callable[[AttentionRecord], None]] = []  # called with each call's inputs (`attent.record`)
 
     def forward(
-        self, x: Tensor, kv: KV, mask: Mask, angles: Angles | None = None, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        kv: KV | Tensor | None = None,
+        mask: Mask | None = None,
+        angles: Angles | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        return self.output(self.attend(self.project_queries(x, angles), kv, mask, bias))  # (B, T, H * D) -> (B, T, E)
+        """(B, T, E) -> (B, T, E). Attend to `kv`: projected keys and values, or states (B, Tk, E); None: to x."""
+        q = self.project_queries(x, angles)
+        if not isinstance(kv, KV):
+            kv = self.project_keys_values(x, angles) if kv is None else self.project_keys_values(kv)
+        heads = self.attend(q, kv, Mask() if mask is None else mask, bias)
+        return self.output(heads)  # (B, T, H * D) -> (B, T, E)
 
     def project_queries(self, x: Tensor, angles: Angles | None = None) -> Tensor:
+        check_states("x", x, self.width)
         q = self.split_heads(self.query(x))
         return q if angles is None else angles.rotate(q)
 
     def project_keys_values(self, x: Tensor, angles: Angles | None = None) -> KV:
+        check_states("kv", x, self.width)
         keys, values = self.split_heads(self.key(x)), self.split_heads(self.value(x))
         return KV(keys if angles is None else angles.rotate(keys), values)
 

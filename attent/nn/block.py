@@ -7,14 +7,14 @@ puts N blocks together; `fused` computes the same with fewer kernels in training
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from attent.nn import kernels
 from attent.nn.attention import Attention
 from attent.nn.cache import KV, LayerCache
-from attent.nn.config import StackConfig
+from attent.nn.config import StackConfig, choose_config
 from attent.nn.dropout import Dropout
 from attent.nn.feedforward import FeedForward
 from attent.nn.masks import Mask, Packing
@@ -34,20 +34,29 @@ class Memory:
 class BlockContext:
     """The inputs that all blocks of a stack share in one forward pass."""
 
-    self_mask: Mask
-    angles: Angles | None
-    position_bias: Tensor | None
-    memory: Memory | None
-    memory_mask: Mask
+    self_mask: Mask = field(default_factory=Mask)
+    angles: Angles | None = None
+    position_bias: Tensor | None = None
+    memory: Memory | None = None
+    memory_mask: Mask = field(default_factory=Mask)
     cache_start: int | Tensor = 0  # first column that this pass writes
     cache_used: int = 0  # columns written by earlier passes
 
 
 class Residual(nn.Module):
-    """Add & Norm around a sub-layer (section 3.1) with its dropout (section 5.4), as pre-norm or post-norm."""
+    """Add & Norm around a sub-layer (section 3.1) with its dropout (section 5.4), as pre-norm or post-norm.
 
-    def __init__(self, config: StackConfig) -> None:
+    >>> attention, residual = attent.nn.Attention(width=64, heads=4), attent.nn.Residual(width=64, dropout=0.1)
+    >>> residual(torch.randn(2, 7, 64), attention).shape
+    torch.Size([2, 7, 64])
+    """
+
+    def __init__(
+        self, config: StackConfig | None = None, *, width: int | None = None, dropout: float | None = None
+    ) -> None:
+        """Alone in another model, `width` (default 512) and `dropout` (default 0.1) replace the config: post-norm."""
         super().__init__()
+        config = choose_config(config, width=width, dropout=dropout)
         self.norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.pre_norm = config.norm_order == "pre"
@@ -59,7 +68,15 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """One of the N layers of figure 1: self-attention, encoder-decoder attention (in decoders), feed-forward."""
+    """One of the N layers of figure 1: self-attention, encoder-decoder attention (in decoders), feed-forward.
+
+    >>> block = attent.nn.Block(attent.nn.StackConfig(width=64, heads=4, cross_attention=True))
+    >>> context = attent.nn.BlockContext(
+    ...     self_mask=attent.nn.Mask(causal=True), memory=attent.nn.Memory(torch.randn(2, 5, 64))
+    ... )
+    >>> block(torch.randn(2, 7, 64), context).shape
+    torch.Size([2, 7, 64])
+    """
 
     def __init__(
         self,

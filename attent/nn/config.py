@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from attent.nn.argument_checks import (
     MAX_LAYERS,
@@ -22,7 +23,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 NormOrder = Literal["post", "pre"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StackConfig:
     """The defaults are the encoder of the paper's base model (table 3)."""
 
@@ -84,6 +85,9 @@ class StackConfig:
         if isinstance(self.positions, RotaryConfig) and self.compatibility != "dot":
             raise ValueError("`compatibility` must be dot with rotary positions, but is additive; use other positions")
 
+    def __repr__(self) -> str:
+        return f"StackConfig({format_fields(find_changes(self, StackConfig()))})"
+
     def compute_head_width(self) -> int:
         if self.head_width is not None:
             return self.head_width
@@ -121,6 +125,24 @@ class StackConfig:
                     f"`remaining_heads` must hold distinct head indices from 0 to {self.heads - 1} in ascending order, "
                     f"but holds {list(heads)}"
                 )
+
+
+def find_changes(config: Any, base: Any) -> dict[str, Any]:
+    """Return the fields of a config that differ from those of another of its class."""
+    values = ((each.name, getattr(config, each.name)) for each in fields(config))
+    return {name: value for name, value in values if value != getattr(base, name)}
+
+
+def choose_config(config: StackConfig | None, **sizes: float | None) -> StackConfig:
+    """Return the config, or that of these sizes: a module takes one or the other."""
+    changes = {name: size for name, size in sizes.items() if size is not None}
+    if config is not None and changes:
+        raise ValueError(f"give a `config` or `{next(iter(changes))}`, but not both")
+    return StackConfig(**changes) if config is None else config  # type: ignore[arg-type]
+
+
+def format_fields(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)

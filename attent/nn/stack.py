@@ -23,7 +23,12 @@ from attent.nn.positions import Positions, build_positions
 
 
 class Stack(nn.Module):
-    """Positions, N blocks and, in a pre-norm stack, a final norm."""
+    """Positions, N blocks and, in a pre-norm stack, a final norm.
+
+    >>> encoder = attent.nn.Stack(attent.nn.StackConfig(layers=2, width=64, heads=4, ffn_width=256))
+    >>> encoder(torch.randn(2, 7, 64), lengths=torch.tensor([7, 4])).shape
+    torch.Size([2, 7, 64])
+    """
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()

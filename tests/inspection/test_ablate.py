@@ -32,7 +32,7 @@ from attent.inspection.ablate import (
 )
 from attent.inspection.ablation_report import AblationResult
 from attent.inspection.ablation_run import AblationJob, report_progress
-from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
 from attent.inspection.prune import PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -100,7 +100,7 @@ def test_effects_equal_manual_measurements(translator: Translator, model: Seq2Se
     parts = [HEAD, ModelPart("encoder.blocks.0.feedforward"), ModelPart("decoder.blocks.1")]
     ablation = measure_ablation(translator, parts)
     for part, effect in zip([None, *parts], [None, *ablation.effects], strict=True):
-        with mask_parts(model, [] if part is None else [part]):
+        with mask_heads(model, *[] if part is None else [part]):
             outputs = [
                 item.text for item in translator.translate(SAMPLE.sources, SEARCH, to="de", prevent_repetition=False)
             ]

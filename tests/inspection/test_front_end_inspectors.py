@@ -221,7 +221,7 @@ def test_figures_of_one_head_and_of_all(files: dict[str, str]) -> None:
     document = make_inspector("speech").inspect(
         InspectionRequest(text=files["speech"], target=TARGET, kind="cross", layers=(1,))
     )
-    above, below = Inspection(document).plot(heads=[0]).axes
+    above, below = Inspection(document).plot(head=0).axes
     assert above.get_xlim() == below.get_xlim() == (0, 1.2)
     count = len(document["sides"]["target"]["tokens"])
     assert len(below.get_yticklabels()) == count
@@ -231,7 +231,7 @@ def test_figures_of_one_head_and_of_all(files: dict[str, str]) -> None:
     document = make_inspector("caption").inspect(
         InspectionRequest(text=files["caption"], target=TARGET, kind="cross", layers=(1,))
     )
-    titles = [axes.get_title() for axes in Inspection(document).plot(heads=[0]).axes if axes.get_title()]
+    titles = [axes.get_title() for axes in Inspection(document).plot(head=0).axes if axes.get_title()]
     assert len(titles) == len(document["sides"]["target"]["tokens"])
     assert titles[-1].startswith("‹end›, maximum ")
     mean = Inspection(document).plot()

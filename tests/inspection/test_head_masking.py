@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_parts
+from attent.decoding import Translator
+from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_heads
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers
 from attent.nn.block import Block
@@ -44,9 +48,19 @@ def test_masking_any_part_changes_the_output_and_is_undone(of: Seq2Seq, kind: Pa
     expected = run(of)
     weights = {name: value.clone() for name, value in of.state_dict().items()}
     for part in list_parts(of, kind):
-        with mask_parts(of, [part]):
+        with mask_heads(of, part):
             assert not torch.allclose(run(of), expected, atol=1e-4), f"{part} must be heard"
         assert all(torch.equal(value, weights[name]) for name, value in of.state_dict().items())
+
+
+def test_translator_is_masked_with_every_engine(tmp_path: Path) -> None:
+    """CTranslate2, the default engine on a CPU, has converted the weights before."""
+    folder = shutil.copytree(Path(__file__).parents[1] / "models" / "saved_model", tmp_path / "model")
+    translator = Translator.load(folder, device="cpu")
+    for _ in range(2):
+        assert translator.translate(["seven"])[0].text == "sieben"
+        with mask_heads(translator, "decoder.blocks.0.cross_attn:0", "decoder.blocks.0.cross_attn:1"):
+            assert translator.translate(["seven"])[0].text != "sieben"
 
 
 def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
@@ -57,7 +71,7 @@ def test_masked_head_adds_nothing(of: Seq2Seq) -> None:
     layer.observers.append(records.append)
     hook = layer.register_forward_hook(lambda _, __, created: outputs.append(created))
     run(of)
-    with mask_parts(of, [ModelPart("decoder.blocks.0.cross_attn", 1)]):
+    with mask_heads(of, ModelPart("decoder.blocks.0.cross_attn", 1)):
         run(of)
     layer.observers.clear()
     hook.remove()
@@ -77,7 +91,7 @@ def test_masked_layer_equals_a_removed_layer(of: Seq2Seq) -> None:
     block = pre.encoder.blocks[1]
     assert isinstance(block, Block)
     hook = block.register_forward_hook(lambda _, given, created: states.append((given[0], created)))
-    with mask_parts(pre, [ModelPart("encoder.blocks.1")]):
+    with mask_heads(pre, ModelPart("encoder.blocks.1")):
         run(pre)
     hook.remove()
     assert torch.equal(*states[0])
@@ -92,7 +106,7 @@ def test_parts_may_overlap_and_errors_restore_weights(of: Seq2Seq) -> None:
     ]
 
     def stumble() -> None:
-        with mask_parts(of, parts):
+        with mask_heads(of, *parts):
             raise RuntimeError("stumbled")
 
     with pytest.raises(RuntimeError, match="stumbled"):
@@ -115,5 +129,5 @@ def test_parts_may_overlap_and_errors_restore_weights(of: Seq2Seq) -> None:
     ],
 )
 def test_unknown_parts_are_rejected(of: Seq2Seq, text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words), mask_parts(of, [ModelPart.parse(text)]):
+    with pytest.raises(ValueError, match=words), mask_heads(of, ModelPart.parse(text)):
         pass

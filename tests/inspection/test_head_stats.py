@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attent.decoding import Translator
 from attent.decoding.forced_decoding import encode_pairs
 from attent.inspection import head_stats as module
 from attent.inspection.attention_trace import TraceSide, build_layer
@@ -40,6 +41,7 @@ from tests.inspection import toy_translator
 from tests.text.corpus import lines, tokenizer
 
 SOURCES, TARGETS = ([*side[:6], *side[40:44]] for side in lines())
+PAIRS = list(zip(SOURCES, TARGETS, strict=True))
 SENTENCE = ["▁The", "▁cat", ",", "▁the", "▁old", "▁cat", ".", "</s>"]
 
 
@@ -317,7 +319,7 @@ def averaged(values: dict[str, list[float]]) -> dict[str, float]:
 def test_measured_values_equal_a_plain_python_loop() -> None:
     toy, of = model(), tokenizer()
     expected = measure_in_python(of, toy, SOURCES, TARGETS)
-    found = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=100)
+    found = measure_heads(Translator(toy, of), PAIRS, batch_tokens=100)
     assert [(head.path, head.head) for head in found.heads] == [
         (path, head) for path, item in get_attention_layers(toy).items() for head in range(item.heads)
     ]
@@ -332,10 +334,10 @@ def test_measured_values_equal_a_plain_python_loop() -> None:
 
 def test_batching_and_padding_change_nothing() -> None:
     toy, of = model(), tokenizer()
-    together = measure_heads(toy, of, SOURCES, TARGETS)
+    together = measure_heads(Translator(toy, of), PAIRS)
     longest = max(len(ids) for row in encode_pairs(toy, of, SOURCES, TARGETS) for ids in (row.source, row.target))
-    alone = measure_heads(toy, of, SOURCES, TARGETS, batch_tokens=longest)
-    backwards = measure_heads(toy, of, SOURCES[::-1], TARGETS[::-1])
+    alone = measure_heads(Translator(toy, of), PAIRS, batch_tokens=longest)
+    backwards = measure_heads(Translator(toy, of), PAIRS[::-1])
     for entry, other, third in zip(together.heads, alone.heads, backwards.heads, strict=True):
         for key, value in asdict(entry.values).items():
             assert value == pytest.approx(getattr(other.values, key), abs=2e-5)
@@ -356,7 +358,7 @@ def test_one_pair_equals_its_document() -> None:
     with record(toy) as trace, torch.no_grad():
         toy(torch.tensor([row.source]), read)
     found = measure_document_heads(trace.to_document(sides))
-    expected = measure_heads(toy, of, SOURCES[:1], TARGETS[:1]).to_document()
+    expected = measure_heads(Translator(toy, of), PAIRS[:1]).to_document()
     assert found["columns"] == expected["columns"]
     assert (found["sentences"], found["dataset"]) == (1, "this sentence")
     for entry, other in zip(found["heads"], expected["heads"], strict=True):
@@ -367,7 +369,7 @@ def test_one_pair_equals_its_document() -> None:
 
 def test_observers_are_removed() -> None:
     toy = model().train()
-    measure_heads(toy, tokenizer(), SOURCES, TARGETS, batch_tokens=60)
+    measure_heads(Translator(toy, tokenizer()), PAIRS, batch_tokens=60)
     assert toy.training
     assert not any(layer.observers for layer in get_attention_layers(toy).values())
 
@@ -376,14 +378,14 @@ def test_pairs_are_sampled_evenly() -> None:
     assert sample_evenly(1000, 4) == [0, 250, 500, 750]
     assert sample_evenly(3, 500) == [0, 1, 2]
     toy, of = model(), tokenizer()
-    subset = measure_heads(toy, of, SOURCES, TARGETS, max_pairs=5)
+    subset = measure_heads(Translator(toy, of), PAIRS, max_pairs=5)
     assert subset.sentences == 5
-    assert subset == measure_heads(toy, of, SOURCES[::2], TARGETS[::2])
+    assert subset == measure_heads(Translator(toy, of), PAIRS[::2])
 
 
 def test_language_tag_is_not_a_word() -> None:
     toy, of = model(), tokenizer()
-    plain, tagged = (measure_heads(toy, of, SOURCES, TARGETS, to=to) for to in (None, "de"))
+    plain, tagged = (measure_heads(Translator(toy, of), PAIRS, to=to) for to in (None, "de"))
     assert plain.heads[0].values.first != tagged.heads[0].values.first
     assert tagged.heads[0].values.same_token is not None
 
@@ -391,11 +393,9 @@ def test_language_tag_is_not_a_word() -> None:
 def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
     with pytest.raises(ValueError, match="there must be at least one pair"):
-        measure_heads(toy, of, [], [])
+        measure_heads(Translator(toy, of), [])
     with pytest.raises(ValueError, match="`max_count` must be 1 or more, but is 0"):
-        measure_heads(toy, of, SOURCES, TARGETS, max_pairs=0)
-    with pytest.raises(ValueError, match="target for each source"):
-        measure_heads(toy, of, SOURCES, TARGETS[1:])
+        measure_heads(Translator(toy, of), PAIRS, max_pairs=0)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_is_not_punctuation(piece: str) -> None:
 
 def test_folder_stores_statistics_of_these_weights(tmp_path: Path) -> None:
     toy = model()
-    found = measure_heads(toy, tokenizer(), SOURCES, TARGETS, dataset="a few pairs")
+    found = measure_heads(Translator(toy, tokenizer()), PAIRS, dataset="a few pairs")
     assert load_head_stats(tmp_path, toy) is None
     save_head_stats(tmp_path, found)
     assert load_head_stats(tmp_path, toy) == found
@@ -584,10 +584,10 @@ def test_samples_are_evenly_spaced() -> None:
 def test_texts_longer_than_the_limit_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, of = model(), tokenizer()
     monkeypatch.setattr(module, "MAX_TOKENS", 6)
-    found = measure_heads(toy, of, SOURCES[:1], TARGETS[:1])
-    cut = measure_heads(toy, of, SOURCES[:1], TARGETS[:1], batch_tokens=6)
+    found = measure_heads(Translator(toy, of), PAIRS[:1])
+    cut = measure_heads(Translator(toy, of), PAIRS[:1], batch_tokens=6)
     monkeypatch.undo()
-    whole = measure_heads(toy, of, SOURCES[:1], TARGETS[:1])
+    whole = measure_heads(Translator(toy, of), PAIRS[:1])
     assert found.heads == cut.heads != whole.heads
 
 

@@ -17,7 +17,7 @@ import attent
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
-from attent.inspection.head_masking import ModelPart, list_parts, mask_parts
+from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
 from attent.inspection.prune import HeadSelector, PruneTrial, prune_heads, rank_heads, select_heads
 from attent.inspection.record import record
 from attent.interop import ctranslate2, marian
@@ -68,7 +68,7 @@ def test_pruned_model_equals_the_masked_model(config: Seq2SeqConfig) -> None:
     heads = some_heads(model)
     with torch.no_grad():
         whole = model(*batch)
-        with mask_parts(model, heads):
+        with mask_heads(model, *heads):
             expected = model(*batch)
         pruned = prune_heads(model, heads)
         lengths = batch[3]
@@ -115,7 +115,7 @@ def test_all_heads_can_be_pruned() -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error")  # torch warns about empty parameters
         pruned = prune_heads(model, heads)
-        with mask_parts(model, heads):
+        with mask_heads(model, *heads):
             assert_close(pruned(*batch), model(*batch))
 
 
@@ -143,7 +143,7 @@ def test_pruned_model_can_be_pruned_again() -> None:
         ModelPart("encoder.blocks.0.self_attn", 2),
         ModelPart("encoder.blocks.1.self_attn", 3),
     ]
-    with torch.no_grad(), mask_parts(model, removed):
+    with torch.no_grad(), mask_heads(model, *removed):
         assert_close(twice(*batch), model(*batch))
 
 
@@ -198,7 +198,7 @@ def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:
     model = make_seq2seq(PLAIN, CPU).float()
     heads = some_heads(model)
     whole, pruned = found_by(model, tmp_path / "whole"), found_by(prune_heads(model, heads), tmp_path / "pruned")
-    with mask_parts(model, heads):
+    with mask_heads(model, *heads):
         masked = found_by(model, tmp_path / "silent")
     assert [item.token_ids for item in pruned] == [item.token_ids for item in masked]
     assert [item.score for item in pruned] == pytest.approx([item.score for item in masked], abs=1e-4)

@@ -134,3 +134,16 @@ def test_each_decoding_step_is_a_call(model: Seq2Seq) -> None:
             model.step(torch.tensor([[1]]), cache)
     assert [weights.shape[2:] for weights in trace["decoder.blocks.0.self_attn"]] == [(1, 1), (1, 2), (1, 3)]
     assert [weights.shape[2:] for weights in trace["decoder.blocks.1.cross_attn"]] == [(1, 3)] * 3
+
+
+def test_table_has_every_weight_of_every_call(model: Seq2Seq) -> None:
+    with attent.record(model, pattern="*.blocks.0.*", kind="cross") as trace:
+        for _ in range(2):
+            run(model)
+    ((path, calls),) = trace.items()
+    frame = trace.to_frame()
+    assert list(frame.columns) == ["path", "call", "row", "head", "query", "key", "weight"]
+    assert len(frame) == sum(weights.numel() for weights in calls)
+    last = frame.iloc[-1]
+    assert last.weight == calls[1].flatten()[-1].item()
+    assert (last.path, last.call, last.row, last["head"]) == (path, 1, calls[1].shape[0] - 1, calls[1].shape[1] - 1)

@@ -13,7 +13,7 @@ import attent
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import DeviceOptions
 from attent.inspection import Trace
-from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest
@@ -109,7 +109,7 @@ def test_masked_parts_change_the_continuation(writer: CausalLMInspector, inspect
     masked_document = writer.inspect(InspectionRequest(text=TEXT, masked_parts=parts))
     assert [layer["masked_heads"] for layer in masked_document["layers"]] == [[0, 1, 2, 3], [3]]
     assert masked_document["predictions"] != inspection["predictions"]
-    with mask_parts(writer.model, parts), torch.no_grad():
+    with mask_heads(writer.model, *parts), torch.no_grad():
         last = writer.model(torch.tensor([ids_of(TEXT)]))[0, -1, : VOCABULARY.size]
     assert masked_document["predictions"]["positions"][-1]["options"][0]["token"] == int(last.argmax())
     assert writer.inspect(InspectionRequest(text=TEXT))["predictions"] == inspection["predictions"], (

@@ -14,7 +14,7 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.forced_decoding import score_targets as force
 from attent.decoding.options import SearchOptions
 from attent.inspection import Trace
-from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest, PageBudget
@@ -112,7 +112,7 @@ def test_masked_parts_equal_a_masked_model(inspector: TranslationInspector, insp
         "decoder.blocks.1.self_attn": [0, 1, 2],
         "decoder.blocks.1.cross_attn": [0, 1, 2],
     }
-    with mask_parts(inspector.model, parts):
+    with mask_heads(inspector.model, *parts):
         (expected,) = translator().translate([TEXT])
     assert masked["sides"]["target"]["text"] == expected.text != inspection["sides"]["target"]["text"]
     assert inspector.inspect(InspectionRequest(text=TEXT))["sides"] == inspection["sides"], "afterwards it is as before"

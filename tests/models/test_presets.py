@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import signature
+
 import pytest
 
 from attent.models import build_empty, presets
+from attent.models.config import PRESETS
 from attent.nn import LearnedConfig, RelativeConfig, RotaryConfig, SinusoidalConfig, StackConfig
 
 # Table 3: N, d_model, d_ff, h, d_k, d_v, P_drop, parameters in millions
@@ -159,3 +163,31 @@ def test_convolutions_have_about_as_many_parameters_as_transformers() -> None:
         config = presets.ARCHS["conv"](8_000, size)
         for stack in (config.encoder, config.decoder):
             assert (stack.layers, stack.width, stack.dropout) == expected
+
+
+# ---- repr ------------------------------------------------------------------------------------------------------------
+
+TINY = presets.tiny(300)
+CONFIGS = {
+    "presets.base(vocab=8000)": presets.base(8_000),
+    "presets.replace_stacks(presets.tiny(vocab=300), dropout=0.0)": presets.replace_stacks(TINY, dropout=0.0),
+    "replace(presets.tiny(vocab=300), tie_output=False)": replace(TINY, tie_output=False),
+    "presets.replace_stacks(presets.gpt2(), layers=2)": presets.replace_stacks(presets.gpt2(), layers=2),
+    "replace(presets.vit_b_16(), labels=('cat',))": presets.vit_b_16(("cat",)),
+    "replace(presets.base(vocab=300), encoder=StackConfig(layers=2))": replace(
+        presets.base(300), encoder=StackConfig(layers=2)
+    ),
+    "replace(presets.t5_small(), vocab=2)": replace(presets.t5_small(), vocab=2),
+}
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_configs_are_written_as_changes_of_a_preset(text: str) -> None:
+    assert repr(CONFIGS[text]) == text
+    assert eval(text) == CONFIGS[text]  # noqa: S307
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_written_by_name(name: str) -> None:
+    config = PRESETS[name](*([300] if "vocab" in signature(PRESETS[name]).parameters else []))
+    assert repr(config).startswith(f"presets.{name}(")

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from attent.nn import (
+    Attention,
+    FeedForward,
     LearnedConfig,
     Mask,
     Memory,
     Packing,
     RelativeConfig,
+    Residual,
     RotaryConfig,
     SinusoidalConfig,
     Stack,
@@ -263,8 +266,15 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "`memory.lengths` must be between 0 and 3",
     ),
     # --- a stack
-    "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "x must be (B, T, 8), but is (2, 3, 6)"),
-    "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "x must be (B, T, 8), but is (2, 3)"),
+    "wrong width": (lambda: Stack(ENCODER)(x(2, 3, 6)), "`x` must be (B, T, E=8), but is (2, 3, 6)"),
+    "alone, wrong width": (lambda: Attention(ENCODER)(x(2, 3, 6)), "`x` must be (B, T, E=8), but is (2, 3, 6)"),
+    "alone, wrong memory": (
+        lambda: Attention(width=8, heads=2)(x(2, 3, 8), x(2, 3, 6)),
+        "`kv` must be (B, T, E=8), but is (2, 3, 6)",
+    ),
+    "wrong feed-forward width": (lambda: FeedForward(width=8)(x(2, 6)), "`x` must be (B, T, E=8), but is (2, 6)"),
+    "a config and a size": (lambda: Residual(ENCODER, dropout=0.2), "give a `config` or `dropout`, but not both"),
+    "ids in place of states": (lambda: Stack(ENCODER)(x(2, 3)), "`x` must be (B, T, E=8), but is (2, 3)"),
     "lengths beyond the tensor": (
         lambda: Stack(ENCODER)(x(2, 3, 8), lengths(3, 4)),
         (

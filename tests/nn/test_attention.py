@@ -12,6 +12,14 @@ from attent.nn import Attention, Mask, Stack, StackConfig, set_backend
 CONFIG = StackConfig(layers=2, width=8, heads=2, ffn_width=8, dropout=0.0)
 
 
+def test_states_are_projected_where_no_keys_are_given() -> None:
+    attention, x, memory = Attention(width=12, heads=3), torch.randn(2, 5, 12), torch.randn(2, 4, 12)
+    causal = Mask(causal=True)
+    torch.testing.assert_close(attention(x), attention(x, attention.project_keys_values(x), Mask()))
+    torch.testing.assert_close(attention(x, mask=causal), attention(x, attention.project_keys_values(x), causal))
+    torch.testing.assert_close(attention(x, memory), attention(x, attention.project_keys_values(memory), Mask()))
+
+
 def test_a_layer_without_heads_is_built_silently_and_returns_its_output_bias() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

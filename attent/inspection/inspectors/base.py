@@ -30,7 +30,7 @@ from attent.inspection.attention_trace import (
     pack_qkv,
 )
 from attent.inspection.display_tokens import build_display_token
-from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
 from attent.inspection.record import attach_observers, select_attention_layers
@@ -106,7 +106,7 @@ class Inspector(Generic[ModelT]):
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
                 raise AttentError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
-        with eval_mode(self.model), mask_parts(self.model, request.masked_parts), torch.no_grad():
+        with eval_mode(self.model), mask_heads(self.model, *request.masked_parts), torch.no_grad():
             recorded = self._run(request, should_stop)
         check_cancelled(should_stop)
         mark_masked_heads(recorded.layers, request.masked_parts)

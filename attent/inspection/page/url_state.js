@@ -85,6 +85,7 @@ function formatUrl({ doc, text, to, tab, path, heads, query, pinnedKey }) {
 
 /** Write the selection to the URL. Rapid changes (a slider moving) replace the history entry instead of adding one. */
 export function syncUrl(store, tabs) {
+  if (location.protocol === "about:") return; // in a notebook: a srcdoc frame may not change its URL
   let last = 0;
   store.on(["doc", "tab", "path", "heads", "query", "pinnedKey"], (state, news) => {
     const address = formatUrl(state);

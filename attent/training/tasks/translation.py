@@ -17,7 +17,7 @@ from attent.data.corpus import Corpus
 from attent.data.encode import learn_languages
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
 from attent.decoding.options import MAX_EXTRA_TOKENS, SearchOptions
-from attent.decoding.translator import translate_texts
+from attent.decoding.translator import Translator, translate_texts
 from attent.inspection import head_stats
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
 from attent.scoring.metrics import DEFAULT_METRIC, SELECTION_METRICS, make_metric
@@ -139,9 +139,8 @@ class TranslationTask(GenerationTask):
         with suppress(AlignmentError):  # pairs without words
             selection = select_by_agreement(model, self.tokenizer, sources, references, to=language)
             save_measured_selection(out, selection)
-        stats = head_stats.measure_heads(
-            model, self.tokenizer, sources, references, to=language, dataset="the validation pairs"
-        )
+        translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
+        stats = head_stats.measure_heads(translator, pairs, to=language, dataset="the validation pairs")
         head_stats.save_head_stats(out, stats)
 
     def describe_data(self) -> base.DataSummary:

@@ -31,7 +31,7 @@ from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest
 from attent.decoding.search import SearchContext, list_suppressed_tokens, make_suppressed_tensor, stable_topk
 from attent.inspection import record
-from attent.inspection.head_masking import ModelPart, mask_parts
+from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import AlibiConfig, LearnedConfig, Mask, StackConfig
@@ -462,7 +462,7 @@ def test_a_cached_search_uses_weights_that_were_changed_in_place(device: torch.d
     cached = get_search(model, requests, context)
     for parameter in model.parameters():
         parameter.data.mul_(-0.7)
-    with mask_parts(model, [ModelPart("decoder.blocks.0.cross_attn")]):
+    with mask_heads(model, ModelPart("decoder.blocks.0.cross_attn")):
         expected = search_by_reference(model, requests, context)
         assert [to_ids(best) for best in search_on_gpu(model, requests, context, 2)] == [
             to_ids(best) for best in expected
