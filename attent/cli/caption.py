@@ -35,7 +35,7 @@ def caption(
     model: Annotated[Path, Parameter(help="a folder of `attent train --task caption`, or a Hugging Face one")],
     /,
     *images: Annotated[Path, Parameter(help="image files, and folders of them", required=True)],
-    flags: Annotated[CaptionFlags, Parameter(name="*", show_default=False)] = CaptionFlags(),  # noqa: B008 - frozen
+    flags: Annotated[CaptionFlags, Parameter(name="*", show_default=False)] = CaptionFlags(),
 ) -> int:
     """Caption images: prints the file and the text, separated by a tab.
 

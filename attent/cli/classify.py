@@ -39,7 +39,7 @@ def classify(
     ],
     /,
     *items: Annotated[str, Parameter(help=ITEMS_HELP)],
-    flags: Annotated[ClassifyFlags, Parameter(name="*", show_default=False)] = ClassifyFlags(),  # noqa: B008 - frozen
+    flags: Annotated[ClassifyFlags, Parameter(name="*", show_default=False)] = ClassifyFlags(),
 ) -> None:
     """Classify texts or images: prints the text, its label and the probability.
 

@@ -44,7 +44,7 @@ def data(
             help=f"files, folders, - for stdin, or built in: {', '.join(BUILTIN_CORPORA)}", allow_leading_hyphen=True
         ),
     ],
-    flags: Annotated[DataFlags, Parameter(name="*", show_default=False)] = DataFlags(),  # noqa: B008 - frozen
+    flags: Annotated[DataFlags, Parameter(name="*", show_default=False)] = DataFlags(),
 ) -> int:
     """Report on a corpus before training: sizes, problems with their lines, test set overlap, training time."""
     from attent.data.diagnostics import to_json

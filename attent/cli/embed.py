@@ -39,7 +39,7 @@ def embed(
     ] = None,
     /,
     *,
-    flags: Annotated[EmbedFlags, Parameter(name="*", show_default=False)] = EmbedFlags(),  # noqa: B008 - frozen
+    flags: Annotated[EmbedFlags, Parameter(name="*", show_default=False)] = EmbedFlags(),
 ) -> None:
     """Turn texts into vectors for comparison and search.
 

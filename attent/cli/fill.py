@@ -30,7 +30,7 @@ def fill(
     ],
     /,
     *texts: Annotated[str, Parameter(help=input_texts.TEXTS_HELP)],
-    flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),  # noqa: B008 - frozen
+    flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),
 ) -> None:
     """Fill in the masks of a text.
 

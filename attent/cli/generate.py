@@ -63,7 +63,7 @@ def generate(
     ] = None,
     /,
     *,
-    flags: Annotated[GenerateFlags, Parameter(name="*", show_default=False)] = GenerateFlags(),  # noqa: B008 - frozen
+    flags: Annotated[GenerateFlags, Parameter(name="*", show_default=False)] = GenerateFlags(),
 ) -> None:
     """Continue a text.
 

@@ -96,7 +96,7 @@ def look(
     ] = None,
     /,
     *,
-    flags: Annotated[LookFlags, Parameter(name="*", show_default=False)] = LookFlags(),  # noqa: B008 - frozen
+    flags: Annotated[LookFlags, Parameter(name="*", show_default=False)] = LookFlags(),
 ) -> int | None:
     """Show the attention of every head in one page that works offline.
 

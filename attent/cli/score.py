@@ -71,7 +71,7 @@ def score(
         LIST,
         input_flag(help="the test set: files, - for stdin; of a folder or a built-in corpus its test part"),
     ],
-    flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),  # noqa: B008 - frozen
+    flags: Annotated[ScoreFlags, Parameter(name="*", show_default=False)] = ScoreFlags(),
 ) -> int:
     """Translate a test set and score it by BLEU, chrF and TER of sacreBLEU, with 95% confidence intervals. Transcripts
     of a speech model are scored by word and character error rate.

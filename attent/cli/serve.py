@@ -59,7 +59,7 @@ def serve(
     models: Annotated[list[Path], Parameter(help="model folders, of attent or Hugging Face transformers")],
     /,
     *,
-    flags: Annotated[ServeFlags, Parameter(name="*", show_default=False)] = ServeFlags(),  # noqa: B008 - frozen
+    flags: Annotated[ServeFlags, Parameter(name="*", show_default=False)] = ServeFlags(),
 ) -> None:
     """Serve models over HTTP: a page to translate with, and the APIs of LibreTranslate, DeepL and OpenAI.
 

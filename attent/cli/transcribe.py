@@ -61,7 +61,7 @@ def transcribe(
     model: Annotated[Path, Parameter(help="a folder of `attent train --task speech`, or Whisper's")],
     /,
     *recordings: Annotated[Path, Parameter(help=RECORDINGS_HELP)],
-    flags: Annotated[TranscribeFlags, Parameter(name="*", show_default=False)] = TranscribeFlags(),  # noqa: B008 - frozen
+    flags: Annotated[TranscribeFlags, Parameter(name="*", show_default=False)] = TranscribeFlags(),
 ) -> int:
     """Transcribe recordings.
 

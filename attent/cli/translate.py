@@ -87,7 +87,7 @@ def translate(
     ] = None,
     /,
     *,
-    flags: Annotated[TranslateFlags, Parameter(name="*", show_default=False)] = TranslateFlags(),  # noqa: B008 - frozen
+    flags: Annotated[TranslateFlags, Parameter(name="*", show_default=False)] = TranslateFlags(),
 ) -> None:
     """Translate text line by line.
 

@@ -48,7 +48,7 @@ class ServerOptions:
 class TranslationApp(HttpApp):
     """The app of a translation server."""
 
-    def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:  # noqa: B008 - frozen
+    def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:
         gateway = Gateway(
             backend,
             limits=options.limits,

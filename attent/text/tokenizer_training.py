@@ -64,7 +64,7 @@ def check_unique(name: str, values: Sequence[str]) -> None:
 def train_tokenizer(
     sources: Iterable[str],
     targets: Iterable[str],
-    config: TokenizerConfig = TokenizerConfig(),  # noqa: B008 - frozen
+    config: TokenizerConfig = TokenizerConfig(),
     tags: Sequence[str] = (),
     seed: int = 0,
 ) -> Tokenizer:
