@@ -83,10 +83,14 @@ def open_inspector(
     model: str | Path | Translator | Inspector[Any],
     options: DeviceOptions = DeviceOptions(dtype="float32"),  # noqa: B008 - frozen
     *,
+    languages: LanguagePair = LanguagePair(),  # noqa: B008 - frozen
     notify: Callable[[str], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Inspector[Any]:
-    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family."""
+    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family.
+
+    languages  for a model of many languages, such as NLLB
+    """
     if isinstance(model, Inspector):
         return model
     if isinstance(model, Translator):
@@ -98,21 +102,21 @@ def open_inspector(
     loaded = load(folder, dtype=DTYPES[options.dtype or "float32"], device=choose_device(options.device))
     if isinstance(loaded, VisionTransformer):
         return VisionInspector(loaded, name=name)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, languages.source, languages.target)
     if isinstance(loaded, CausalLM):
         return CausalLMInspector(loaded, tokenizer.source, name=name)
     if not isinstance(loaded, Seq2Seq):
         return EncoderInspector(loaded, tokenizer, name=name)
     data = read_data_settings(folder)
-    languages = (data.get("src"), data.get("tgt"))
+    side_languages = (languages.source or data.get("src"), languages.target or data.get("tgt"))
     if isinstance(loaded.config.frontend, AudioConfig):
-        return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=languages)
+        return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=side_languages)
     if loaded.config.frontend is not None:
-        return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
+        return CaptioningInspector(loaded, tokenizer, name=name, languages=side_languages)
     stats = load_cached(head_stats.load_head_stats, folder, loaded, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, loaded, warn)
     translator = Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify)
-    inspector = TranslationInspector(translator, name=name, languages=languages)
+    inspector = TranslationInspector(translator, name=name, languages=side_languages)
     inspector.head_stats = None if stats is None else stats.to_document()
     inspector.ablation = None if ablation is None else ablation.to_document()
     return inspector

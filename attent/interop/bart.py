@@ -65,7 +65,7 @@ CONFIG_KEYS = ConfigKeys(
     family="BART, mBART or M2M-100",
     schema=BartKeys,
     token_keys=marian.TOKEN_KEYS,
-    field_to_key=marian.CONFIG_KEYS.field_to_key | {"max_length": "max_position_embeddings"},
+    field_to_key={**marian.CONFIG_KEYS.field_to_key, "max_length": "max_position_embeddings"},
     required_values={
         "architectures": (None, *([name] for names in ARCHITECTURES.values() for name in names)),
         "is_encoder_decoder": (True,),

@@ -352,7 +352,8 @@ class _Scorer:
     def load(self, folder: Path | None, *others: Path) -> Translator:
         if folder is None:
             raise ScoreError("there is nothing to score: give a model, or a file of hypotheses")
-        translator = load_translator((folder, *others), self.options.device, self.notify)
+        languages = self.languages.source, self.languages.target
+        translator = load_translator((folder, *others), self.options.device, self.notify, *languages)
         if problem := describe_wrong_direction(translator, self.languages, self.test_set):
             self.warn(problem)
         return translator
