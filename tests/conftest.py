@@ -7,6 +7,7 @@ The laws need only pytest and torch.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -36,6 +37,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first: at the end, one would keep a single worker busy and the others idle."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt imported modules and collected tests from garbage collection, which would visit them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

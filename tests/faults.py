@@ -20,8 +20,9 @@ import sys
 import tempfile
 import tokenize
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "tests/nn/kernels"
@@ -1304,8 +1305,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 FIXED_NAMES = {*keyword.kwlist, *dir(builtins), "self", "cls", "torch", "np"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     text: str
     start: int
     stop: int
@@ -1364,11 +1364,12 @@ class Fault:
         return best_windows[0]
 
 
+@cache
 def tokenize_code(code: str) -> list[Token]:
     """Words and punctuation without comments and trailing commas; works on parts of statements too."""
-    comments = comment_spans(code) if "#" in code else []
+    for start, stop in comment_spans(code) if "#" in code else []:
+        code = code[:start] + " " * (stop - start) + code[stop:]
     tokens = [Token(match[0], match.start(), match.end()) for match in TOKEN.finditer(code)]
-    tokens = [token for token in tokens if not any(start <= token.start < stop for start, stop in comments)]
     following = [*(token.text for token in tokens[1:]), ""]
     return [
         token for token, after in zip(tokens, following, strict=True) if token.text != "," or after not in set(")]}")
@@ -1386,11 +1387,14 @@ def comment_spans(code: str) -> list[tuple[int, int]]:
     return [(start, start + len(token.string)) for start, token in zip(starts, comments, strict=True)]
 
 
+parse_code = cache(ast.parse)  # many faults are in the same file
+
+
 def function_span(code: str, name: str) -> tuple[int, int]:
     """Return the offsets of a function or class; of the whole code for an empty name."""
     if not name:
         return 0, len(code)
-    nodes: list[Any] = [ast.parse(code)]
+    nodes: list[Any] = [parse_code(code)]
     for part in name.split("."):
         children = [child for node in nodes for child in ast.walk(node)]
         nodes = [child for child in children if isinstance(child, DEFINITIONS) and child.name == part]

@@ -85,7 +85,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.diagnostics": {
         "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,
     },
-    "attent.data.estimate": {"MIN_PAIRS": 200},
     "attent.data.filters": {
         "FILTER_SAMPLE_SIZE": 1_000, "RATIO_SMOOTHING": 20, "MAX_TRANSLATION_RATIO": 2.0, "WIDE_CHAR_WEIGHT": 3,
         "MIN_FOREIGN_LETTERS": 12, "MIN_SENTENCE_WORDS": 4, "MIN_SENTENCE_WIDE_CHARS": 12,
@@ -147,7 +146,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.training.autoconfig": {
         "CPU_MINUTES": 30.0, "MIN_STEPS": 2_000, "MAX_STEPS": 300_000, "NUM_VALIDATIONS": 50, "DEFAULT_PATIENCE": 10,
         "BATCH_TOKENS_BY_SIZE": {"tiny": 4_096, "small": 8_192, "base": 25_600, "big": 25_600},
-        "COMPILE_MIN_STEPS": 10_000, "BUDGET_MARGIN": 0.97, "MAX_SCORING_SHARE": 0.4, "TIME_MARGIN": (0.7, 1.6),
+        "COMPILE_MIN_STEPS": 10_000, "BUDGET_MARGIN": 0.97, "MAX_SCORING_SHARE": 0.4,
     },
     "attent.training.loop": {"MAX_NONFINITE_STEPS": 10, "MAX_ROLLBACKS": 3, "ROLLBACK_LR_FACTOR": 0.5},
     "attent.training.stop_signals": {"EXIT_INTERRUPTED": 130, "EXIT_TERMINATED": 143},

@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {
     "classify": "Classify texts or images.",
     "compare": "Train several models on the same data, and write a report.",
     "convert": "Convert a model folder to Hugging Face, CTranslate2 or attent format.",
-    "data": "Report on a corpus before training: problems, test set overlap, training time.",
+    "data": "Report on a corpus before training: sizes, problems, test set overlap.",
     "demo": "Train a small model in minutes, translate with it and draw its attention.",
     "doctor": "Check this machine and the installation.",
     "embed": "Embed texts as vectors.",

@@ -27,9 +27,6 @@ DATA_HELP = "labelled test set: a .tsv or .jsonl of texts, or a folder of images
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFlags(TextInputFlags):
     data: Annotated[Path | None, Parameter(help=DATA_HELP)] = None
-    pairs: Annotated[
-        bool, Parameter(negative="", help="each line is two texts separated by a tab, for a sentence-pair model")
-    ] = False
     top: Annotated[int, flag("Output", "labels to print, most likely first; by default 1", "--top", "-n")] = 1
 
 
@@ -46,27 +43,16 @@ def classify(
     attent classify runs/sst2 "A film to remember."
     """
     check_positive("classify", threads=flags.threads, batch_tokens=flags.batch_tokens, top=flags.top)
-    if flags.data is not None and (items or flags.pairs):
-        problem = "--data names a test set: leave the texts out"
-        if not items:
-            problem = "--pairs is for lines of text: leave it out with --data, whose sets have one text per label"
-        raise CycloptsError(msg=problem, command_chain=("classify",))
+    if flags.data is not None and items:
+        raise CycloptsError(msg="--data names a test set: leave the texts out", command_chain=("classify",))
     predictor = input_texts.load_predictor(model, flags)
     predictor.require_labels()  # fails before anything is read
     if flags.data is not None:
         print_report(*classify_labelled_set(predictor, flags.data), flags)
         return
     for texts in input_texts.read_inputs(predictor, items):
-        inputs = [parse_pair(text) for text in texts] if flags.pairs else list(texts)
-        for text, prediction in zip(texts, predictor.classify(inputs), strict=True):
+        for text, prediction in zip(texts, predictor.classify(texts), strict=True):
             input_texts.print_result(format_line(text, prediction, flags))
-
-
-def parse_pair(text: str) -> tuple[str, str]:
-    first, tab, second = text.partition("\t")
-    if not tab:
-        raise ValueError(f"with --pairs a line must be two texts separated by a tab, but one is {text[:60]!r}")
-    return first, second
 
 
 def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> str:

@@ -34,7 +34,6 @@ class DataFlags:
     keep_all: Annotated[bool, Parameter(help="report as if the filters were disabled", negative="")] = False
     fuzzy: Annotated[bool, Parameter(help="read PO and XLIFF entries marked fuzzy too", negative="")] = False
     obsolete: Annotated[bool, Parameter(help="read obsolete PO entries too", negative="")] = False
-    no_estimate: Annotated[bool, Parameter(help="do not estimate tokens and training time", negative="")] = False
 
 
 def data(
@@ -46,7 +45,7 @@ def data(
     ],
     flags: Annotated[DataFlags, Parameter(name="*", show_default=False)] = DataFlags(),
 ) -> int:
-    """Report on a corpus before training: sizes, problems with their lines, test set overlap, training time."""
+    """Report on a corpus before training: sizes, problems with their lines, test set overlap."""
     from attent.data.diagnostics import to_json
     from attent.data.report import find_test_sets, survey_corpora
     from attent.data.report_text import render_report
@@ -59,13 +58,7 @@ def data(
         survey, unread, error = survey_corpora(corpora, test_sets, keep_all=flags.keep_all, progress=progress)
     if error and not survey.pairs_read:
         raise error
-    estimate = None
-    if not flags.no_estimate:
-        from attent.training.autoconfig import estimate_corpus
-
-        with _show_status("estimating tokens and time ..."):
-            estimate = estimate_corpus(survey.sample.pairs(), survey.kept_pairs, survey.characters)
-    report = survey.build_report(estimate, str(error) if error else None, unread)
+    report = survey.build_report(str(error) if error else None, unread)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that cannot show a character
     print(json_module.dumps(to_json(report), indent=2) if flags.json else render_report(report))
@@ -89,17 +82,12 @@ def _check_names(names: Sequence[str]) -> None:
 @contextmanager
 def show_progress() -> Iterator[Callable[[int], None]]:
     """Show the pairs read so far on stderr, if it is a terminal."""
-    start = time.monotonic()
-    with _show_status("reading ...") as update:
-        # A coarse clock may not have moved yet.
-        yield lambda read: update(f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} per second")
-
-
-@contextmanager
-def _show_status(text: str) -> Iterator[Callable[[str], None]]:
-    console = Console(stderr=True, highlight=False)
+    console, start = Console(stderr=True, highlight=False), time.monotonic()
     if not console.is_terminal:
         yield lambda _: None
         return
-    with console.status(text) as status:
-        yield status.update
+    with console.status("reading ...") as status:
+        # A coarse clock may not have moved yet.
+        yield lambda read: status.update(
+            f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} per second"
+        )

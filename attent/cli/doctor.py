@@ -8,8 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -25,120 +25,7 @@ EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
 MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
-PACKAGE_HEADINGS = ("extra", "package", "version, or how to install it")
-
-
-def doctor() -> int:
-    """Check whether this machine is ready, and what is installed."""
-    machine, torch, packages = get_system_info(), get_torch_info(), list_packages()
-    console = Console(highlight=False)
-    console.print(*render_report(machine, torch, packages), sep="\n", soft_wrap=not console.is_terminal)
-    return 1 if any(find_problems(torch, packages)) else 0
-
-
-def find_problems(torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
-    """Yield what prevents attent from working."""
-    if torch.error and any(package.name == "torch" and package.version for package in installed):
-        yield torch.error  # installed, but broken
-    if not installed:
-        yield "attent is not installed but runs from its source tree: pip install -e ."
-    for package in installed:
-        if not package.extra and not package.is_compatible:
-            yield f"{_describe_mismatch(package)}: pip install '{package.name}{package.required}'"
-
-
-def find_advice(machine: SystemInfo, torch: TorchInfo, installed: tuple[Package, ...]) -> Iterator[str]:
-    """Yield what could be better, though attent works."""
-    if machine.nvidia_driver and torch.build == "CPU only":
-        yield "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
-    if machine.nvidia_driver and (torch.build or "").startswith("CUDA") and not torch.devices:
-        yield f"torch is built for {torch.build} but sees no GPU: check the driver with nvidia-smi"
-    if machine.disk_free < MIN_FREE_DISK:
-        yield f"only {_format_size(machine.disk_free)} of disk space is free in this folder: save models elsewhere"
-    if machine.memory_free < MIN_FREE_MEMORY:
-        yield f"only {_format_size(machine.memory_free)} of memory is free: use small models"
-    for package in installed:
-        if package.extra and package.version and not package.is_compatible:
-            yield f"{_describe_mismatch(package)}: {pip_command(package.extra)}"
-
-
-def _describe_mismatch(package: Package) -> str:
-    have = f"is {package.version}" if package.version else "is not installed"
-    return f"{package.name} {have}, but must be {package.required}"
-
-
-def _list_torch_rows(torch: TorchInfo) -> list[tuple[str, str]]:
-    if torch.error:
-        return [("torch", "not usable")]
-    devices = [
-        (f"device {i}", f"{d.name} ({d.kind}), {_format_size(d.memory_free)} free of {_format_size(d.memory_total)}")
-        for i, d in enumerate(torch.devices)
-    ]
-    speed = "fast" if torch.is_bf16_fast else "slow here, float32 is better"
-    bf16 = "not available" if torch.bf16_speedup is None else f"{speed} (measured at {torch.bf16_speedup:.1f}x float32)"
-    return [
-        ("torch", f"{torch.version}, {torch.build}, {format_count(torch.threads or 1, 'CPU thread')}"),
-        *(devices or [("device", "CPU (torch sees no GPU)")]),
-        ("bfloat16", bf16),
-    ]
-
-
-def list_package_rows(packages: tuple[Package, ...]) -> list[tuple[tuple[str, str], ...]]:
-    """(extra, package, version or how to add it), each with its style; an extra is named on its first row."""
-    rows: list[tuple[tuple[str, str], ...]] = []
-    above = None
-    for package in packages:
-        title = "" if package.extra == above else package.extra or "core"
-        if package.version is None:
-            version, style = pip_command(package.extra), "yellow" if package.extra else "red"
-        elif package.is_compatible:
-            version, style = package.version, "green"
-        else:
-            version, style = f"{package.version}, not {package.required}", "red"
-        rows.append(((title, "cyan"), (package.name, ""), (version, style)))
-        above = package.extra
-    return rows
-
-
-def render_report(machine: SystemInfo, torch: TorchInfo, packages: tuple[Package, ...]) -> list[Text]:
-    """Return the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
-    problems, threads = "; ".join(find_problems(torch, packages)), format_count(torch.threads or 1, "thread")
-    device = torch.devices[0].name if torch.devices else f"CPU, {threads}"
-    ready = f"ready: {device}, {'bfloat16' if torch.is_bf16_fast else 'float32'}"
-    rows = [
-        ("attent", __version__),
-        ("python", f"{machine.python}, {machine.system}"),
-        *_list_torch_rows(torch),
-        ("processor", machine.processor),
-        ("cores", f"{machine.cores_usable} of {machine.cores} usable"),
-        ("memory", f"{_format_size(machine.memory_free)} free of {_format_size(machine.memory_total)}"),
-        ("disk", f"{_format_size(machine.disk_free)} free in this folder"),
-    ]
-    headings = tuple((heading, "dim") for heading in PACKAGE_HEADINGS)
-    return [
-        *_align_columns([((name, "cyan"), (value, "")) for name, value in rows]),
-        Text(),
-        *_align_columns([headings, *list_package_rows(packages)]),
-        Text(),
-        *(Text.assemble(("advice: ", "yellow"), line) for line in find_advice(machine, torch, packages)),
-        Text(f"not ready: {problems}", "bold red") if problems else Text(ready, "bold green"),
-    ]
-
-
-def _align_columns(rows: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Text]:
-    widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [(text.ljust(width + 2), style) for (text, style), width in zip(row, widths, strict=True)]
-        line = Text.assemble(*cells)
-        line.rstrip()
-        yield line
-
-
-def _format_size(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / GIB:.1f} GiB"
-
-
-# ---- facts; what cannot be determined is None ------------------------------------------------------------------------
+MIN_BF16_SPEEDUP = 1.3  # against float32; below, casts cost more than the matrix products gain
 
 
 @dataclass(frozen=True)
@@ -158,61 +45,57 @@ class Package:
         return self.version is not None and SpecifierSet(self.required).contains(self.version, prereleases=True)
 
 
-@dataclass(frozen=True)
-class Accelerator:
-    """A GPU as torch sees it; memory in bytes."""
-
-    name: str
-    kind: str
-    memory_total: int | None
-    memory_free: int | None
+@dataclass
+class Examination:
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # that prevent attent from working
+    advice: list[str] = field(default_factory=list)  # what could be better, though attent works
+    device: str = ""  # "CPU, 4 threads, float32"
 
 
-@dataclass(frozen=True)
-class TorchInfo:
-    """The installed torch; `error` says why it could not be imported."""
-
-    version: str | None
-    build: str | None
-    devices: tuple[Accelerator, ...]
-    threads: int | None
-    bf16_speedup: float | None  # measured, against float32
-    error: str | None = None
-
-    @property
-    def is_bf16_fast(self) -> bool:
-        """False below 1.3x float32, where casts cost more than the matrix products gain."""
-        return self.bf16_speedup is not None and self.bf16_speedup >= 1.3
+def doctor() -> int:
+    """Check whether this machine is ready, and what is installed."""
+    packages, result = list_packages(), Examination([("attent", __version__)])
+    has_driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    check_torch(result, has_driver)
+    check_machine(result)
+    check_packages(result, packages)
+    console = Console(highlight=False)
+    for line in render_report(result, packages):
+        console.print(line, soft_wrap=not console.is_terminal)
+    return 1 if result.problems else 0
 
 
-@dataclass(frozen=True)
-class SystemInfo:
-    """Hardware and Python; sizes in bytes, memory within the container's limit."""
+def render_report(result: Examination, packages: tuple[Package, ...]) -> Iterator[Text]:
+    """Yield the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
+    yield from (Text(f"{name:<11}{value}") for name, value in result.rows)
+    yield Text()
+    names = max((len(package.name) for package in packages), default=0) + 2
+    for package in packages:
+        version, style = package.version or pip_command(package.extra), "green" if package.is_compatible else "yellow"
+        if package.version and not package.is_compatible:
+            version, style = f"{version}, not {package.required}", "red"
+        yield Text.assemble(f"{package.extra or 'core':<8}{package.name:<{names}}", (version, style))
+    yield Text()
+    yield from (Text(f"advice: {line}", "yellow") for line in result.advice)
+    problems = "; ".join(result.problems)
+    yield Text(f"not ready: {problems}", "bold red") if problems else Text(f"ready: {result.device}", "bold green")
 
-    python: str
-    system: str
-    processor: str
-    cores: int
-    cores_usable: int
-    memory_total: int
-    memory_free: int
-    disk_free: int
-    nvidia_driver: bool
 
-
-def get_system_info() -> SystemInfo:
-    total, free = measure_memory()
-    return SystemInfo(
-        python=f"{platform.python_version()} ({platform.python_implementation()})",
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        processor=get_processor_name(),
-        cores=os.cpu_count() or 1,
-        cores_usable=count_usable_cores(),
-        memory_total=total,
-        memory_free=free,
-        disk_free=shutil.disk_usage(".").free,
-        nvidia_driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
-    )
+def check_machine(result: Examination) -> None:
+    (total, free), disk = measure_memory(), shutil.disk_usage(".").free
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    result.rows += [
+        ("python", f"{platform.python_version()} ({platform.python_implementation()}), {system}"),
+        ("processor", get_processor_name()),
+        ("cores", f"{count_usable_cores()} of {os.cpu_count() or 1} usable"),
+        ("memory", f"{format_gib(free)} free of {format_gib(total)}"),
+        ("disk", f"{format_gib(disk)} free in this folder"),
+    ]
+    if disk < MIN_FREE_DISK:
+        result.advice.append(f"only {format_gib(disk)} of disk space is free in this folder: save models elsewhere")
+    if free < MIN_FREE_MEMORY:
+        result.advice.append(f"only {format_gib(free)} of memory is free: use small models")
 
 
 def get_processor_name() -> str:
@@ -225,43 +108,56 @@ def get_processor_name() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-def get_torch_info() -> TorchInfo:
+def check_torch(result: Examination, has_driver: bool) -> None:
     try:
         import torch
     except (ImportError, OSError, RuntimeError) as error:  # OSError: a shared library does not load
-        return TorchInfo(None, None, (), None, None, error=f"torch cannot be imported: {error}")
+        result.rows.append(("torch", "not usable"))
+        result.problems.append(f"torch cannot be imported: {error}")
+        return
     from attent.training.hardware import measure_bf16_speedup
 
-    devices = list_accelerators()
-    return TorchInfo(
-        version=str(torch.__version__),
-        build=_describe_torch_build(),
-        devices=devices,
-        threads=torch.get_num_threads(),
-        bf16_speedup=measure_bf16_speedup(devices[0].kind if devices else "cpu"),
-    )
-
-
-def list_accelerators() -> tuple[Accelerator, ...]:
-    import torch
-
+    kind, devices, threads = "cpu", [], format_count(torch.get_num_threads(), "thread")
+    build = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    if not (torch.version.hip or torch.version.cuda):
+        build = "CPU and Metal" if torch.backends.mps.is_built() else "CPU only"
     if torch.cuda.is_available():
-        memory = [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
-        names = [torch.cuda.get_device_name(index) for index in range(len(memory))]
-        return tuple(Accelerator(name, "cuda", total, free) for name, (free, total) in zip(names, memory, strict=True))
-    if torch.backends.mps.is_available():
-        return (Accelerator("Apple GPU", "mps", torch.mps.recommended_max_memory(), None),)
-    return ()
+        kind, devices = "cuda", [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    elif torch.backends.mps.is_available():
+        kind, devices = "mps", ["Apple GPU"]
+    result.rows.append(("torch", f"{torch.__version__}, {build}, {threads}"))
+    for index, name in enumerate(devices):
+        memory = ""
+        if kind == "cuda":
+            free, total = torch.cuda.mem_get_info(index)
+            memory = f", {format_gib(free)} free of {format_gib(total)}"
+        result.rows.append((f"device {index}", f"{name} ({kind}){memory}"))
+    speedup = measure_bf16_speedup(kind)
+    is_fast = speedup is not None and speedup >= MIN_BF16_SPEEDUP
+    measured = "not available" if speedup is None else f"measured at {speedup:.1f}x the speed of float32"
+    result.rows.append(("bfloat16", measured))
+    result.device = f"{devices[0] if devices else f'CPU, {threads}'}, {'bfloat16' if is_fast else 'float32'}"
+    if has_driver and build == "CPU only":
+        advice = "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
+        result.advice.append(advice)
+    elif has_driver and not devices:
+        result.advice.append(f"torch is built for {build} but sees no GPU: check the driver with nvidia-smi")
 
 
-def _describe_torch_build() -> str:
-    import torch
+def check_packages(result: Examination, packages: tuple[Package, ...]) -> None:
+    if not packages:
+        result.problems.append("attent is not installed but runs from its source tree: pip install -e .")
+    for package in packages:
+        have = f"is {package.version}" if package.version else "is not installed"
+        mismatch = f"{package.name} {have}, but must be {package.required}"
+        if not package.extra and not package.is_compatible:
+            result.problems.append(f"{mismatch}: pip install '{package.name}{package.required}'")
+        elif package.version and not package.is_compatible:
+            result.advice.append(f"{mismatch}: {pip_command(package.extra)}")
 
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    if torch.version.cuda:
-        return f"CUDA {torch.version.cuda}"
-    return "CPU and Metal" if torch.backends.mps.is_built() else "CPU only"
+
+def format_gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"
 
 
 @cache

@@ -25,9 +25,7 @@ class FillFlags(TextInputFlags):
 
 
 def fill(
-    model: Annotated[
-        Path, Parameter(help="a folder of `attent train --task mlm` or `spans`, or Hugging Face's BERT or T5")
-    ],
+    model: Annotated[Path, Parameter(help="a folder of `attent train --task mlm`, or Hugging Face's BERT")],
     /,
     *texts: Annotated[str, Parameter(help=input_texts.TEXTS_HELP)],
     flags: Annotated[FillFlags, Parameter(name="*", show_default=False)] = FillFlags(),

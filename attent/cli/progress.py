@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
 from attent.scoring.metrics import METRICS
-from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
+from attent.training.events import Ended, Event, Note, Progress, Started, Validated, ValidationSample
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
 MIN_REDRAW_INTERVAL = 0.25  # seconds
@@ -27,7 +27,6 @@ MAX_DRAW_FRACTION = 0.01  # of the time, so that slow machines draw less often
 MAX_VALIDATIONS = 8
 MAX_SAMPLES = 3
 MAX_WIDTH = 100  # columns
-MIN_SAMPLE_HEIGHT = 15  # lines of a terminal, below which no samples are shown
 
 
 class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
@@ -123,7 +122,6 @@ class EventHistory:
         self.progress: Progress | None = None
         self.validations: deque[Validated] = deque(maxlen=MAX_VALIDATIONS)
         self.best: Validated | None = None
-        self.saved: Saved | None = None
 
     @property
     def steps(self) -> int:
@@ -139,23 +137,24 @@ class EventHistory:
                 self.validations.pop()  # repeated by a resumed run
             self.validations.append(event)
             self.best = event if event.best else self.best
-        elif isinstance(event, Saved):
-            self.saved = event
 
 
 def render_display(history: EventHistory, title: str, width: int, height: int) -> RenderableType:
-    """Render what fits; at a low terminal, samples and then older validations are left out."""
+    """Render the lines of a log that fit: at a low terminal, samples and then older validations are left out."""
     parts: list[RenderableType] = []
+    done = history.progress.step if history.progress else history.started.step if history.started else 0
     if history.started:
-        parts += [truncate_line(format_header(title, history.started), width, "bold"), _render_bar(history, width)]
+        bar = ProgressBar(total=max(history.steps, 1), completed=done, width=width, complete_style="cyan")
+        parts += [truncate_line(format_header(title, history.started), width, "bold"), Padding(bar, 0)]
     if history.progress:
-        parts += ["", _render_metrics(history.progress, width)]
-    rows = list(history.validations)
-    room = height - 7
-    samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 6) // 4)] if rows and height > MIN_SAMPLE_HEIGHT else ()
-    if rows and room > 3:
-        shown = min(len(rows), max(1, room - 3 - 4 * len(samples)))
-        parts += ["", _render_validations(rows[-shown:], history.best, width)]
+        parts.append(truncate_line(format_progress(history.progress, history.steps), width))
+    rows, room = list(history.validations), height - 6
+    samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 4) // 4)] if rows else ()
+    if rows and room > 1:
+        parts.append("")
+    for row in rows[-max(1, room - 1 - 4 * len(samples)) :] if room > 1 else ():
+        is_best = history.best is not None and row.step == history.best.step
+        parts.append(truncate_line(format_validation(row), width, "bold green" if is_best else ""))
     for sample in samples:
         parts += ["", _render_sample(sample, width)]
     return Group(*parts)
@@ -174,57 +173,6 @@ def format_header(title: str, started: Started) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _render_bar(history: EventHistory, width: int) -> RenderableType:
-    done = history.progress.step if history.progress else history.started.step if history.started else 0
-    words = [f"{done:,}/{history.steps:,}"]
-    if history.progress:
-        words += [f"epoch {history.progress.epoch:.1f}", format_time_left(history.progress.seconds_left)]
-    if history.saved and width >= 80:
-        words.append(f"saved at {history.saved.step:,}")
-    text = "  ".join(word for word in words if word)
-    table = Table.grid(padding=(0, 2))
-    bar_width = max(8, width - len(text) - 2)
-    table.add_row(
-        ProgressBar(total=max(history.steps, 1), completed=done, width=bar_width, complete_style="cyan"), text
-    )
-    return table
-
-
-def _render_metrics(progress: Progress, width: int) -> RenderableType:
-    wide, roomy = width >= 78, width >= 96
-    targets, busy = progress.targets_per_second, progress.gpu_busy
-    cells = [
-        ("loss", f"{progress.loss:.3f}"),
-        ("perplexity", format_perplexity(progress.perplexity)),
-        ("tokens/s", format_speed(progress.tokens_per_second)),
-        *([("targets/s", format_speed(targets))] if targets is not None and roomy else []),
-        *([("GPU busy", format_percent(busy))] if busy is not None else []),
-        *([("learning rate", f"{progress.lr:.1e}")] if busy is None or roomy else []),
-        ("gradient", f"{progress.grad_norm:.2f}" if progress.grad_norm < 100 else f"{progress.grad_norm:.1e}"),
-        ("time", format_duration(progress.seconds)),
-    ]
-    shown = cells if wide else cells[:5]
-    table = Table(box=None, padding=(0, 3 if wide else 2, 0, 0), pad_edge=False)
-    for name, _ in shown:
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    table.add_row(*(Text(value, "bold" if name == "loss" else "") for name, value in shown))
-    return table
-
-
-def _render_validations(rows: Sequence[Validated], best: Validated | None, width: int) -> RenderableType:
-    metrics = [metric for name, metric in METRICS.items() if any(name in row.metrics for row in rows)]
-    table = Table(box=None, padding=(0, 3 if width >= 78 else 2, 0, 0), pad_edge=False)
-    for name in ("validated at", "epoch", "loss", *(f"{metric.title} {metric.unit}".strip() for metric in metrics)):
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        is_best = best is not None and row.step == best.step
-        cells = [f"{row.step:,}", f"{row.epoch:.1f}", f"{row.loss:.3f}"]
-        cells += ["" if (score := row.metrics.get(metric.name)) is None else f"{score:.1f}" for metric in metrics]
-        table.add_row(*cells, "best" if is_best else "", style="bold green" if is_best else "")
-    return table
-
-
 def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
     style = "bold green" if sample.output == sample.reference else "bold"
     rows = (("source", sample.source, "dim"), ("target", sample.reference, ""), ("output", sample.output, style))
@@ -236,6 +184,7 @@ def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
 def format_progress(event: Progress, steps: int) -> str:
     parts = [
         f"step {event.step:>{len(f'{steps:,}')},}/{steps:,}",
+        format_time_left(event.seconds_left),
         f"epoch {event.epoch:.1f}",
         f"loss {event.loss:.3f}",
         f"ppl {format_perplexity(event.perplexity)}",
@@ -243,7 +192,6 @@ def format_progress(event: Progress, steps: int) -> str:
         "" if event.targets_per_second is None else f"({format_speed(event.targets_per_second)} targets/s)",
         "" if event.gpu_busy is None else f"GPU {format_percent(event.gpu_busy)} busy",
         f"lr {event.lr:.1e}",
-        format_time_left(event.seconds_left),
     ]
     return "  ".join(part for part in parts if part)
 

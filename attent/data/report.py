@@ -1,7 +1,6 @@
 """Corpus reports: one pass over the pairs in constant memory, as `attent data` prints it before training.
 
-Every count is exact; only the estimate of tokens and training time is based on a sample. `diagnostics` turns a report
-into advice, `report_text` into text for a terminal.
+Every count is exact. `diagnostics` turns a report into advice, `report_text` into text for a terminal.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import numpy.typing as npt
 from attent.data import filters
 from attent.data.contamination import Contamination, ContaminationChecker, fold_pairs
 from attent.data.corpus import Corpus, describe_wrong_languages
-from attent.data.estimate import CorpusEstimate
-from attent.data.filters import FILTER_ORDER, FilterConfig, KeyArray, KeySet, PairFilter
+from attent.data.filters import FILTER_ORDER, FilterConfig, KeySet, PairFilter
 from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
 from attent.text import scripts as script_table
 from attent.text.scripts import Scripts
@@ -27,7 +25,6 @@ CountArray = npt.NDArray[np.int64]
 
 CHUNK_PAIRS = 8_192  # processed together
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
-ESTIMATE_SAMPLE_SIZE = 20_000  # pairs for the token estimate
 EXCERPT_CHARS = 200
 MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
@@ -85,7 +82,6 @@ class CorpusReport:
     kept_pairs: int
     filters_applied: bool  # False with --keep-all: `dropped` is then what the filters would drop
     test_sets: tuple[Contamination, ...]
-    estimate: CorpusEstimate | None
     error: str | None  # why reading stopped early
     language_problems: tuple[str, ...] = ()  # a sentence for each corpus whose sides look swapped
     unread_corpora: tuple[str, ...] = ()  # after that error
@@ -144,25 +140,6 @@ def summarize_lengths(unit: str, counts: CountArray) -> LengthStats:
     )
 
 
-class _PairSample:
-    """The pairs with the smallest keys: a uniform sample that does not depend on the order."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._max_key = np.uint64(2**64 - 1)
-        self._entries: list[tuple[int, str, str]] = []
-
-    def add(self, keys: KeyArray, sources: Sequence[str], targets: Sequence[str]) -> None:
-        for i in np.flatnonzero(keys <= self._max_key).tolist():
-            self._entries.append((int(keys[i]), sources[i], targets[i]))
-        if len(self._entries) > 2 * self.size:
-            self._entries = sorted(self._entries)[: self.size]
-            self._max_key = np.uint64(self._entries[-1][0])
-
-    def pairs(self) -> list[tuple[str, str]]:
-        return [(source, target) for _, source, target in sorted(self._entries)[: self.size]]
-
-
 class CorpusSurvey:
     """Statistics of corpora, updated chunk by chunk.
 
@@ -175,7 +152,6 @@ class CorpusSurvey:
         self.keep_all = keep_all
         self.per_target = per_target
         self.test_sets = test_sets
-        self.sample = _PairSample(ESTIMATE_SAMPLE_SIZE)
         self.pairs_read = 0
         self._corpora: list[CorpusSummary] = []
         self._language_problems: list[str] = []
@@ -233,20 +209,12 @@ class CorpusSurvey:
         is_new[is_good] = self._pairs_seen[target_language if self.per_target else None].add(keys[is_good])
         for i in np.flatnonzero(is_good & ~is_new).tolist():
             self._count_dropped("duplicates", chunk[i])
-        if self.keep_all:  # duplicates are sampled one by one, by their index
-            indices = np.arange(self.pairs_read - len(keys), self.pairs_read, dtype=np.uint64)
-            self.sample.add(filters.combine_keys(keys, indices), sources, targets)
-        else:
-            selected = np.flatnonzero(is_new).tolist()
-            self.sample.add(keys[selected], [sources[i] for i in selected], [targets[i] for i in selected])
 
     def _count_dropped(self, reason: str, pair: Pair) -> None:
         source, target = _make_excerpt(pair.source), _make_excerpt(pair.target)
         self._dropped.add(reason, pair._replace(source=source, target=target))
 
-    def build_report(
-        self, estimate: CorpusEstimate | None = None, error: str | None = None, unread_corpora: Sequence[str] = ()
-    ) -> CorpusReport:
+    def build_report(self, error: str | None = None, unread_corpora: Sequence[str] = ()) -> CorpusReport:
         by_name = {finding.name: finding for finding in _to_findings(self._dropped)}
         return CorpusReport(
             corpora=tuple(self._corpora),
@@ -258,7 +226,6 @@ class CorpusSurvey:
             kept_pairs=self.kept_pairs,
             filters_applied=not self.keep_all,
             test_sets=tuple(test_set.compute() for test_set in self.test_sets),
-            estimate=estimate,
             error=error,
             language_problems=tuple(self._language_problems),
             unread_corpora=tuple(unread_corpora),
@@ -268,12 +235,6 @@ class CorpusSurvey:
     def kept_pairs(self) -> int:
         """Pairs that training would see."""
         return self.pairs_read if self.keep_all else self.pairs_read - self._dropped.counts.total()
-
-    @property
-    def characters(self) -> int:
-        """Characters of both sides of the pairs that training would see."""
-        total = self._source.characters + self._target.characters
-        return round(total * self.kept_pairs / self.pairs_read) if self.pairs_read else 0
 
 
 def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from attent.data.contamination import Contamination, ContaminationMatch
 from attent.data.diagnostics import describe_limits, diagnose
-from attent.data.estimate import CorpusEstimate, TrainingEstimate
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
 from attent.data.report import CorpusReport, SideStats
-from attent.formatting import escape_invisible, format_count, format_precise_percent, format_short
+from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 PIPE_WIDTH, MAX_WIDTH = 80, 110  # columns
 MAX_NAME_WIDTH = 50  # a longer path is split into folder and file
@@ -63,8 +62,6 @@ def _iter_sections(report: CorpusReport) -> Iterator[RenderableType]:
     yield _render_sides(report)
     yield _render_filters(report)
     yield from map(_render_test_set, report.test_sets)
-    if report.estimate:
-        yield _render_estimate(report, report.estimate)
 
 
 def _render_heading(title: str, note: str = "") -> Text:
@@ -187,47 +184,3 @@ def _render_match(match: ContaminationMatch) -> list[Text]:
         for location, pair in zip(locations, (match.test, match.train), strict=True)
     ]
     return [Text(f"  {MATCH_LABELS[match.kind]}{share}", "dim"), *lines]
-
-
-def _render_estimate(report: CorpusReport, estimate: CorpusEstimate) -> RenderableType:
-    tokens, training = estimate.tokens, estimate.training
-    is_complete = tokens.sampled_pairs >= report.kept_pairs
-    sample = "all pairs" if is_complete else f"a sample of {format_count(tokens.sampled_pairs, 'pair')}"
-    source, target = format_short(tokens.source_tokens), format_short(tokens.target_tokens)
-    fertility = f"{tokens.source_tokens_per_word:.2f} source and {tokens.target_tokens_per_word:.2f} target"
-    in_words = report.source.lengths.unit == report.target.lengths.unit == "words"
-    rows: list[tuple[str, str | Text]] = [
-        ("vocabulary", f"{tokens.vocab_size:,} subwords, shared by both languages"),
-        ("tokens", f"about {source} source and {target} target"),
-        *([("tokens per word", fertility)] if in_words else []),
-        ("model", f"{training.size}, {format_short(training.parameters)} parameters"),
-        ("speed", f"{format_short(training.tokens_per_second)} tokens per second ({training.device})"),
-        ("training", Text(format_duration_range(*training.seconds), "bold")),
-        ("", _describe_epochs(training)),
-    ]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return Group(_render_heading("Estimate", f"from {sample} and a few seconds of training"), table)
-
-
-def _describe_epochs(training: TrainingEstimate) -> str:
-    counts = training.planned_epochs, training.epochs
-    planned, epochs = (f"{count:,.0f}" if count >= 10 else f"{count:.2g}" for count in counts)
-    if training.planned_epochs < training.epochs:
-        minutes = f"{training.seconds[1] / 60:.0f} minutes"
-        return f"for about {planned} of {epochs} epochs: at most {minutes} on a CPU by default (see --minutes)"
-    return f"for {epochs} epochs, which are often enough for this amount of data"
-
-
-def format_duration_range(low: int, high: int) -> str:
-    """2 to 5 hours: in the unit that suits the larger."""
-    units = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
-    size, name = next(((size, name) for size, name in units if high >= 1.5 * size), units[-1])
-    first, last = (
-        max(float(f"{value / size:.1g}" if value < 10 * size else f"{value / size:.2g}"), 0) for value in (low, high)
-    )
-    if first < 1:
-        return f"up to {max(last, 1):g} {name}"
-    return f"{first:g} to {last:g} {name}" if first < last else f"about {last:g} {name}"

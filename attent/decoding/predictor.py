@@ -22,8 +22,6 @@ from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length, pad_token_ids
 from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
-from attent.decoding.span_infilling import SpanPrediction, search_spans
-from attent.decoding.translator import Translator
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn.devices import get_device
@@ -33,8 +31,7 @@ from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
 
 Pooling = Literal["mean", "class"]
-TextItem = str | tuple[str, str]
-Item = TextItem | Path | Tensor
+Item = str | Path | Tensor
 T = TypeVar("T")
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4_096, 65_536  # with padding
@@ -67,7 +64,6 @@ class Classification:
 @dataclass(frozen=True)
 class TokenizedText:
     token_ids: tuple[int, ...]
-    segments: tuple[int, ...]
     mask_positions: tuple[int, ...] = ()
 
 
@@ -124,32 +120,22 @@ class Predictor:
     # --- predictions -------------------------------------------------------------------------------------------------
 
     def fill(self, texts: Sequence[str], top_k: int = 5, line_numbers: Sequence[int] | None = None) -> list[FilledText]:
-        """Predict the `top_k` best words for each mask, written [MASK] or <mask>. A span-infilling model (T5)
-        predicts any number of words, and also reads <extra_id_0>, <extra_id_1> and so on.
+        """Predict the `top_k` best words for each mask, written [MASK] or <mask>.
 
         line_numbers  numbers of the texts in error messages; None: from 1
         """
         if top_k < 1:
             raise ValueError(f"`top_k` must be 1 or more, but is {top_k}")
         model = self.model
-        can_fill = isinstance(model, Seq2Seq) and bool(self._vocabulary.sentinels)
-        if isinstance(model, TextEncoder):
-            can_fill = model.masked_lm is not None and self._vocabulary.mask is not None
-        if not can_fill:
+        if not isinstance(model, TextEncoder) or model.masked_lm is None or self._vocabulary.mask is None:
             raise ValueError(
-                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm` "
-                "or `--task spans`, or a BERT with its masked-word head"
+                f"{self.name}: must be a masked language model, but is not; use a model of `attent train --task mlm`, "
+                "or a BERT with its masked-word head"
             )
         check_is_list(texts)
         masked_texts = [self._parse_masks(text) for text in texts]
         numbered = zip(masked_texts, line_numbers or range(1, len(texts) + 1), strict=True)
         rows = [self._encode_masked_text(masked_text, number) for masked_text, number in numbered]
-        if isinstance(self.model, Seq2Seq):
-            assert self.tokenizer is not None
-            translator = Translator(self.model, self.tokenizer, batch_tokens=self.batch_tokens)
-            with eval_mode(self.model), torch.inference_mode():
-                predictions = search_spans(translator, [row.token_ids for row in rows], masked_texts, top_k)
-            return [fill_with_spans(*each) for each in zip(texts, masked_texts, predictions, strict=True)]
         candidates = self._predict_masks(rows, top_k)
         return [self._fill_with_words(*each) for each in zip(texts, masked_texts, candidates, strict=True)]
 
@@ -178,7 +164,7 @@ class Predictor:
         return self._run_batches(rows, predict)
 
     def classify(self, items: Sequence[Item]) -> list[Classification]:
-        """Classify texts, pairs of texts `(a, b)`, or images: paths, or uint8 tensors (C, S, S)."""
+        """Classify texts, or images: paths, or uint8 tensors (C, S, S)."""
         labels, model = self.require_labels(), self.model
         check_is_list(items)
         if isinstance(model, VisionTransformer):
@@ -270,13 +256,8 @@ class Predictor:
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
         texts = [check_text_item(item, number) for number, item in enumerate(items, 1)]
         if not isinstance(self.model, CausalLM):  # the others were trained on stripped texts
-            texts = [text.strip() if isinstance(text, str) else (text[0].strip(), text[1].strip()) for text in texts]
-        firsts = self._vocabulary.encode([text if isinstance(text, str) else text[0] for text in texts])
-        seconds = iter(self._vocabulary.encode([text[1] for text in texts if not isinstance(text, str)]))
-        rows = [
-            self._encode_and_truncate(ids) if isinstance(text, str) else self._encode_pair(ids, next(seconds))
-            for text, ids in zip(texts, firsts, strict=True)
-        ]
+            texts = [text.strip() for text in texts]
+        rows = [self._encode_and_truncate(ids) for ids in self._vocabulary.encode(texts)]
         num_truncated = sum(row is not truncated for row, truncated in rows)
         if num_truncated:
             self._notify_once(
@@ -287,33 +268,10 @@ class Predictor:
     def _encode_and_truncate(self, token_ids: Sequence[int]) -> tuple[TokenizedText, TokenizedText]:
         """Return a text with its special tokens, and the same truncated to the model's positions."""
         prefix, suffix = self._special_tokens
-        row = join_segments([(*prefix, *token_ids, *suffix) or (self._vocabulary.start,)])
+        row = TokenizedText((*prefix, *token_ids, *suffix) or (self._vocabulary.start,))
         if self._max_length is None or len(row.token_ids) <= self._max_length:
             return row, row
-        return row, join_segments([(*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix)])
-
-    def _encode_pair(self, first: list[int], second: list[int]) -> tuple[TokenizedText, TokenizedText]:
-        """Return two texts as one row, and the same with the longer text truncated to the model's positions."""
-        if not isinstance(self.model, TextEncoder):
-            raise ValueError(f"{self.name}: must be an encoder for pairs of texts, but is not; give single texts")
-        prefix, suffix = self._special_tokens
-        has_segments = self.model.config.segments > 1
-
-        def join_pair() -> TokenizedText:
-            row = join_segments([(*prefix, *first, *suffix), (*second, *suffix)])
-            return row if has_segments else replace(row, segments=(0,) * len(row.token_ids))
-
-        row = join_pair()
-        excess = 0 if self._max_length is None else len(row.token_ids) - self._max_length
-        if excess <= 0:
-            return row, row
-        first, second = list(first), list(second)
-        while excess > 0:
-            longer = first if len(first) > len(second) else second
-            count = max(1, min(excess, abs(len(first) - len(second))))
-            del longer[len(longer) - count :]
-            excess -= count
-        return row, join_pair()
+        return row, TokenizedText((*prefix, *token_ids[: self._max_length - len(prefix) - len(suffix)], *suffix))
 
     @property
     def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -358,8 +316,7 @@ class Predictor:
         model = self.model
         ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
-            segments, _ = pad_token_ids([row.segments for row in batch], self.device)
-            return model(ids, lengths, segments if model.config.segments else None)
+            return model(ids, lengths)
         if isinstance(model, Seq2Seq):
             return model.encode(ids, lengths).states
         assert isinstance(model, CausalLM)
@@ -418,36 +375,16 @@ class Predictor:
 # --- inputs and results ----------------------------------------------------------------------------------------------
 
 
-def fill_with_spans(text: str, masked_text: MaskedText, predictions: Sequence[SpanPrediction]) -> FilledText:
-    """Return the words of span predictions; each has the probability of the prediction that contains it."""
-    masks = []
-    for i in range(len(masked_text.mask_ids)):
-        candidates: dict[str, MaskPrediction] = {}
-        for prediction in predictions:
-            word, filled = prediction.words[i].text.strip(), masked_text.fill_masks(prediction.words)
-            candidates.setdefault(word, MaskPrediction(word=word, probability=prediction.probability, text=filled))
-        masks.append(tuple(candidates.values()))
-    return FilledText(source=text, text=masks[0][0].text, masks=tuple(masks))
-
-
 def check_is_list(items: object) -> None:
     """A string is a sequence too, of characters."""
     if isinstance(items, str | os.PathLike):
         raise ValueError(f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]")
 
 
-def check_text_item(item: Item, number: int) -> TextItem:
-    if isinstance(item, str) or (
-        isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
-    ):
+def check_text_item(item: Item, number: int) -> str:
+    if isinstance(item, str):
         return item
-    raise ValueError(f"item {number:,} must be a text, or a pair of texts, but is a {type(item).__name__}")
-
-
-def join_segments(segments: Sequence[tuple[int, ...]]) -> TokenizedText:
-    """Concatenate segments, numbered from 0."""
-    segment_ids = tuple(number for number, segment in enumerate(segments) for _ in segment)
-    return TokenizedText(tuple(token for segment in segments for token in segment), segment_ids)
+    raise ValueError(f"item {number:,} must be a text, but is a {type(item).__name__}")
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:

@@ -5,7 +5,6 @@ Lines are never wrapped, so that tables can be piped and signatures copied.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,14 @@ from pathlib import Path
 from rich.text import Text
 
 from attent.decoding.options import SearchOptions
-from attent.formatting import escape_markdown, format_code, format_count, markdown_table, replace_section
+from attent.formatting import escape_markdown, format_code, format_count, markdown_table
 from attent.inspection.ablate import ABLATION_FILE, Ablation, AblationEffect, get_sort_key
 from attent.inspection.head_masking import PART_KINDS, PartKind
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
 from attent.scoring.report import render_heading, render_table
 
 CARD_FILE = "card.md"
-SECTION_TITLE, PRUNING_TITLE = "Ablation", "Pruning"
+SECTION_TITLE = "Ablation"
 MAX_CARD_ROWS = 20  # the most important parts
 MIN_USEFUL_BLEU = 1.0
 SIGNIFICANCE_LEVEL = 0.05
@@ -151,43 +150,25 @@ def build_card_section(ablation: Ablation) -> Iterator[str]:
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:
-    """Add a section about the pruning before the sections of the original card, which may no longer apply."""
+    """Say what was removed and what it costs, before the original card, whose sections may no longer apply."""
     title, _, rest = original_card.partition("\n")
     if not title.startswith("# "):
-        title, rest = f"# {escape_markdown(folder.name)}", original_card
-    heads = f"{len(pruned.selection.heads):,} of its {format_count(pruned.num_heads_before, 'head')}"
-    origin = f"{format_code(str(folder))} without {heads}, by attent. Other sections are those of the original model."
-    section = [*build_score_table(ablation, pruned), *describe_pruning(pruned)]
-    sections = re.findall(r"^## (.*)$", rest, re.MULTILINE)
-    return replace_section(f"{title}, pruned\n\n{origin}\n\n{rest}", PRUNING_TITLE, section, sections)
-
-
-def build_score_table(ablation: Ablation, pruned: PruneResult) -> Iterator[str]:
-    conditions, num_heads = ablation.conditions, pruned.num_heads_before - len(pruned.selection.heads)
-    models = (
-        ("before", ablation.bleu, ablation.loss, pruned.num_heads_before, pruned.parameters_before),
-        ("pruned", pruned.selection.bleu, pruned.selection.loss, num_heads, pruned.parameters),
-    )
-    rows = [(name, f"{bleu:.2f}", f"{loss:.4f}", f"{n:,}", f"{size:,}") for name, bleu, loss, n, size in models]
-    yield markdown_table(("Model", "BLEU", "Loss", "Heads", "Parameters"), rows, right_aligned=(1, 2, 3, 4))
-    yield (
-        f"Measured on {format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)}, the same "
-        f"that selected the heads, so that scores on other text may differ; "
-        f"{escape_markdown(describe_search(conditions.search))}; {escape_markdown(conditions.engine)}. "
-        f"sacreBLEU signature: {format_code(conditions.signature)}."
-    )
-
-
-def describe_pruning(pruned: PruneResult) -> Iterator[str]:
-    max_loss, trials = MAX_LOSS_PER_BLEU * pruned.max_bleu_drop, format_count(len(pruned.selection.trials), "trial")
-    yield (
-        f"Heads that cost at most {pruned.max_bleu_drop:g} BLEU alone were removed in groups, ordered by the number of "
-        f"translations that change without them, as long as the drop of all together stayed within that bound and "
-        f"within {max_loss:g} nats of loss ({trials}). CTranslate2 and Hugging Face do not support different numbers "
-        f"of heads per layer: their exports have zeros in place of the removed heads and are not faster."
-    )
-    layers: dict[str, list[str]] = {}
+        title, rest = f"# {escape_markdown(folder.name)}", f"\n{original_card}"
+    conditions, layers = ablation.conditions, dict[str, list[str]]()
     for part in sorted(pruned.selection.heads, key=get_sort_key):
         layers.setdefault(part.path, []).append(str(part.head))
-    rows = [(path, ", ".join(heads)) for path, heads in layers.items()]
-    yield markdown_table(("Layer", "Removed heads (original numbers)"), rows, code_columns=(0,))
+    removed = ", ".join(f"{format_code(path)}: {' '.join(heads)}" for path, heads in layers.items())
+    measured = (
+        f"{next(summarize_pruning(pruned, ablation))} Measured on {format_count(conditions.sentences, 'pair')} of "
+        f"{escape_markdown(conditions.dataset)}, the same that selected the heads, so that scores on other text may "
+        f"differ; {escape_markdown(describe_search(conditions.search))}; {escape_markdown(conditions.engine)}; "
+        f"{format_code(conditions.signature)}. Bounds: {pruned.max_bleu_drop:g} BLEU and "
+        f"{MAX_LOSS_PER_BLEU * pruned.max_bleu_drop:g} nats of loss."
+    )
+    paragraphs = (
+        f"{title}, pruned",
+        f"{format_code(str(folder))}, pruned by attent; the sections below are those of the original model.",
+        measured,
+        f"Removed heads (original numbers): {removed}. Exports to other formats have zeros in their place.",
+    )
+    return "\n\n".join(paragraphs) + f"\n{rest}"

@@ -10,7 +10,7 @@ import base64
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -61,7 +61,7 @@ def plot_context(texts: Iterable[str]) -> Iterator[None]:
         import matplotlib
     except ImportError as error:
         raise ValueError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
-    with matplotlib.rc_context({**RC_PARAMS, "font.family": list(select_fonts(frozenset("".join(texts))))}):
+    with matplotlib.rc_context({**RC_PARAMS, "font.family": select_fonts(frozenset("".join(texts)))[0]}):
         yield
 
 
@@ -79,37 +79,22 @@ def create_figure(width: float, height: float) -> Figure:
 
 
 @cache
-def select_fonts(characters: frozenset[str]) -> tuple[str, ...]:
-    """Return installed fonts that together cover these characters, as far as possible."""
-    fonts, missing = ["DejaVu Sans"], characters - get_font_characters("DejaVu Sans")
-    for name in list_fonts() if missing else ():
-        if missing & get_font_characters(name):
-            fonts.append(name)
-            missing -= get_font_characters(name)
-        if not missing:
-            break
-    return tuple(fonts)
-
-
-@cache
-def list_fonts() -> dict[str, str]:
-    """Return upright regular fonts and their files, Noto Sans and sans-serif fonts first."""
-    from matplotlib.font_manager import fontManager
+def select_fonts(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
+    """Return installed fonts that together cover these characters, Noto Sans and sans-serif fonts first, and the
+    characters that none of them has."""
+    from matplotlib.font_manager import fontManager, get_font
 
     regular = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
-    # Last Resort has placeholder glyphs for everything.
-    fonts = ((name, file) for name, file in regular.items() if "Last Resort" not in name)
-    return dict(sorted(fonts, key=lambda font: (not font[0].startswith("Noto Sans"), "Serif" in font[0], font)))
-
-
-@cache
-def get_font_characters(name: str) -> frozenset[str]:
-    from matplotlib.font_manager import get_font
-
-    try:
-        return frozenset(map(chr, get_font(list_fonts()[name]).get_charmap()))
-    except (KeyError, RuntimeError, OSError):  # missing or unreadable font file
-        return frozenset()
+    names = sorted(regular, key=lambda name: (not name.startswith("Noto Sans"), "Serif" in name, name))
+    fonts, missing = ["DejaVu Sans"], frozenset(letter for letter in characters if not letter.isspace())
+    for name in ("DejaVu Sans", *names):
+        if not missing or "Last Resort" in name:  # which has placeholder glyphs for everything
+            continue
+        with suppress(RuntimeError, OSError):  # an unreadable file
+            covered = missing.intersection(map(chr, get_font(regular[name]).get_charmap()))
+            fonts += [name] if covered and name not in fonts else []
+            missing -= covered
+    return fonts, missing
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -132,9 +117,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def warn_missing_glyphs(texts: Iterable[str]) -> None:
-    needed = frozenset(letter for text in texts for letter in text if not letter.isspace())
-    missing = needed.difference(*(get_font_characters(name) for name in select_fonts(needed)))
-    if missing:
+    if missing := select_fonts(frozenset("".join(texts)))[1]:
         examples = "".join(sorted(missing)[:10])
         warnings.warn(
             f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font "

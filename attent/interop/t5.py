@@ -114,6 +114,8 @@ CONFIG_KEYS = ConfigKeys(
         "ffn_width": "d_ff",
         "dropout": "dropout_rate",
         "norm_eps": "layer_norm_epsilon",
+        "buckets": "relative_attention_num_buckets",
+        "max_distance": "relative_attention_max_distance",
         "start_id": "decoder_start_token_id",
         "end_id": "eos_token_id",
     },
@@ -149,7 +151,6 @@ FEED_FORWARD_TO_HF: dict[tuple[Activation, bool], str] = {
 
 def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
     """`tied`: whether the tensors tie the output layer to the embedding."""
-    check_relative(keys, where)
     with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
         return Seq2SeqConfig(
             vocab=keys.vocab_size,
@@ -209,21 +210,6 @@ def parse_feed_forward(keys: T5Keys, where: Path) -> tuple[Activation, bool]:
                 f"{quote_value(actual)}; find out which one is true of the weights"
             )
     return FEED_FORWARD_FROM_HF[name], gated
-
-
-def check_relative(keys: T5Keys, where: Path) -> None:
-    """Reject bucket counts that our positions do not support; no published model has them."""
-    buckets, max_distance = keys.relative_attention_num_buckets, keys.relative_attention_max_distance
-    if buckets < 4 or buckets % 4:
-        raise FolderError(
-            f"{where}: `relative_attention_num_buckets` must be a multiple of 4 for a T5 model that attent can "
-            f"compute, but is {buckets}"
-        )
-    if max_distance <= buckets:
-        raise FolderError(
-            f"{where}: `relative_attention_max_distance` must be more than `relative_attention_num_buckets`={buckets} "
-            f"for a T5 model that attent can compute, but is {max_distance}"
-        )
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
@@ -307,11 +293,9 @@ def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack),
+        **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack, stack.positions),
         "d_kv": stack.head_width or stack.width // stack.heads,
         "num_decoder_layers": config.decoder.layers,
-        "relative_attention_num_buckets": stack.positions.buckets,
-        "relative_attention_max_distance": stack.positions.max_distance,
         "feed_forward_proj": FEED_FORWARD_TO_HF[stack.activation, stack.gated],
         "tie_word_embeddings": config.scale_output,  # by which transformers decides whether to scale
     }

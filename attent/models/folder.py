@@ -40,7 +40,7 @@ from attent.storage.manifest import (
     write_manifest,
 )
 from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
-from attent.text.tokenizer import Tokenizer, add_format_file, find_tokenizer, has_tokenizer
+from attent.text.tokenizer import Tokenizer, find_tokenizer, has_tokenizer
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -267,7 +267,7 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
         return find_tokenizer(root)
     files = read_extra_files(root)
     if has_tokenizer(files):
-        return Tokenizer.from_files(add_format_file(files), f"{root}/")
+        return Tokenizer.from_files(files, f"{root}/")
     if find_tokenizer(root) is not None:
         raise FolderError(
             f"{root}: its tokenizer is not listed in {MANIFEST_FILE}, so it cannot be verified; copy the model again, "

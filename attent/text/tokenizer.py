@@ -13,7 +13,7 @@ from typing import NamedTuple
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
 from attent.text.language_tags import find_language
-from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, TokenizerError, Vocabulary, load_processor
+from attent.text.vocabulary import SentencePieceVocabulary, TokenizerError, Vocabulary
 
 __all__ = ["Tokenizer", "TokenizerError", "Vocabulary"]
 
@@ -219,13 +219,3 @@ def build_own_files(model: bytes) -> dict[str, bytes]:
 
 def encode_format(name: str) -> bytes:
     return json.dumps({"format": name}).encode()
-
-
-def add_format_file(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """Add the format file, which attent 0.1.0 did not write: a single `tokenizer.model` with `ESCAPE` was its own."""
-    others = set(TOKENIZER_FORMATS[2].optional_files) & files.keys()
-    if JOINT_FILES[0] not in files or others:
-        return files
-    processor = load_processor(files[JOINT_FILES[0]], JOINT_FILES[0])
-    is_own = processor.piece_to_id(ESCAPE) != processor.unk_id()
-    return {**files, **build_own_files(files[JOINT_FILES[0]])} if is_own else files

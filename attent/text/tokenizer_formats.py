@@ -333,27 +333,22 @@ class WhisperVocabulary(FastVocabulary):
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         pieces = super().to_pieces(ids)
+        seconds = [(i - self.timestamps.start) * TIMESTAMP_SECONDS for i in ids]  # since the start of the window
         return [
-            f"<|{self.get_seconds(i):.2f}|>" if i in self.timestamps else piece
-            for i, piece in zip(ids, pieces, strict=True)
+            f"<|{time:.2f}|>" if i in self.timestamps else piece
+            for i, time, piece in zip(ids, seconds, pieces, strict=True)
         ]
-
-    def get_seconds(self, timestamp_id: int) -> float:
-        """Return the time of a timestamp token, since the start of the window."""
-        return (timestamp_id - self.timestamps.start) * TIMESTAMP_SECONDS
 
 
 def build_prompt(
-    vocabulary: WhisperVocabulary, language: str | None, task: WhisperTask = "transcribe", timestamps: bool = False
+    vocabulary: WhisperVocabulary, language: str | None, task: WhisperTask = "transcribe"
 ) -> tuple[int, ...]:
-    """Return the target ids that follow `vocabulary.start` and tell Whisper what to do.
+    """Return the target ids that follow `vocabulary.start` and tell Whisper what to do, without timestamps.
 
-    language    of the recording, such as "en"; None for a model of English only, which knows no languages and tasks
-    timestamps  whether each segment is enclosed in timestamps
+    `language` is that of the recording; None for a model of English only, which knows no languages and tasks.
     """
-    suffix = () if timestamps else (vocabulary.no_timestamps,)
     if language is None:
-        return suffix
+        return (vocabulary.no_timestamps,)
     if task not in vocabulary.task_ids:
         raise TokenizerError(f"the task must be one of {', '.join(vocabulary.task_ids)}, but is {task!r}; give another")
-    return (vocabulary.get_tag_id(language), vocabulary.task_ids[task], *suffix)
+    return (vocabulary.get_tag_id(language), vocabulary.task_ids[task], vocabulary.no_timestamps)

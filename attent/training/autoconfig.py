@@ -1,5 +1,4 @@
-"""Defaults chosen from the amount of data and the device (model size, dropout, schedule), and estimates of training
-time.
+"""Defaults chosen from the amount of data and the device: model size, dropout, schedule.
 
 The rules of thumb are few; docs/log.md says how each was found.
 """
@@ -9,26 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 
 from attent import settings
-from attent.data.batch_plan import BatchConfig, Layout
-from attent.data.estimate import CorpusEstimate, TextPairs, TokenEstimate, TokenRows, TrainingEstimate, estimate_tokens
-from attent.data.loader import PairLoader
-from attent.data.token_store import TokenSequences, TokenStore
-from attent.models import ModelConfig, Seq2SeqConfig, build, presets
+from attent.data.batch_plan import Layout
+from attent.models import ModelConfig, Seq2SeqConfig, presets
 from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
 from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
-from attent.training.distributed import DistributedContext
-from attent.training.hardware import activate_device, get_device_name, pick_precision, pick_threads
-from attent.training.loop import Trainer
-from attent.training.objective import Seq2SeqObjective
+from attent.training.hardware import pick_precision
 from attent.training.schedule import compute_paper_lr
 
 T = TypeVar("T")
@@ -75,7 +67,6 @@ MEASURE_SECONDS = 2.0
 BUDGET_MARGIN = 0.97  # of --minutes: checkpoints, curves and the model card
 MAX_SCORING_SHARE = 0.4  # of --minutes: an estimate from an untrained model must not take more
 VALID_SHARE = SAVE_SHARE = 0.1  # of the time, unless the user chooses when to validate and when to save
-TIME_MARGIN = 0.7, 1.6  # few steps are measured, and other programs run too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,16 +157,6 @@ def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.d
     return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
 
 
-def choose_batch_tokens(size: Size, device_type: str) -> int:
-    return CPU_BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_BY_SIZE[size]
-
-
-def choose_steps(recipe: Recipe, num_tokens: int, batch_tokens: int, divisor: int = 1) -> int:
-    """Steps of a recipe; `num_tokens` of the larger side, per epoch; fine-tuning takes a `divisor` of them."""
-    num_steps = math.ceil(recipe.epochs / divisor * (num_tokens / batch_tokens))
-    return min(MAX_STEPS, max(MIN_STEPS // divisor, num_steps))
-
-
 def fill_train_config(
     train: TrainConfig,
     size: Size | None,
@@ -186,10 +167,12 @@ def fill_train_config(
     finetune: bool = False,
 ) -> TrainConfig:
     """Replace every None of a translation model's training config."""
-    batch = train.batch_tokens or choose_batch_tokens(size or "small", device.type)
+    default_batch = CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"]
+    batch = train.batch_tokens or default_batch
     recipe = choose_recipe(data_size.num_examples, device.type)
     divisor = FINETUNE_DIVISOR if finetune else 1
-    steps = train.steps or choose_steps(recipe, data_size.num_tokens, batch * train.accumulate, divisor)
+    estimate = math.ceil(recipe.epochs / divisor * (data_size.num_tokens / (batch * train.accumulate)))
+    steps = train.steps or min(MAX_STEPS, max(MIN_STEPS // divisor, estimate))
     warmup = train.warmup if train.warmup is not None else max(1, min(4_000, steps // 4))
     # Equation 3, without a higher rate after a short warm-up; up to doubled for small models, as in the paper's own
     # code (tensor2tensor), given enough steps.
@@ -275,77 +258,3 @@ def plan_steps(seconds: float, step_seconds: float, scoring_seconds: float, vali
     """Return the steps that fit into `seconds` together with validations, checkpoints and the final scores."""
     usable = BUDGET_MARGIN * (seconds - min(scoring_seconds, MAX_SCORING_SHARE * seconds))
     return max(1, int(usable * (1 - (valid_share or VALID_SHARE)) / step_seconds))
-
-
-def estimate_corpus(
-    texts: TextPairs, num_pairs: int, num_characters: int, *, seconds: float = MEASURE_SECONDS
-) -> CorpusEstimate | None:
-    """Estimate tokens and training time of a corpus from a sample of its pairs; None if the sample is too small."""
-    sample = estimate_tokens(texts, num_pairs, num_characters)
-    if sample is None:
-        return None
-    training = estimate_training(sample.rows, sample.tokenizer, num_pairs, sample.estimate, seconds)
-    return CorpusEstimate(sample.estimate, training)
-
-
-def estimate_training(
-    rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, num_pairs: int, tokens: TokenEstimate, seconds: float
-) -> TrainingEstimate:
-    """Measure training steps for `seconds`, and extrapolate to the steps and the time limit of a run by default."""
-    device, threads = activate_device(None), torch.get_num_threads()
-    recipe = choose_recipe(num_pairs, device.type)
-    trainer = _build_trainer(recipe, rows, tokenizer, device)
-    try:
-        if device.type == "cpu":  # small models are often faster with one thread
-            count, times = pick_threads(lambda: trainer.measure_step_seconds(seconds / 2, min_steps=1))
-            step_seconds = times[count]
-        else:
-            step_seconds = trainer.measure_step_seconds(seconds)
-        device_name = get_device_name(device)
-    finally:
-        torch.set_num_threads(threads)
-    batches = trainer.train_batches
-    num_batches = batches.num_batches(0)
-    speed = sum(batches.get_batch(0, i).num_tokens for i in range(num_batches)) / num_batches / step_seconds
-    num_tokens = max(tokens.source_tokens, tokens.target_tokens)
-    batch_tokens = choose_batch_tokens(recipe.size, device.type)
-    steps = choose_steps(recipe, num_tokens, batch_tokens)
-    epochs_per_step = batch_tokens / num_tokens
-    step_seconds = epochs_per_step * tokens.total / speed
-    planned, max_seconds = steps, math.inf
-    if device.type == "cpu":
-        max_seconds = 60 * CPU_MINUTES
-        planned = min(steps, plan_steps(max_seconds, step_seconds, 0.0, None))
-    low, high = (round(min(max_seconds, steps * step_seconds * margin)) for margin in TIME_MARGIN)
-    return TrainingEstimate(
-        size=recipe.size,
-        parameters=sum(parameter.numel() for parameter in trainer.parameters.values()),
-        epochs=steps * epochs_per_step,
-        planned_epochs=planned * epochs_per_step,
-        device=device_name,
-        tokens_per_second=round(speed),
-        seconds=(low, high),
-    )
-
-
-def _build_trainer(
-    recipe: Recipe, rows: tuple[TokenRows, TokenRows], tokenizer: Tokenizer, device: torch.device
-) -> Trainer:
-    """A trainer on batches of pairs of similar length. It does not compile, which would take longer than measuring."""
-    batch_tokens = CPU_MICRO_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[recipe.size]
-    source, target = (TokenSequences.from_rows(side) for side in rows)
-    store = TokenStore.from_sequences(source, target, (tokenizer.source.pad, tokenizer.target.pad), "sample", Path())
-    config = BatchConfig(batch_tokens=batch_tokens, max_tokens=512, layout="bucketed", too_long="truncate")
-    train = TrainConfig(compile=False, rdrop=recipe.rdrop)
-    return Trainer(
-        build(getattr(presets, recipe.size)(tokenizer.target.size)),
-        tokenizer,
-        fill_defaults(train, device, batch_tokens=batch_tokens, steps=1, warmup=1, lr=1e-4),
-        PairLoader(store, config),
-        None,
-        None,
-        Path(),
-        DistributedContext(device),
-        lambda event: None,
-        make_objective=Seq2SeqObjective,
-    )

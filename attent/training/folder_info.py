@@ -1,4 +1,4 @@
-"""Description of a model folder: the model, its tokenizer, and the progress of its training.
+"""Description of a model folder: the model, its tokenizer, and the progress of its training, as rows of text.
 
 Reads only. Every checksum of the model is verified; checkpoints are only listed.
 """
@@ -6,25 +6,26 @@ Reads only. Every checksum of the model is verified; checkpoints are only listed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attent import interop, settings
 from attent.decoding.engines.ctranslate2 import find_ignored_conversions
-from attent.formatting import format_count
+from attent.formatting import format_bytes, format_count
 from attent.interop import MODEL_DESCRIPTIONS, get_model_kind, hf_folder
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import ImageConfig, StackConfig, get_attention_layers
+from attent.scoring.metrics import format_metrics
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
 from attent.training.checkpoint import list_steps
-from attent.training.config import flatten_settings
+from attent.training.config import UserSettings, flatten_settings
 from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, Event, Progress, Started, Validated
 from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
@@ -35,143 +36,90 @@ SHOWN_SETTINGS = (
     "train.batch_tokens", "train.lr", "train.warmup", "train.schedule", "train.label_smoothing",
     "model.encoder.dropout", "model.stack.dropout", "train.ema", "train.seed",
 )  # fmt: skip
-PART_NAMES = {
-    "source_embedding": "source embedding",
-    "target_embedding": "target embedding",
-    "embedding": "embedding",
-    "segment_embedding": "segment embedding",
-    "patch_embedding": "patches",
-    "class_token": "class token",
-    "encoder": "encoder",
-    "decoder": "decoder",
-    "memory_projection": "projection to the decoder",
-    "ctc_output": "CTC output",
-    "masked_lm": "masked LM head",
-    "pooler": "pooler",
-    "classifier": "classifier",
-    "output": "output",
-}
 MODEL_KINDS = {
     "seq2seq": "encoder-decoder Transformer",
     "causal": "decoder-only Transformer (language model)",
     "encoder": "encoder-only Transformer (text)",
     "vision": "encoder-only Transformer (images)",
 }
-SPAN_MODEL_COMMANDS = ("train --from", "fill", "look")  # of a model trained on span corruption
+SPAN_MODEL_COMMANDS = ("train --from", "look")  # of a model trained on span corruption
+STOP_REASONS = {"steps": "complete", "patience": "stopped early, no improvement", "stopped": "stopped by the user"}
+MAX_LABELS = 8
+
+Rows = Iterator[tuple[str, str]]  # (label, text); a row without a label continues the one before
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    kind: str
-    saved_by: str  # "attent", "Hugging Face"
-    encoder: dict[str, Any] | None
-    decoder: dict[str, Any] | None
-    vocabulary: int | None
-    target_vocabulary: int | None
-    images: str  # input of an image model, else ""
-    labels: tuple[str, ...]
-    commands: tuple[str, ...]  # of attent that use it
-    parameters: int
-    parts: dict[str, int]  # parameters; shared ones count once
-    precision: str
-    has_checksums: bool  # which were verified; Hugging Face folders have none
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerInfo:
-    kind: str
-    joint: bool
-    source_size: int
-    target_size: int
-    languages: tuple[str, ...]  # with a tag
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingInfo:
-    settings: dict[str, Any]  # `SHOWN_SETTINGS` of run.toml
-    checkpoints: tuple[int, ...]  # steps
-    step: int | None  # the last in the log
-    stop_reason: str | None
-    last_validation: dict[str, Any] | None
-    best_validation: dict[str, Any] | None
-    weights: str | None  # of a complete run: which were chosen
-    scores: tuple[dict[str, Any], ...]  # of a complete run
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FolderInfo:
-    folder: str
-    bytes: int
-    state_bytes: int  # of checkpoints and data, needed only for resuming
-    model: ModelInfo | None
-    tokenizer: TokenizerInfo | None
-    training: TrainingInfo | None
-    problems: tuple[str, ...]
-    ignored_conversions: tuple[str, ...]  # CTranslate2 conversions that came with the folder, which are never used
+    rows: list[tuple[str, str]]
+    problems: list[str]  # damage
 
 
 def inspect_folder(folder: Path) -> FolderInfo:
-    """Describe a folder; damage is listed in `problems`, and a folder without a model or a run is an error."""
+    """Describe a folder; a folder without a model or a run is an error."""
     root = folder.expanduser()
     problems: list[str] = []
-    training = inspect_training(root, problems)
-    model = None
+    run = _read_run(root / RUN_FILE, problems)
+    training = list(_describe_training(root, run, problems))
+    rows = [("folder", str(folder)), *_describe_sizes(root)]
     try:
-        model = inspect_model(root, str(folder))
+        rows += _describe_model(interop.load(str(folder)), root, run)  # verifies the checksums of attent folders
     except FolderError as error:
-        if training is None:
+        if not training:
             raise
         if any((root / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE)):
             problems.append(str(error))
-    if model is not None and training is not None and training.settings.get("task") == "spans":
-        model = replace(model, commands=SPAN_MODEL_COMMANDS)
-    tokenizer = inspect_tokenizer(root, problems)
-    sizes = _measure_sizes(root)
-    return FolderInfo(
-        folder=str(folder),
-        bytes=sum(sizes.values()),
-        state_bytes=sizes[STATE_FOLDER],
-        model=model,
-        tokenizer=tokenizer,
-        training=training,
-        problems=tuple(problems),
-        ignored_conversions=tuple(path.name for path in find_ignored_conversions(root)),
-    )
+        rows.append(("model", "none, or none that can be read"))
+    rows += _describe_tokenizer(root, problems)
+    return FolderInfo([*(("PROBLEM", problem) for problem in problems), *rows, *training], problems)
 
 
-def inspect_model(root: Path, name: str) -> ModelInfo:
-    model = interop.load(name)  # verifies the checksums of attent folders
-    is_ours, kind = hf_folder.is_attent_folder(root), MODEL_KINDS[model.config.kind]
+def _describe_sizes(root: Path) -> Rows:
+    """Sum the bytes of all files; links and files that vanish meanwhile count as nothing."""
+    sizes: Counter[str] = Counter()  # by top-level entry
+    for path in root.rglob("*"):
+        try:
+            if path.is_file() and not path.is_symlink():
+                sizes[path.relative_to(root).parts[0]] += path.stat().st_size
+        except OSError:
+            continue
+    state = sizes[STATE_FOLDER]
+    resuming = f", of which {format_bytes(state)} only for resuming ({STATE_FOLDER}/)" if state else ""
+    yield "on disk", format_bytes(sizes.total()) + resuming
+    for path in find_ignored_conversions(root):
+        cache_note = "conversions made from the weights are kept in the user's cache"
+        yield "ignored", f"{path.name}/, which has no checksum here; {cache_note}"
+
+
+# ---- model and tokenizer ---------------------------------------------------------------------------------------------
+
+
+def _describe_model(model: Model, root: Path, run: Mapping[str, Any]) -> Rows:
+    is_ours, config, kind = hf_folder.is_attent_folder(root), model.config, MODEL_KINDS[model.config.kind]
     if isinstance(model, Seq2Seq):
         kind = kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
+    yield "model", f"{kind}, saved by {'attent' if is_ours else 'Hugging Face'}"
+    yield "", "all checksums match" if is_ours else "no checksums (Hugging Face format)"
+    commands = SPAN_MODEL_COMMANDS if run.get("task") == "spans" else _list_commands(model)
+    yield "use with", ", ".join(f"attent {command}" for command in commands)
+    stacks = {name: _describe_stack(stack) for name, stack in get_stack_configs(config).items()}
+    yield from [("both stacks", stacks["encoder"])] if len({*stacks.values()}) < len(stacks) else stacks.items()
+    image = model.config.frontend if isinstance(model, Seq2Seq) else config
+    if isinstance(image, ImageConfig):
+        yield "images", _describe_images(image)
+    vocab, output_vocab = getattr(config, "vocab", None), getattr(config, "output_vocab", None)
+    if vocab is not None:
+        yield "vocabulary", f"{vocab:,}" + (f" and {output_vocab:,}" if output_vocab not in (None, vocab) else "")
+    if labels := getattr(config, "labels", ()):
+        yield "labels", f"{len(labels):,}: {', '.join(labels[:MAX_LABELS])}{' ...' * (len(labels) > MAX_LABELS)}"
     counts: Counter[str] = Counter()
-    for parameter_name, parameter in model.named_parameters():
-        counts[parameter_name.partition(".")[0]] += parameter.numel()
-    shared = getattr(model.config, "share_embeddings", False)
-    part_names = PART_NAMES | ({"source_embedding": "embedding"} if shared else {})
-    stacks = {name: _describe_stack(config) for name, config in get_stack_configs(model.config).items()}
-    return ModelInfo(
-        kind=kind,
-        saved_by="attent" if is_ours else "Hugging Face",
-        encoder=stacks.get("encoder"),
-        decoder=stacks.get("decoder"),
-        vocabulary=getattr(model.config, "vocab", None),
-        target_vocabulary=getattr(model.config, "output_vocab", None),
-        images=_describe_images(model),
-        labels=getattr(model.config, "labels", ()),
-        commands=_list_commands(model),
-        parameters=counts.total(),
-        parts={label: counts[name] for name, label in part_names.items() if counts[name]},
-        precision=str(next(model.parameters()).dtype).removeprefix("torch."),
-        has_checksums=is_ours,
-    )
+    for name, parameter in model.named_parameters():  # shared ones count once
+        counts[name.partition(".")[0].replace("_", " ")] += parameter.numel()
+    yield "parameters", f"{counts.total():,} in {str(next(model.parameters()).dtype).removeprefix('torch.')}"
+    yield "", ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def _describe_images(model: Model) -> str:
-    config = model.config.frontend if isinstance(model, Seq2Seq) else model.config
-    if not isinstance(config, ImageConfig):
-        return ""
+def _describe_images(config: ImageConfig) -> str:
     color = {1: "grayscale", 3: "RGB"}.get(config.channels, f"{config.channels} channels")
     patches = f"{format_count(config.num_patches, 'patch', 'patches')} of {config.patch_size} x {config.patch_size}"
     fit = "center crop" if config.fit == "crop" else "resized to a square"
@@ -187,112 +135,87 @@ def _list_commands(model: Model) -> tuple[str, ...]:
     return (*fill, *(("classify",) if model.config.labels else ()), "embed", "look")
 
 
-def _describe_stack(config: EncoderStackConfig | DecoderStackConfig) -> dict[str, Any]:
+def _describe_stack(config: EncoderStackConfig | DecoderStackConfig) -> str:
+    size = f"{format_count(config.layers, 'layer')}, width {config.width:,}"
     if not isinstance(config, StackConfig):
-        return {"layers": config.layers, "width": config.width, "description": config.description}
-    return {
-        "layers": config.layers,
-        "width": config.width,
-        "heads": config.heads,
-        "pruned": config.num_removed_heads,
-        "compatibility": config.compatibility,
-        "ffn_width": config.ffn_width,
-        "activation": config.activation,
-        "positions": config.positions.kind,
-        "norm": f"{config.norm_order}-{config.norm}",
-    }
+        return f"{size}, {config.description}"
+    heads = format_count(config.heads, "head") + " (additive)" * (config.compatibility == "additive")
+    pruned = f" ({config.num_removed_heads} pruned in all layers)" if config.num_removed_heads else ""
+    return (
+        f"{size}, {heads}{pruned}, FFN width {config.ffn_width:,}, {config.activation}, "
+        f"{config.positions.kind} positions, {config.norm_order}-{config.norm} norm"
+    )
 
 
-def inspect_tokenizer(root: Path, problems: list[str]) -> TokenizerInfo | None:
+def _describe_tokenizer(root: Path, problems: list[str]) -> Rows:
     try:
         tokenizer = read_tokenizer(root)
     except (FolderError, TokenizerError, OSError, ImportError) as error:  # ImportError: tokenizer.json needs an extra
         problems.append(f"the tokenizer cannot be read: {error}")
-        return None
+        return
     if tokenizer is None:
-        return None
+        return
     kind = "Marian (SentencePiece)" if "source.spm" in tokenizer.files else "tokenizer.json"
-    return TokenizerInfo(
-        kind="SentencePiece" if isinstance(tokenizer.source, SentencePieceVocabulary) else kind,
-        joint=tokenizer.joint,
-        source_size=tokenizer.source.size,
-        target_size=tokenizer.target.size,
-        languages=tokenizer.source.tags,
-        sha256=tokenizer.fingerprint,
-    )
+    kind = "SentencePiece" if isinstance(tokenizer.source, SentencePieceVocabulary) else kind
+    sizes = [tokenizer.source.size] if tokenizer.joint else [tokenizer.source.size, tokenizer.target.size]
+    yield "tokenizer", f"{kind}, {' and '.join(f'{size:,}' for size in sizes)} pieces"
+    if tags := tokenizer.source.tags:
+        yield "", f"target languages: {', '.join(tags)}"
+    yield "", f"SHA-256 {tokenizer.fingerprint[:16]}…"
 
 
-def inspect_training(root: Path, problems: list[str]) -> TrainingInfo | None:
-    state, run, log = root / STATE_FOLDER, root / RUN_FILE, root / LOG_FILE
-    if not (state.is_dir() or run.is_file() or log.is_file()):
-        return None
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _describe_training(root: Path, run: Mapping[str, Any], problems: list[str]) -> Rows:
+    state, log, events = root / STATE_FOLDER, root / LOG_FILE, list[Event]()
+    if not (state.is_dir() or (root / RUN_FILE).is_file() or log.is_file()):
+        return
     try:
         events = read_events(log)
     except OSError as error:
-        events = []
         problems.append(f"{log}: cannot be read ({error.strerror}); check its permissions")
-    progress = _summarize_events(events)
-    return TrainingInfo(
-        settings=_read_settings(run, problems),
-        checkpoints=tuple(list_steps(state)) if state.is_dir() else (),
-        **progress,
-        **_read_finished(state / FINISHED_FILE, progress["step"], problems),
-    )
+    step = max((e.step for e in events if isinstance(e, Progress | Validated | Ended)), default=None)
+    phases = [event for event in events if isinstance(event, Started | Progress | Ended)]  # notes may follow the end
+    steps = list_steps(state) if state.is_dir() else []
+    if step is not None:
+        status = STOP_REASONS[phases[-1].reason] if phases and isinstance(phases[-1], Ended) else ""
+        yield "training", f"{format_count(step, 'step')}; {status or 'running or interrupted'}"
+    yield "checkpoints", f"{len(steps):,}, the newest at step {steps[-1]:,}" if steps else "none"
+    validated = [event for event in events if isinstance(event, Validated)]
+    best = [event for event in validated if event.best]
+    for label, validation in (("last validated", validated[-1:]), ("best", best[-1:])):
+        for event in validation:
+            yield label, f"step {event.step:,}: loss {event.loss:.3f}, {format_metrics(event.metrics)}".rstrip(", ")
+    yield from _describe_scores(state / FINISHED_FILE, step, problems)
+    if shown := [f"{name.removeprefix('train.')} {_join(run[name])}" for name in SHOWN_SETTINGS if run.get(name)]:
+        yield RUN_FILE, ", ".join(shown)
 
 
-def _read_finished(path: Path, step: int | None, problems: list[str]) -> dict[str, Any]:
-    """Read the summary of a complete run; empty if training has continued since."""
-    summary: dict[str, Any] = {}
+def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
+    """Yield the scores of a complete run, unless training has continued since."""
     try:
         summary = settings.read_json(path) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
-    if step is not None and summary.get("step") != step:
-        summary = {}
-    scores = summary.get("scores")
-    return {
-        "weights": summary.get("weights"),
-        "scores": tuple(item for item in scores if isinstance(item, dict)) if isinstance(scores, list) else (),
-    }
+        return
+    if summary and step in (None, summary["step"]):
+        yield "weights", summary["weights"]
+        for scores in summary["scores"]:
+            count = format_count(scores["num_examples"], scores["unit"])
+            losses = [f"{name} {scores['metrics'][name]:.3f}" for name in ("loss",) if name in scores["metrics"]]
+            metrics = ", ".join(filter(None, [*losses, format_metrics(scores["metrics"])]))
+            yield "scores", f"{scores['split']} {scores['name']} of {count}: {metrics}"
 
 
-def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_run(path: Path, problems: list[str]) -> UserSettings:
+    """Return the settings of run.toml by their paths."""
     try:
-        tables = settings.read_toml_dict(path)
+        return dict(flatten_settings(settings.read_toml_dict(path))) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}
-    resolved = dict(flatten_settings(tables))
-    return {name: resolved[name] for name in SHOWN_SETTINGS if resolved.get(name) is not None}
 
 
-def _summarize_events(events: Sequence[Event]) -> dict[str, Any]:
-    validated = [event for event in events if isinstance(event, Validated)]
-    best = [event for event in validated if event.best]
-    phases = [event for event in events if isinstance(event, Started | Progress | Ended)]  # notes may follow the end
-    ended = phases[-1] if phases and isinstance(phases[-1], Ended) else None
-    return {
-        "step": max((e.step for e in events if isinstance(e, Progress | Validated | Ended)), default=None),
-        "stop_reason": ended.reason if ended else None,
-        "last_validation": _summarize_validation(validated[-1]) if validated else None,
-        "best_validation": _summarize_validation(best[-1]) if best else None,
-    }
-
-
-def _summarize_validation(event: Validated) -> dict[str, Any]:
-    loss = event.loss if event.loss == event.loss else None  # JSON has no NaN
-    return {"step": event.step, "loss": loss, "metrics": dict(event.metrics)}
-
-
-def _measure_sizes(root: Path) -> Counter[str]:
-    """Sum the bytes of each top-level entry; links and files that vanish meanwhile count as nothing."""
-    sizes: Counter[str] = Counter()
-    for path in root.rglob("*"):
-        try:
-            if path.is_file() and not path.is_symlink():
-                sizes[path.relative_to(root).parts[0]] += path.stat().st_size
-        except OSError:
-            continue
-    return sizes
+def _join(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import attent
-from attent.cli.info import format_page
 from attent.interop.export import convert_model
 from attent.models import Seq2Seq, presets
 from attent.nn import LSTMDecoderConfig, StackConfig
@@ -45,9 +44,9 @@ def test_a_run_states_its_architecture_and_recipe(folder: Path, arch: str, atten
     assert (run.train.clip_norm, run.train.compile) == (1.0, False)
     assert "bidirectional LSTM and LSTM" in (folder / arch / "card.md").read_text(encoding="utf-8")
     info = inspect_folder(folder / arch)
-    assert info.model.kind == "encoder-decoder LSTM"
-    assert ("look" in info.model.commands) == (arch == "lstm")
-    page = " ".join(" ".join(format_page(info)).split())
+    assert ("model", "encoder-decoder LSTM, saved by attent") in info.rows
+    assert ("attent look" in dict(info.rows)["use with"]) == (arch == "lstm")
+    page = " ".join(" ".join(row) for row in info.rows)
     assert f"run.toml task translate, arch {arch}, size tiny" in page
     assert f"decoder 2 layers, width 16, LSTM, {'no' if attention == 'none' else attention} attention" in page
 
@@ -72,7 +71,7 @@ def test_convolutions_train_translate_and_are_inspected(tmp_path: Path) -> None:
     train_small(tmp_path, "conv")
     run = read_run(tmp_path / "conv" / "run.toml")
     assert (run.arch, run.model.encoder.kind, run.data.layout, run.train.clip_norm) == ("conv", "conv", "bucketed", 1.0)
-    assert inspect_folder(tmp_path / "conv").model.kind == "encoder-decoder convolutions of 3 positions"
+    assert "encoder-decoder convolutions of 3 positions" in dict(inspect_folder(tmp_path / "conv").rows)["model"]
     translator = attent.Translator.load(tmp_path / "conv")
     (translation,) = translator.translate(["the big house"], alignment=True, beam_size=2)
     assert translation.alignment is not None

@@ -55,12 +55,6 @@ def test_json_has_every_label(model: str, capsys: pytest.CaptureFixture[str]) ->
     assert result["labels"][result["label"]] == result["probability"]
 
 
-def test_pairs_are_separated_by_a_tab(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", model, "The cat\tsat.", "--pairs"]) == 0
-    assert main(["classify", model, "The cat sat.", "--pairs"]) == 1
-    assert "two texts separated by a tab" in capsys.readouterr().err
-
-
 def test_images_are_classified_and_invalid_files_reported(
     vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,13 +137,9 @@ def test_a_model_without_labels_is_rejected_before_the_input_is_read(
     assert message in capsys.readouterr().err
 
 
-def test_texts_and_pairs_are_not_for_a_labelled_set(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, problem in (
-        (["A text"], "--data names a test set: leave the texts out"),
-        (["--pairs"], "--pairs is for lines of text: leave it out with --data"),
-    ):
-        assert main(["classify", "M", *arguments, "--data", "x.tsv"]) == 2
-        assert problem in capsys.readouterr().err
+def test_texts_are_not_for_a_labelled_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["classify", "M", "A text", "--data", "x.tsv"]) == 2
+    assert "--data names a test set: leave the texts out" in capsys.readouterr().err
 
 
 def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

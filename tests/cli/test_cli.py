@@ -4,8 +4,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,11 +22,10 @@ from attent.cli.look import LookFlags
 from attent.cli.score import ScoreFlags
 from attent.cli.translate import TranslateFlags
 from attent.decoding.options import DeviceOptions, SamplingOptions, SearchOptions
+from attent.formatting import format_count
 
 ROOT = Path(attent.__file__).parent.parent
 
-HEALTHY_TORCH = doctor.TorchInfo("2.13.0", "CPU only", (), 4, 0.5)
-HEALTHY_MACHINE = doctor.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, False)
 TORCH_PACKAGE = doctor.Package("torch", "", ">=2.11", "2.13.0+cpu")
 
 
@@ -69,7 +69,7 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
     switches = {"--no-compile", "--no-shard", "--no-tags", "--no-tensorboard"}
     expected: dict[str, set[str]] = {
-        "compare": switches, "train": switches, "data": {"--no-estimate"},
+        "compare": switches, "train": switches,
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
         **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
     }  # fmt: skip
@@ -217,7 +217,7 @@ def test_closed_pipe_is_silent(arguments: str) -> None:
         (">&-", "--version", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
         (">&-", "translate M", 1, "attent: error: standard output is closed; redirect it to a file, or to /dev/null\n"),
         ("<&-", "--version", 0, ""),
-        ("<&-", "data - --no-estimate", 1, "attent: error: standard input is closed; redirect it from a file, or "),
+        ("<&-", "data -", 1, "attent: error: standard input is closed; redirect it from a file, or "),
         ("2>&-", "nonsense", 2, ""),
         ("<&- >&- 2>&-", "--help", 1, ""),
     ],
@@ -253,83 +253,45 @@ def test_every_extra_of_users_is_listed() -> None:
     assert tuple(name for name in extras if name not in ("all", "dev")) == doctor.EXTRAS
 
 
-def test_doctor_fits_a_terminal_of_80_columns() -> None:
-    from rich.console import Console
-
-    console = Console(width=80)
-    missing = tuple(doctor.Package(name, "serve", ">=1", None) for name in ("huggingface-hub", "onnxruntime"))
-    with console.capture() as shown:
-        console.print(*doctor.render_report(HEALTHY_MACHINE, HEALTHY_TORCH, missing), sep="\n")
-    rows = [line for line in shown.get().splitlines() if "pip install 'attent[serve]'" in line]
-    assert len(rows) == len(missing)  # none is wrapped
+def render(result: doctor.Examination, *packages: doctor.Package) -> list[str]:
+    return [line.plain for line in doctor.render_report(result, packages)]
 
 
-def test_doctor_is_not_ready_without_torch() -> None:
-    broken = doctor.TorchInfo(None, None, (), None, None, error="torch cannot be imported: no libgomp")
-    verdict = doctor.render_report(HEALTHY_MACHINE, broken, (TORCH_PACKAGE,))[-1].plain
-    assert verdict == "not ready: torch cannot be imported: no libgomp"
-
-
-def test_doctor_says_how_to_upgrade_an_old_package() -> None:
-    old = doctor.Package("torch", "", ">=2.11", "2.9.1")
-    assert list(doctor.find_problems(HEALTHY_TORCH, (old,))) == [
-        "torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
-    ]
-
-
-def test_doctor_reports_a_torch_build_without_gpu_support() -> None:
-    with_driver = doctor.SystemInfo("3.11", "Linux", "a processor", 4, 4, 2**34, 2**33, 2**36, True)
-    (advice,) = doctor.find_advice(with_driver, HEALTHY_TORCH, (TORCH_PACKAGE,))
-    assert "this torch is a CPU build" in advice
+def test_doctor_reports_packages_problems_and_advice() -> None:
+    old, missing = doctor.Package("pillow", "images", ">=12", "11.0"), doctor.Package("ray", "ray", ">=2", None)
+    result = doctor.Examination([("attent", "1.0")], device="CPU, 2 threads, float32")
+    doctor.check_packages(result, (TORCH_PACKAGE, old, missing))
+    lines = render(result, TORCH_PACKAGE, old, missing)
+    assert lines[:3] == ["attent     1.0", "", "core    torch   2.13.0+cpu"]
+    assert lines[3:5] == ["images  pillow  11.0, not >=12", "ray     ray     pip install 'attent[ray]'"]
+    assert lines[6] == "advice: pillow is 11.0, but must be >=12: pip install 'attent[images]'"
+    assert lines[-1] == "ready: CPU, 2 threads, float32"
+    doctor.check_packages(result, (doctor.Package("torch", "", ">=2.11", "2.9.1"),))
+    assert render(result)[-1] == "not ready: torch is 2.9.1, but must be >=2.11: pip install 'torch>=2.11'"
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("disk", "memory", "advice"),
     [
-        ({"disk_free": 2 * 2**30}, []),
-        ({"disk_free": 2 * 2**30 - 1}, ["only 2.0 GiB of disk space is free"]),
-        ({"memory_free": 2 * 2**30}, []),
-        ({"memory_free": 2 * 2**30 - 1}, ["only 2.0 GiB of memory is free"]),
+        (2 * 2**30, 2 * 2**30, []),
+        (2 * 2**30 - 1, 2 * 2**30, ["only 2.0 GiB of disk space is free in this folder: save models elsewhere"]),
+        (2 * 2**30, 2 * 2**30 - 1, ["only 2.0 GiB of memory is free: use small models"]),
     ],
 )
-def test_doctor_advises_below_its_minimum_only(changes: dict[str, int], words: list[str]) -> None:
-    found = list(doctor.find_advice(replace(HEALTHY_MACHINE, **changes), HEALTHY_TORCH, (TORCH_PACKAGE,)))
-    assert len(found) == len(words)
-    assert all(word in line for word, line in zip(words, found, strict=True))
+def test_doctor_advises_below_its_minimum_only(
+    monkeypatch: pytest.MonkeyPatch, disk: int, memory: int, advice: list[str]
+) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
+    monkeypatch.setattr(doctor, "measure_memory", lambda: (2**34, memory))
+    result = doctor.Examination()
+    doctor.check_machine(result)
+    assert result.advice == advice
+    assert ("memory", "2.0 GiB free of 16.0 GiB") in result.rows
 
 
-def test_doctor_report_has_every_fact() -> None:
-    gpu = doctor.Accelerator("H200", "cuda", 140 * 2**30, 139 * 2**30)
-    old = doctor.Package("pillow", "images", ">=12", "11.0")
-    torch = replace(HEALTHY_TORCH, devices=(gpu,), threads=1, bf16_speedup=1.3)
-
-    def render(torch: doctor.TorchInfo) -> list[str]:
-        return [line.plain for line in doctor.render_report(HEALTHY_MACHINE, torch, (TORCH_PACKAGE, old))]
-
-    lines = render(torch)
-    assert "device 0   H200 (cuda), 139.0 GiB free of 140.0 GiB" in lines
-    assert "torch      2.13.0, CPU only, 1 CPU thread" in lines
-    assert "bfloat16   fast (measured at 1.3x float32)" in lines
-    assert "memory     8.0 GiB free of 16.0 GiB" in lines
-    assert "images  pillow   11.0, not >=12" in lines
-    assert lines[-2].startswith("advice: pillow is 11.0, but must be >=12: ")
-    assert lines[-1] == "ready: H200, bfloat16"
-    assert render(replace(torch, devices=(), threads=2, bf16_speedup=1.29))[-1] == "ready: CPU, 2 threads, float32"
-    assert "bfloat16   not available" in render(replace(torch, bf16_speedup=None))
-
-
-def test_facts_about_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "read_text", lambda path: "processor: 0\nmodel name\t: A   fast  CPU\nmodel name: B")
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    machine = doctor.get_system_info()
-    assert machine.processor == "A fast CPU"
-    assert not machine.nvidia_driver
-    assert machine.cores >= machine.cores_usable >= 1
-    assert machine.memory_total >= machine.memory_free > 0
-    assert machine.disk_free > 0
-    assert machine.python.startswith(".".join(map(str, sys.version_info[:3])))
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
-    assert doctor.get_system_info().nvidia_driver
+    assert doctor.get_processor_name() == "A fast CPU"
     monkeypatch.setattr(doctor, "read_text", lambda path: "")
     for processor, kind, expected in (("x86", "arm", "x86"), ("", "arm", "arm"), ("", "", "unknown")):
         monkeypatch.setattr(doctor.platform, "processor", lambda value=processor: value)
@@ -337,19 +299,26 @@ def test_facts_about_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert doctor.get_processor_name() == expected
 
 
-def test_gpus_and_builds_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("speedup", "precision"), [(1.3, "bfloat16"), (1.29, "float32"), (None, "float32")])
+def test_torch_and_its_devices(monkeypatch: pytest.MonkeyPatch, speedup: float | None, precision: str) -> None:
     import torch
 
-    assert doctor.list_accelerators() == ()
-    for hip, cuda, build in (("6.2", None, "ROCm 6.2"), (None, "13.0", "CUDA 13.0"), (None, None, "CPU only")):
-        monkeypatch.setattr(torch.version, "hip", hip)
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        assert doctor._describe_torch_build() == build
+    monkeypatch.setattr("attent.training.hardware.measure_bf16_speedup", lambda kind: speedup)
+    result = doctor.Examination()
+    doctor.check_torch(result, has_driver=True)
+    assert "this torch is a CPU build" in result.advice[0]
+    assert result.device == f"CPU, {format_count(torch.get_num_threads(), 'thread')}, {precision}"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    doctor.check_torch(result, has_driver=True)
+    assert result.advice[1] == "torch is built for CUDA 13.0 but sees no GPU: check the driver with nvidia-smi"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 + index, 20))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((1 + index) * 2**30, 2 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_name", "GPU {}".format)
-    assert doctor.list_accelerators() == tuple(doctor.Accelerator(f"GPU {i}", "cuda", 20, 10 + i) for i in range(2))
+    doctor.check_torch(result, has_driver=True)
+    assert len(result.advice) == 2
+    assert ("device 0", "GPU 0 (cuda), 1.0 GiB free of 2.0 GiB") in result.rows
+    assert result.device == f"GPU 0, {precision}"
 
 
 def test_requirements_of_other_pythons_and_extras_are_ignored() -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 import attent
 from attent import cli
 from attent.cli.data import show_progress
-from attent.data.report_text import format_duration_range
 from tests.text.corpus import lines as corpus_lines
 
 ROOT = Path(attent.__file__).parent.parent
@@ -35,7 +34,7 @@ def write(path: Path, lines: list[str]) -> str:
 
 
 def run(*arguments: str) -> int:
-    return cli.main(["data", *arguments, "--src", "en", "--tgt", "de", "--no-estimate"])
+    return cli.main(["data", *arguments, "--src", "en", "--tgt", "de"])
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_swapped_sides_are_reported_with_the_remedy(tmp_path: Path, capsys: pyte
         ),
         (moses, f"exchange the names of {moses} and {tmp_path}/a.de"),
     ):
-        assert cli.main(["data", path, "--src", "en", "--tgt", "de", "--no-estimate", "--json"]) == 0
+        assert cli.main(["data", path, "--src", "en", "--tgt", "de", "--json"]) == 0
         (text,) = json.loads(capsys.readouterr().out)["language_problems"]
         assert text.startswith(f"{path}: the two sides look swapped (“")
         assert text.endswith(f"; if they are, {advice}")
@@ -201,29 +200,15 @@ def test_near_duplicates_ignore_word_order(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_stopped_clock_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[str] = []
-
-    @contextmanager
-    def status(_: str) -> Iterator[Callable[[str], None]]:
-        yield expected.append
-
-    monkeypatch.setattr("attent.cli.data._show_status", status)
+    monkeypatch.setattr("attent.cli.data.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    with show_progress() as tell:
-        tell(12)
-    assert expected[0].startswith("12 pairs, ")
+    with show_progress() as report:
+        report(12)
 
 
 def test_keep_all_is_shown(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(odd, "--keep-all") == 0
     assert "not applied: --keep-all" in capsys.readouterr().out
-
-
-def test_estimate_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["data", write(tmp_path / "c.tsv", GOOD), "--src", "en", "--tgt", "de"]) == 0
-    text = capsys.readouterr().out
-    assert "Estimate" in text
-    assert "tokens per second" in text
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -271,7 +256,7 @@ def test_error_is_one_sentence(
     arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = write(tmp_path / "c.tsv", GOOD)
-    assert cli.main(["data", *(argument.format(corpus=corpus) for argument in arguments), "--no-estimate"]) == 1
+    assert cli.main(["data", *(argument.format(corpus=corpus) for argument in arguments)]) == 1
     output = capsys.readouterr()
     assert output.out == ""
     assert expected in output.err
@@ -279,7 +264,7 @@ def test_error_is_one_sentence(
 
 
 def test_standard_input_is_a_hyphen(odd: str) -> None:
-    command = [sys.executable, "-m", "attent", "data", "-", "--no-estimate", "--json"]
+    command = [sys.executable, "-m", "attent", "data", "-", "--json"]
     with open(odd, "rb") as lines:
         done = subprocess.run(command, stdin=lines, cwd=ROOT, capture_output=True, check=True)
     assert json.loads(done.stdout)["pairs"] == 305
@@ -287,7 +272,7 @@ def test_standard_input_is_a_hyphen(odd: str) -> None:
 
 def test_help_and_report_do_not_import_torch(odd: str) -> None:
     report = "import atexit\natexit.register(lambda: print('LOADED', 'torch' in sys.modules))"
-    for arguments in (["data", "--help"], ["data", odd, "--no-estimate"]):
+    for arguments in (["data", "--help"], ["data", odd]):
         code = f"import sys\n{report}\nfrom attent.cli import main\nsys.exit(main({arguments!r}))"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert "LOADED False" in done.stdout
@@ -295,20 +280,6 @@ def test_help_and_report_do_not_import_torch(odd: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no head")
 def test_closed_pipe_is_no_error(odd: str) -> None:
-    command = f"{sys.executable} -m attent data {odd} --no-estimate | head -1"
+    command = f"{sys.executable} -m attent data {odd} | head -1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-
-
-# ---- formatting ------------------------------------------------------------------------------------------------------
-
-
-def test_ranges_of_time_are_rounded() -> None:
-    assert format_duration_range(100, 200) == "2 to 3 minutes"
-    assert format_duration_range(7_000, 16_000) == "2 to 4 hours"
-    assert format_duration_range(10, 40) == "10 to 40 seconds"
-    assert format_duration_range(30_000, 400_000) == "up to 5 days"
-    assert format_duration_range(89, 89) == "about 89 seconds"
-    assert format_duration_range(60, 90) == "1 to 2 minutes"
-    assert format_duration_range(0, 0) == "up to 1 seconds"
-    assert format_duration_range(600, 4_000) == "10 to 67 minutes"

@@ -18,7 +18,7 @@ $ attent qqqq
 2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, score, serve, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
-$ attent info --jsno
+$ attent fill M x --jsno
 2 Unknown option: --jsno. Did you mean --json?
 $ attent doctor now
 2 unexpected argument `now`
@@ -28,8 +28,6 @@ $ attent average a --out new --last 0
 1 `--last` must be 2 or more, but is 0; raise it
 $ attent classify M "A text" --data x.tsv
 2 --data names a test set: leave the texts out
-$ attent classify M --data set.tsv --pairs
-2 --pairs is for lines of text: leave it out with --data, whose sets have one text per label
 $ attent classify M "A text" --top 0
 2 --top must be 1 or more, but is 0
 $ attent classify nowhere "A text"

@@ -62,6 +62,8 @@ def test_entry_is_filled_and_flagged(before: str, expected: str) -> None:
         '# c\n#~ msgctxt "x"\n#~ msgid ""\n#~ "a"\n#~ msgid_plural "b"\n#~ msgstr[0] ""\n',
         '#~| msgid "old"\n#~ msgid "a"\n#~ msgstr ""\n\n# at the end, \xe9',
         'msgctxt "x"\nmsgid ""\nmsgstr ""\n',
+        'msgid " \\n"\nmsgstr ""\n',
+        'msgid " "\nmsgid_plural "a"\nmsgstr[0] ""\n',
         'domain "x"\n\nmsgid "a"\nmsgstr "b"',
     ],
 )
@@ -127,6 +129,8 @@ def test_plurals_without_a_rule_are_not_filled(rule: str, reason: str) -> None:
     [
         (f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n', "some of its plural forms are translated"),
         (f'{PLURAL}msgstr[0] ""\nmsgstr[1] ""\nmsgstr[2] ""\n', "it has 3 plural forms, but the header says 2"),
+        ('msgid "a"\nmsgid_plural ""\nmsgstr[0] ""\nmsgstr[1] ""\n', "its msgid_plural is empty"),
+        ('msgid "a"\nmsgid_plural " "\nmsgstr[0] ""\n', "its msgid_plural is empty"),
         (f'{PLURAL}msgstr[1] ""\n', "its plural forms are not numbered from 0"),
         (
             'msgid "\\n%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n',

@@ -99,6 +99,8 @@ def test_translated_and_empty_units_are_unchanged(unit: str) -> None:
         (make_unit_12("<source>a</source><target/>", ' approved="yes"'), "its empty target is approved"),
         (make_unit_12('<source>a</source><target state="final"/>'), "its empty target is approved"),
         (make_unit_12("<source>a</source><target><!-- why --></target>"), "its empty target contains a comment"),
+        (make_unit_12("<source>a</source><seg-source> </seg-source>"), "its seg-source is empty"),
+        (make_unit_12('<source>a</source><seg-source><mrk mtype="seg"/><x/></seg-source>'), "its seg-source is empty"),
         (make_unit_12('<source>a <ph id="1"><sub>b</sub></ph> c</source>'), "text inside markup"),
         (make_unit_12('<source>a <q:x xmlns:q="urn:q"/> c</source>'), "it contains <q:x>"),
         (make_xliff_20("<segment><source>a</source></segment>", ' translate="no"'), 'translate="no"'),

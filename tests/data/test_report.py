@@ -16,11 +16,9 @@ from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
 from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
-from attent.data.estimate import MIN_PAIRS, CorpusEstimate, TokenEstimate, TrainingEstimate, estimate_tokens
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, summarize_lengths
 from attent.data.report_text import render_report
-from attent.training.autoconfig import estimate_corpus
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
 VERBS = "sees likes finds follows draws remembers".split()
@@ -184,18 +182,6 @@ def test_duplicates_across_corpora_without_language(tmp_path: Path) -> None:
     assert survey.build_report().count_dropped("duplicates") == 1
 
 
-def test_keep_all_sample_has_all_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = [f"{a}\t{b}" for a, b in map(make_pair, range(20))]
-    path = write_lines(tmp_path / "c.tsv", [*good, good[0], "Only one side.\t", "x\t" + "y" * 5_000])
-    assert len(survey_file(path, keep_all=True).sample.pairs()) == 23
-    assert len(survey_file(path).sample.pairs()) == 20
-    monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 100)
-    path = write_lines(tmp_path / "d.tsv", [line for line in good for _ in range(200)])
-    sample = survey_file(path, keep_all=True).sample.pairs()
-    assert len(sample) == 100
-    assert len(set(sample)) > 15  # not only the few pairs with the lowest hashes
-
-
 def test_ignored_files_are_reported(tmp_path: Path) -> None:
     for name in ("train.tsv", "more.tsv", "x.en"):
         write_lines(tmp_path / name, ["Good day.\tGuten Tag."])
@@ -231,18 +217,6 @@ def test_chunk_without_pairs_does_not_end_reading(tmp_path: Path, monkeypatch: p
     path = write_lines(tmp_path / "c.tsv", [*["alone"] * 9, "Good day.\tGuten Tag.", *["alone"] * 8, "One\tEins"])
     report = survey_file(path).build_report()
     assert (report.pairs, report.bad_lines[0].count) == (2, 17)
-
-
-def test_sample_is_uniform_and_order_independent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(reports, "ESTIMATE_SAMPLE_SIZE", 50)
-    monkeypatch.setattr(reports, "CHUNK_PAIRS", 100)
-    lines = [f"{a}\t{b}" for a, b in map(make_pair, range(3_000))]
-    forward = survey_file(write_lines(tmp_path / "a.tsv", lines)).sample.pairs()
-    backward = survey_file(write_lines(tmp_path / "b.tsv", lines[::-1])).sample.pairs()
-    assert forward == backward
-    assert len(set(forward)) == 50
-    numbers = [lines.index(f"{a}\t{b}") for a, b in forward]
-    assert 900 < sum(numbers) / 50 < 2_100
 
 
 # ---- diagnostics -----------------------------------------------------------------------------------------------------
@@ -346,62 +320,3 @@ def test_json_has_every_field(corpus_with_faults: tuple[Path, dict[str, list[int
     assert data["test_sets"][0]["matches"][0]["test"]["line"] == 9
     assert {finding["name"]: finding["count"] for finding in data["dropped"]}["script"] == 6
     assert data["diagnostics"][0]["severity"] == 2
-
-
-# ---- estimates -------------------------------------------------------------------------------------------------------
-
-
-def test_estimate_has_tokens_and_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attent.training.autoconfig.CPU_MINUTES", 1e6)
-    sample = [make_pair(i) for i in range(600)]
-    result = estimate_corpus(
-        sample, num_pairs=6_000, num_characters=10 * sum(len(a) + len(b) for a, b in sample), seconds=0.01
-    )
-    assert result is not None
-    assert result.tokens.sampled_pairs == 600
-    word_count = sum(len(source.split()) for source, _ in sample) * 10
-    assert word_count < result.tokens.source_tokens < 4 * word_count
-    assert result.tokens.source_tokens == pytest.approx(
-        word_count * result.tokens.source_tokens_per_word + 6_000, rel=0.02
-    )
-    training = result.training
-    num_tokens = max(result.tokens.source_tokens, result.tokens.target_tokens)
-    assert (training.size, training.epochs) == ("tiny", 2_000 * 4_096 / num_tokens)  # the minimum number of steps
-    exact = result.tokens.total * training.epochs / training.tokens_per_second
-    assert training.seconds[0] < exact < training.seconds[1]
-
-
-@pytest.mark.parametrize(
-    ("planned", "epochs", "seconds", "expected"),
-    [
-        (16.2, 60.01, (1_800, 1_800), "about 30 minutes for about 16 of 60 epochs: at most 30 minutes on a CPU by"),
-        (0.021, 8.0, (1_800, 1_800), "for about 0.021 of 8 epochs: at most 30 minutes on a CPU by default"),
-        (1234.0, 1234.0, (300, 900), "5 to 15 minutes for 1,234 epochs, which are often enough"),
-    ],
-)
-def test_report_says_how_many_epochs_fit(
-    tmp_path: Path, planned: float, epochs: float, seconds: tuple[int, int], expected: str
-) -> None:
-    path = write_lines(tmp_path / "a.tsv", ["\t".join(make_pair(i)) for i in range(20)])
-    training = TrainingEstimate("tiny", 10**6, epochs, planned, "CPU, 1 thread", 5_000, seconds)
-    estimate = CorpusEstimate(TokenEstimate(100, 20, 200, 200, 1.0, 1.0), training)
-    assert expected in " ".join(render_report(survey_file(path).build_report(estimate)).split())
-
-
-def test_tokens_of_a_sample_are_counted_and_extrapolated() -> None:
-    texts = [make_pair(i) for i in range(MIN_PAIRS)]
-    sample = estimate_tokens(texts, 3 * MIN_PAIRS, 10_000)
-    assert sample is not None
-    source, target = (sum(map(len, rows)) for rows in sample.rows)
-    assert (sample.estimate.source_tokens, sample.estimate.target_tokens) == (3 * source, 3 * target)
-    assert sample.estimate.total == 3 * (source + target)
-    assert sample.estimate.vocab_size == sample.tokenizer.target.size
-    words = [sum(len(pair[side].split()) for pair in texts) for side in (0, 1)]
-    assert sample.estimate.source_tokens_per_word == round((source - MIN_PAIRS) / words[0], 2)
-    assert sample.estimate.target_tokens_per_word == round((target - MIN_PAIRS) / words[1], 2)
-    assert estimate_tokens(texts[1:], 1_000, 10_000) is None
-
-
-@pytest.mark.parametrize("texts", [[], [("", "")], [("A pair.", "Ein Paar.")] * 100])
-def test_tiny_corpus_has_no_estimate(texts: list[tuple[str, str]]) -> None:
-    assert estimate_corpus(texts, 0, 0) is None

@@ -15,11 +15,10 @@ from attent.models.config import mirror_encoder
 from attent.nn import StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary
-from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, span_model, vision_model
+from tests.decoding.encoder_models import bert_folder, causal_lm, encoder, sentencepiece, vision_model
 from tests.text.imported_tokenizers import sentencepiece_model
 
 TEXTS = ["The [MASK] sat.", "A dog [MASK] in the [MASK], and the bird sang!", "un[MASK]", "[MASK]", "the dog ([MASK])"]
-PAIRS = [("the cat sat", "a dog ran in the park ."), ("a", "b"), ("the bird sang on the tree", "!")]
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +52,16 @@ def test_masks_are_filled_as_transformers_would(tmp_path: Path) -> None:
             assert [prediction.word for prediction in predictions] == [name.removeprefix("##") for name in names]
 
 
-@pytest.mark.parametrize("texts", [["the cat sat", "a", "a dog ran in the park , and sang"], PAIRS])
-def test_texts_and_pairs_are_classified_as_transformers_would(tmp_path: Path, texts: list[str]) -> None:
+def test_texts_are_classified_as_transformers_would(tmp_path: Path) -> None:
     import transformers
 
+    texts = ["the cat sat", "a", "a dog ran in the park , and sang"]
     names = {0: "bad", 1: "good", 2: "odd"}
     folder = bert_folder(tmp_path / "bert", "SequenceClassification", id2label=names)
     reference = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for text, result in zip(texts, Predictor.load(folder, device="cpu").classify(texts), strict=True):
-        row = tokenizer(*([text] if isinstance(text, str) else text), return_tensors="pt")
+        row = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             probabilities = reference(**row).logits[0].softmax(-1)
         assert result.probabilities == pytest.approx({names[i]: float(probabilities[i]) for i in names}, abs=1e-5)
@@ -172,9 +171,6 @@ def test_long_texts_are_truncated_with_one_message(ours: Tokenizer) -> None:
     assert predictor.embed([long]).shape == (1, 16)
     assert messages[0] == "truncated 1 of 2 texts to the model's 32 positions"
     assert len(messages) == 2
-    truncated = predictor._encode_pair(*ours.source.encode([long, "A dog ran in the park."]))[1]
-    assert len(truncated.token_ids) == 32
-    assert ours.source.decode(truncated.token_ids).endswith("A dog ran in the park.")
     predictor.fill(["A [MASK] ran. " + long])
     with pytest.raises(ValueError, match="text 2 must have its masks among the first 32 tokens"):
         predictor.fill(["A [MASK]", long + "[MASK]"])
@@ -234,14 +230,12 @@ def test_invalid_inputs_raise_an_error(ours: Tokenizer) -> None:
     predictor = Predictor(encoder(ours, labels=("a", "b")), ours)
     with pytest.raises(ValueError, match="text 2 must have a mask"):
         predictor.fill(["The [MASK]", "The cat"])
-    with pytest.raises(ValueError, match="item 1 must be a text, or a pair of texts, but is a PosixPath"):
+    with pytest.raises(ValueError, match="item 1 must be a text, but is a PosixPath"):
         predictor.classify([Path("x.png")])
     with pytest.raises(ValueError, match="`top_k` must be 1 or more"):
         predictor.fill(["The [MASK]"], top_k=0)
     with pytest.raises(ValueError, match="`pooling` must be mean or class"):
         predictor.embed(["a"], pooling="max")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be an encoder for pairs"):
-        Predictor(causal_lm(ours), ours).embed([("a", "b")])
     assert MaskedText(("a",)).fill_masks([]) == "a"
 
 
@@ -256,28 +250,19 @@ def span_tokenizer() -> Tokenizer:
     return sentencepiece(controls=SENTINELS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["The <extra_id_0> sat on the <extra_id_1>.", "The [MASK] sat on the <mask>.", " The [MASK] sat on the [MASK]. "],
-)
-def test_a_span_model_fills_masks(span_tokenizer: Tokenizer, text: str) -> None:
-    result = Predictor(span_model(span_tokenizer), span_tokenizer).fill([text], top_k=2)[0]
-    assert result.text == "The cat sat on the mat."
-    assert [predictions[0].word for predictions in result.masks] == ["cat", "mat"]
-    assert result.masks[0][0].probability > 0.5
-
-
 def test_sentinels_are_read_as_in_training(span_tokenizer: Tokenizer) -> None:
     """Removing a span removes its space too."""
-    predictor, vocabulary = Predictor(span_model(span_tokenizer), span_tokenizer), span_tokenizer.source
+    vocabulary = span_tokenizer.source
+    masks = MaskTokens(vocabulary)
     whole = vocabulary.encode(["The cat sat on the mat."])[0]
     index = vocabulary.to_pieces(whole).index("▁cat")
-    assert predictor.encode_masked("The <extra_id_2> sat on the mat.") == [
+    assert masks.encode(masks.parse("The <extra_id_2> sat on the mat.")) == [
         *whole[:index], vocabulary.sentinels[2], *whole[index + 1 :]
     ]  # fmt: skip
-    assert predictor.encode_masked("The [MASK] <extra_id_0> [MASK]")[1:] == [vocabulary.sentinels[i] for i in (1, 0, 2)]
+    ids = masks.encode(masks.parse("The [MASK] <extra_id_0> [MASK]"))
+    assert ids[1:] == [vocabulary.sentinels[i] for i in (1, 0, 2)]
     with pytest.raises(ValueError, match=r"must have at most 3 masks.*but has 4"):
-        predictor.fill(["[MASK]" * 4])
+        masks.parse("[MASK]" * 4)
 
 
 def test_unknown_characters_are_not_masks() -> None:
@@ -295,7 +280,7 @@ def test_whitespace_around_a_text_changes_nothing(ours: Tokenizer) -> None:
     predictor = Predictor(encoder(ours, labels=("good", "bad")), ours)
     padded, plain = "  The cat [MASK]\t", "The cat [MASK]"
     assert torch.equal(predictor.embed([padded]), predictor.embed([plain]))
-    assert predictor.classify([padded, (padded, padded)]) == predictor.classify([plain, (plain, plain)])
+    assert predictor.classify([padded]) == predictor.classify([plain])
     assert predictor.fill([padded])[0].masks == predictor.fill([plain])[0].masks
     causal_predictor = Predictor(causal_lm(ours), ours)
     assert not torch.equal(

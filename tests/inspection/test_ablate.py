@@ -487,12 +487,15 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
     assert (out / "run.toml").read_text() == 'size = "tiny"\n'
     card = (out / "card.md").read_text()
     assert card.startswith("# A toy, pruned\n")
-    assert re.search(r"\| before \| [\d.]+ \| [\d.]+ \| 12 \| [\d,]+ \|\n\| pruned \| [\d.]+ \| [\d.]+ \| 0 \|", card)
-    assert card.index("## Pruning\n") < card.index("## Scores\n") < card.index("## Limits\n")
+    assert re.search(
+        r"Without 12 of 12 heads: [\d.]+ BLEU \(before: [\d.]+\), loss [\d.]+ \([\d.]+\), [\d,]+ param", card
+    )
+    assert "`decoder.blocks.0.self_attn`: 0 1, " in card
+    assert card.index("Removed heads") < card.index("## Scores\n") < card.index("## Limits\n")
     assert ", pruned" not in (folder / "card.md").read_text()
     run(out, selection="layers")  # can be ablated in turn
     again = (out / "card.md").read_text()
-    assert again.count("## Ablation\n") == again.count("## Pruning\n") == 1
+    assert again.count("## Ablation\n") == again.count("Removed heads") == 1
     assert again.startswith("# A toy, pruned\n")
 
 
@@ -501,8 +504,11 @@ def test_pruned_card_keeps_a_card_without_a_title() -> None:
     sizes = {"num_heads_before": 4, "parameters": 90, "parameters_before": 100}
     pruned = ablation_report.PruneResult(folder=Path("out"), max_bleu_drop=0.2, selection=selection, **sizes)
     card = ablation_report.build_pruned_card(Path("runs/toy"), "My notes.\n\n## Data\n\nMuch.\n", MIXED, pruned)
-    assert card.startswith("# toy, pruned\n\n`runs/toy` without 1 of its 4 heads, by attent. ")
-    assert card.index("My notes.\n") < card.index("## Pruning\n") < card.index("## Data\n\nMuch.\n")
+    assert card.startswith("# toy, pruned\n\n`runs/toy`, pruned by attent; ")
+    assert (
+        "Without 1 of 4 heads: 29.90 BLEU (before: 30.00), loss 1.000 (1.000), 90 parameters (100, 10.0% fewer)" in card
+    )
+    assert card.endswith("in their place.\n\nMy notes.\n\n## Data\n\nMuch.\n")
 
 
 @pytest.mark.usefixtures("letter_scores")

@@ -171,9 +171,11 @@ def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
 
 
 def test_missing_glyphs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.font_manager import fontManager
+
     figure = plot_heads(select_layers(document(["日本", "A"], ["B"]), "decoder.blocks.0.cross_attn"), heads=[0])
     plots.select_fonts.cache_clear()
-    monkeypatch.setattr(plots, "get_font_characters", lambda name: frozenset(map(chr, range(0x20, 0x2100))))
+    monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if font.name == "DejaVu Sans"])
     with pytest.warns(UserWarning, match=r"no installed font has 日本 \(2 characters\)"):
         save_figure(figure, tmp_path / "a.png")
     with warnings.catch_warnings():
@@ -278,14 +280,14 @@ def test_a_grid_has_a_row_per_layer_and_labels_at_its_edges() -> None:
 
 
 def test_figures_have_a_largest_size() -> None:
-    figure = plot_heads(document(layers=12, heads=16))
+    figure = plot_heads(document(layers=1, heads=16))
     size = (16.0 - 1.5) / 16
-    heights = [rows * (size + 0.15) + 0.9 for rows in (12, 12 * 6 / 7)]
+    heights = [rows * (size + 0.15) + 0.9 for rows in (1, 6 / 7)]
     assert figure.get_size_inches().tolist() == pytest.approx([16.0, sum(heights) + 0.3])
-    tall = plot_heads(document(layers=24, heads=2))
+    tall = plot_heads(document(layers=24, heads=1))
     rows = 24 + 24 * 6 / 7
     size = (30.0 - 1.2 * 2) / rows
-    assert tall.get_size_inches().tolist() == pytest.approx([2 * (size + 0.1) + 1.5, 30.0])
+    assert tall.get_size_inches().tolist() == pytest.approx([size + 0.1 + 1.5, 30.0])
     assert plots.create_figure(99, 99).get_size_inches().tolist() == [16.0, 30.0]
 
 

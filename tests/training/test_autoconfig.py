@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from attent.data.batch_plan import Layout
-from attent.data.estimate import TokenEstimate, TrainingEstimate
 from attent.models import Seq2SeqConfig, presets
 from attent.training import autoconfig
 from attent.training.autoconfig import DataSize, choose_model, describe_choices, fill_train_config
@@ -355,45 +354,6 @@ def test_validations_are_limited_unless_their_interval_is_given(requested: Train
 def test_checkpoints_are_limited_unless_their_interval_is_given(requested: TrainConfig, share: float) -> None:
     train = fill_train_config(requested, "tiny", presets.tiny(100), amount(100), CPU)
     assert train.save_share == share
-
-
-def estimate_training(source_tokens: int, target_tokens: int) -> TrainingEstimate:
-    rows = [[3, 4, 5, 6], [7, 8, 9]] * 20
-    tokens = TokenEstimate(100, 40, source_tokens, target_tokens, 1.0, 1.0)
-    return autoconfig.estimate_training((rows, rows), tokenizer(), 29_000, tokens, 0.0)
-
-
-def test_the_training_time_is_estimated_from_the_measured_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoconfig, "CPU_MINUTES", 1e6)
-    estimate = estimate_training(400_000, 600_000)
-    assert estimate.size == "tiny"
-    assert estimate.planned_epochs == estimate.epochs == pytest.approx(60, rel=1e-3)
-    total = 1_000_000 * 60 / estimate.tokens_per_second
-    assert estimate.seconds == pytest.approx((0.7 * total, 1.6 * total), rel=0.02)
-    assert estimate.device == "CPU, 1 thread"
-
-
-@pytest.mark.parametrize("tokens", [1_000, 600_000, 1_000_000_000])
-def test_the_estimate_has_the_steps_of_a_run(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoconfig, "CPU_MINUTES", 1e6)
-    data_size = DataSize(num_examples=29_000, num_tokens=tokens)
-    steps = fill_train_config(TrainConfig(), "tiny", presets.tiny(100), data_size, CPU).steps
-    assert estimate_training(tokens // 2, tokens).epochs * tokens == pytest.approx(4_096 * (steps or 0))
-
-
-def test_the_estimate_on_a_cpu_has_the_default_time_limit() -> None:
-    estimate = estimate_training(10**9, 10**9)
-    assert estimate.seconds == (1_800, 1_800)
-    usable = 1_800 * 0.97 * 0.9  # without validations
-    epochs = usable * estimate.tokens_per_second / (2 * 10**9)
-    assert estimate.planned_epochs == pytest.approx(epochs, rel=0.02, abs=4_096 / 10**9)
-
-
-def test_steps_are_measured_with_the_rdrop_of_the_recipe() -> None:
-    rows = [[3, 4, 5, 6], [7, 8, 9]] * 20
-    recipe = autoconfig.Recipe("tiny", 60, dropout=0.3, rdrop=5.0)
-    trainer = autoconfig._build_trainer(recipe, (rows, rows), tokenizer(), CPU)
-    assert trainer.config.rdrop == 5.0
 
 
 @pytest.mark.parametrize(

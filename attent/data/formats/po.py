@@ -283,7 +283,7 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             continue
         if entry.error != streams.TOO_LONG:
             _check_entry(entry, name)
-        if not entry.get_text("msgid"):
+        if not entry.get_text("msgid").strip():
             if number == 0 and entry.is_header:
                 plural_numbers = _read_header(entry, name, requested)
         elif all(form.text for form in entry.forms):
@@ -335,6 +335,8 @@ def _choose_sources(entry: _PoEntry, plural_numbers: list[set[int]] | str) -> li
     singular, plural, forms = entry.get_text("msgid"), entry.get_text("msgid_plural"), entry.forms
     if not entry.is_plural:
         return [singular]
+    if not plural.strip():
+        return "its msgid_plural is empty"
     if any(form.text for form in forms):
         return "some of its plural forms are translated"
     if isinstance(plural_numbers, str):

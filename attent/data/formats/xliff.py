@@ -194,6 +194,9 @@ class _XliffScanner:
         return True
 
     def _find_skip_reason(self, unit: XmlElement, target: XmlElement | None) -> str:
+        segmented = unit.find_child("seg-source")
+        if segmented is not None and not segmented.get_text().strip():
+            return "its seg-source is empty"
         settings = (element.attributes.get("translate") for element in (unit, *unit.get_ancestors()))
         if next(filter(None, settings), "yes") == "no":  # the nearest one, of the unit or its groups, decides
             return 'the file says translate="no"'

@@ -18,7 +18,6 @@ from attent.decoding.mask_tokens import MaskTokens
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search_trace import SearchTrace, TraceNode, trace_source
 from attent.decoding.source_search import build_source_context
-from attent.decoding.span_infilling import format_spans
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors import base
@@ -215,3 +214,15 @@ def encode_with_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
         return vocabulary.encode([text])[0]
     mask_tokens = MaskTokens(vocabulary)
     return mask_tokens.encode(mask_tokens.parse(text))
+
+
+def format_spans(vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
+    """Return an output of a span-corruption model as readable text: `<extra_id_0> cat <extra_id_1> on the`."""
+    spans: list[list[int]] = []
+    for token in token_ids:
+        if token in vocabulary.sentinels:
+            spans.append([token])
+        elif spans:
+            spans[-1].append(token)
+    parts = [part for first, *rest in spans for part in (vocabulary.to_pieces([first])[0], vocabulary.decode(rest))]
+    return " ".join(filter(None, map(str.strip, parts))) or vocabulary.decode(token_ids)
