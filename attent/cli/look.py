@@ -194,7 +194,8 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
 
     check_model_exists(folder)
     device = DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads)
-    inspector = session.open_inspector(folder, device, notify=print_status, warn=print_warning)
+    languages = LanguagePair(flags.src, flags.tgt)
+    inspector = session.open_inspector(folder, device, languages=languages, notify=print_status, warn=print_warning)
     if not isinstance(inspector, TranslationInspector):
         translator_flags = {"--target": flags.target, "--to": flags.to, "--data": flags.data}
         extra = find_given(
@@ -211,7 +212,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
         return inspector, None  # the live page has a language menu
     to = resolve_target_lang(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
     if flags.data:
-        languages, limit = LanguagePair(flags.src, flags.tgt), flags.limit
+        limit = flags.limit
         notify, warn = print_status, print_warning
         session.measure_head_stats(inspector, folder, flags.data, languages, to, limit, notify=notify, warn=warn)
     return inspector, to

@@ -166,7 +166,8 @@ def build_pipeline(
     check_constraints(constraints, options)
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
     notify = None if progress is None else progress.print_message
-    translator = load_translator((model, *flags.ensemble), search_flags.build_device_options(flags), notify)
+    device = search_flags.build_device_options(flags)
+    translator = load_translator((model, *flags.ensemble), device, notify, flags.src, flags.tgt)
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
     translator.translate([], options)  # loads the engine, so that its errors are not reported for a line

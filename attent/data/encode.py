@@ -100,7 +100,8 @@ class BlockEncoder:
         if not rate:
             source, target = self._bulk_encoders
             tag = None if self.target_language is None else tokenizer.source.get_tag_id(self.target_language)
-            return source.encode(sources, tag), target.encode(targets)
+            first_source, first_target = (next(iter(ids), None) for ids in tokenizer.prefixes)
+            return source.encode(sources, first_source if tag is None else tag), target.encode(targets, first_target)
         seed = _stable_hash((*self.config.sampling_seed, block_index), 3)
         source_ids = tokenizer.sample_source(sources, rate, seed, target_language=self.target_language)
         target_ids = tokenizer.sample_target(targets, rate, seed)

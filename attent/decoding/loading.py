@@ -39,9 +39,13 @@ def resolve_device_and_dtype(
     return placed, None if dtype is None else DTYPES[dtype]
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer, verified by the manifest if the folder has one."""
-    return read_tokenizer(folder) or Tokenizer.load(folder)
+def load_tokenizer(folder: Path, src: str | None = None, tgt: str | None = None) -> Tokenizer:
+    """Load the tokenizer, verified by the manifest if the folder has one.
+
+    A model of many languages needs a source and a target language; by default those of its training run.
+    """
+    data, tokenizer = read_data_settings(folder), read_tokenizer(folder) or Tokenizer.load(folder)
+    return tokenizer.bind_languages(src or data.get("src"), tgt or data.get("tgt"))
 
 
 def read_data_settings(folder: Path | None) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class SearchContext:
     start_id: int
     end_id: int
     suppressed_tokens: Tensor  # never generated: the start, padding
+    num_given: int = 0  # tokens at the start of each prefix that have no share in the scores: the target's language
     constraints: tuple[Constraint, ...] = ()
     required_phrases: RequiredPhrases | None = None
 
@@ -261,6 +262,9 @@ def mask_logits(logits: Tensor, beams: BeamState, context: SearchContext) -> tup
         rows = logits.flatten(0, 1)
         rows = apply_constraints(context.all_constraints, rows, states, beams.flatten_beams(), context.end_id)
         logits = rows.view_as(logits)
+    if context.num_given:  # a given token is the only one allowed, so that its log-probability becomes 0
+        is_given = (beams.lengths < context.num_given)[:, None, None]
+        log_norm = torch.where(is_given, logits.amax(-1, keepdim=True), log_norm)
     return logits, log_norm
 
 

@@ -67,7 +67,7 @@ from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
-from attent.text.tokenizer import Tokenizer, add_end_and_tag
+from attent.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from attent.decoding.engines.ctranslate2 import CTranslate2Engine
@@ -224,6 +224,8 @@ class Translator:
     def load(
         cls,
         *folders: str | Path,
+        src: str | None = None,
+        tgt: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | None = None,
         engine: EngineName | None = None,
@@ -231,11 +233,12 @@ class Translator:
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
-        """Load the model of a folder, ours or Hugging Face's (Marian, T5); several folders make an ensemble.
+        """Load the model of a folder, ours or Hugging Face's (Marian, T5, NLLB); several folders make an ensemble.
 
         >>> attent.Translator.load("runs/en-de", device="cpu", engine="torch").device
         device(type='cpu')
 
+        src    source language, for a model of many languages such as NLLB; `tgt`: target language
         dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
         """
         if not folders:
@@ -244,7 +247,7 @@ class Translator:
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
         paths = [Path(folder).expanduser() for folder in folders]
         models = [load_as(path, Seq2Seq) for path in paths]
-        tokenizers = [load_tokenizer(path) for path in paths]
+        tokenizers = [load_tokenizer(path, src, tgt) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
         placed, precision = resolve_device_and_dtype(device, dtype)
         model = models[0] if len(models) == 1 else Ensemble(models)
@@ -346,7 +349,7 @@ class Translator:
             check_constraints(distinct, options)
         new = [segment.text for segment in segments if segment.text not in encoded]
         encoded.update(zip(new, self.tokenizer.source.encode(new), strict=True))
-        rows = add_end_and_tag([[*encoded[segment.text]] for segment in segments], self.tokenizer.source, to)
+        rows = self.tokenizer.add_source_tokens([encoded[segment.text] for segment in segments], to)
         with self._locks.eval_mode:
             results = iter(
                 self._search_segments(segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to)
@@ -565,6 +568,10 @@ class Translator:
         tokens = read_data_settings(self.folder).get("max_tokens")
         return tokens if isinstance(tokens, int) and tokens > DEFAULT_MAX_TOKENS else 0
 
+    def _count_special_tokens(self, to: str | None) -> int:
+        """Return the tokens of a source besides its text: the end token, and its language or a tag if there is one."""
+        return 1 + len(self.tokenizer.source_prefix) + (to is not None)
+
     def _split_texts(
         self,
         texts: Sequence[str],
@@ -577,7 +584,7 @@ class Translator:
     ) -> tuple[list[list[Segment]], dict[str, list[int]]]:
         """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._raised_max_tokens)
-        max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - count_special_tokens(to)
+        max_tokens = min(max_tokens, self._max_lengths[0] or max_tokens) - self._count_special_tokens(to)
         cleaned = [self._clean_text(text) for text in texts]
         uncertain = [] if split_sentences else [text for text in cleaned if bound_token_count(text) > max_tokens]
         encoded = dict(zip(uncertain, self.tokenizer.source.encode(uncertain), strict=True))
@@ -643,17 +650,20 @@ class Translator:
         forbid_loops: bool = False,
     ) -> SearchRequest:
         """Loops stay allowed where the source has some, and with constraints, which may need them."""
-        max_length = options.compute_max_length(len(source_ids) - count_special_tokens(to))
+        given = self.tokenizer.target_prefix
+        max_length = options.compute_max_length(len(source_ids) - self._count_special_tokens(to)) + len(given)
         max_length = min(max_length, self._max_lengths[1] or max_length)
         constraints, key = segment.constraints, segment.rng_key
         if constraints is NO_CONSTRAINTS:
             forbid_loops = forbid_loops and not has_loop(source_ids)
-            return SearchRequest(source_ids=source_ids, rng_key=key, max_length=max_length, forbid_loops=forbid_loops)
+            return SearchRequest(
+                source_ids=source_ids, prefix_ids=given, rng_key=key, max_length=max_length, forbid_loops=forbid_loops
+            )
         phrases = [constraints.prefix.strip(), *constraints.required]
         prefix, *required = self.tokenizer.target.encode(phrases) if any(phrases) else [[] for _ in phrases]
         return SearchRequest(
             source_ids=source_ids,
-            prefix_ids=tuple(prefix),
+            prefix_ids=(*given, *prefix),
             required_phrases=tuple(tuple(self._drop_leading_space(token_ids)) for token_ids in required),
             banned_phrases=constraints.banned,
             prefix_ends_word=constraints.prefix_ends_word,
@@ -791,6 +801,7 @@ class Translator:
             start_id=config.start_id,
             end_id=config.end_id,
             suppressed_tokens=tuple(find_suppressed_tokens(config, self.tokenizer)),
+            num_given=len(self.tokenizer.target_prefix),
             pad=self.tokenizer.source.pad,
             device=self.device,
             choose_batch_size=self._compute_batch_size,
@@ -964,9 +975,13 @@ def translate_texts(
 
 
 def load_translator(
-    folders: Sequence[Path], options: DeviceOptions, notify: Callable[[str], None] | None = None
+    folders: Sequence[Path],
+    options: DeviceOptions,
+    notify: Callable[[str], None] | None = None,
+    src: str | None = None,
+    tgt: str | None = None,
 ) -> Translator:
-    return load_translator_as(Translator, folders, options, notify)
+    return load_translator_as(Translator, folders, options, notify, src, tgt)
 
 
 def load_translator_as(
@@ -974,13 +989,15 @@ def load_translator_as(
     folders: Sequence[Path],
     options: DeviceOptions,
     notify: Callable[[str], None] | None = None,
+    src: str | None = None,
+    tgt: str | None = None,
 ) -> TranslatorT:
-    """Load model folders as a subclass of `Translator`."""
+    """Load model folders as a subclass of `Translator`; `src` and `tgt` are for models of many languages."""
     for folder in folders:
         check_model_exists(folder)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return kind.load(*folders, **vars(options), notify=notify)
+    return kind.load(*folders, **vars(options), src=src, tgt=tgt, notify=notify)
 
 
 def choose_dtype(device: torch.device, engine: str | None = None) -> str:
@@ -1052,11 +1069,6 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
         raise TranslationError(
             f"the prefix `{constraints.prefix.strip()}` contains the banned `{banned}`; leave one out"
         )
-
-
-def count_special_tokens(to: str | None) -> int:
-    """Return the tokens of a source besides its text: the end token, and the language tag if there is one."""
-    return 1 if to is None else 2
 
 
 # --- results -------------------------------------------------------------------------------------------------------

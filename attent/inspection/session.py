@@ -90,10 +90,14 @@ def open_inspector(
     model: str | Path | Translator | Inspector[Any],
     options: DeviceOptions = DeviceOptions(dtype="float32"),  # noqa: B008 - frozen
     *,
+    languages: LanguagePair = LanguagePair(),  # noqa: B008 - frozen
     notify: Callable[[str], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Inspector[Any]:
-    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family."""
+    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family.
+
+    languages  for a model of many languages, such as NLLB
+    """
     if isinstance(model, Inspector):
         return model
     if isinstance(model, Translator):
@@ -105,17 +109,17 @@ def open_inspector(
     loaded = load(folder, dtype=DTYPES[options.dtype or "float32"], device=choose_device(options.device))
     if isinstance(loaded, VisionTransformer):
         return VisionInspector(loaded, name=name)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, languages.source, languages.target)
     if isinstance(loaded, CausalLM):
         return CausalLMInspector(loaded, tokenizer.source, name=name)
     if not isinstance(loaded, Seq2Seq):
         return EncoderInspector(loaded, tokenizer, name=name)
     data = read_data_settings(folder)
-    languages = (data.get("src"), data.get("tgt"))
+    data_languages = (data.get("src"), data.get("tgt"))
     if isinstance(loaded.config.frontend, AudioConfig):
-        return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=languages)
+        return SpeechInspector(Transcriber.load(folder, model=loaded), name=name, languages=data_languages)
     if loaded.config.frontend is not None:
-        return CaptioningInspector(loaded, tokenizer, name=name, languages=languages)
+        return CaptioningInspector(loaded, tokenizer, name=name, languages=data_languages)
     return open_translator(Translator(loaded, tokenizer, folder=folder, threads=options.threads, notify=notify), warn)
 
 
@@ -124,7 +128,7 @@ def open_translator(translator: Translator, warn: Callable[[str], None]) -> Tran
     if folder is None or not isinstance(translator.model, Seq2Seq):
         return TranslationInspector(translator)
     data = read_data_settings(folder)
-    languages = (data.get("src"), data.get("tgt"))
+    languages = translator.tokenizer.languages or (data.get("src"), data.get("tgt"))
     inspector = TranslationInspector(translator, name=folder.resolve().name, languages=languages)
     stats = load_cached(head_stats.load_head_stats, folder, translator.model, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, translator.model, warn)

@@ -16,7 +16,7 @@ from attent.interop import hf_folder
 from attent.interop.conversion import check_dtype
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
-from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig
+from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, SinusoidalConfig
 from attent.storage.errors import FolderError
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ MODEL_DESCRIPTIONS: dict[type, tuple[str, str]] = {  # what to call each kind of
 }
 
 FAMILIES = {  # `model_type` in config.json -> the module here that reads it
-    "bert": "bert", "gpt2": "gpt2", "llama": "llama", "marian": "marian", "mt5": "t5", "t5": "t5", "vit": "vit",
-    "vision-encoder-decoder": "vision_encoder_decoder", "whisper": "whisper",
+    "bart": "bart", "bert": "bert", "gpt2": "gpt2", "llama": "llama", "m2m_100": "bart", "marian": "marian",
+    "mbart": "bart", "mt5": "t5", "t5": "t5", "vit": "vit", "vision-encoder-decoder": "vision_encoder_decoder",
+    "whisper": "whisper",
 }  # fmt: skip
 
 
@@ -146,4 +147,12 @@ def detect_family(model: Model) -> str:
         case Seq2Seq() if isinstance(model.config.frontend, AudioConfig):
             return "whisper"
         case Seq2Seq():
-            return "t5" if isinstance(model.config.stacks[0].positions, RelativeConfig) else "marian"
+            encoder = model.config.stacks[0]
+            match encoder.positions:
+                case RelativeConfig():
+                    return "t5"
+                case LearnedConfig():
+                    return "bart" if encoder.norm_order == "post" else "mbart"
+                case SinusoidalConfig(order="fairseq"):
+                    return "m2m_100"
+            return "marian"

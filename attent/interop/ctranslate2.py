@@ -162,9 +162,8 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             reject_field(f"{side}.positions", stack.positions, "sinusoidal, learned, rotary or relative")
         if isinstance(stack.positions, RotaryConfig) and stack.positions.scaling is not None:
             reject_field(f"{side}.positions.scaling", stack.positions.scaling, "None")
-        for name in ("scale_by_layer", "embedding_norm"):
-            if getattr(stack, name):
-                reject_field(f"{side}.{name}", True, "False")
+        if stack.scale_by_layer:
+            reject_field(f"{side}.scale_by_layer", True, "False")
         if stack.compatibility != "dot":
             reject_field(f"{side}.compatibility", stack.compatibility, "dot")
     for name, expected in (("frontend", None), ("output_transform", False)):
@@ -229,6 +228,7 @@ def build_spec_options(stack: StackConfig) -> dict[str, Any]:
         "activation": getattr(import_ctranslate2().specs.Activation, activations[stack.activation]),
         "ffn_glu": stack.gated,
         "rms_norm": stack.norm == "rms",
+        "layernorm_embedding": stack.embedding_norm,
         "relative_attention_bias": isinstance(stack.positions, RelativeConfig),
         "num_heads_kv": stack.kv_heads,
         "head_dim": stack.head_width,
@@ -252,6 +252,8 @@ def fill_stack(spec: Any, stack: StackConfig, side: str, tensors: dict[str, Any]
             for layer in spec.layer:
                 layer.self_attention.relative_attention_bias = tensors[f"{side}.positions.weight"]
                 layer.self_attention.relative_attention_max_distance = np.int32(stack.positions.max_distance)
+    if stack.embedding_norm:
+        set_norm(spec.layernorm_embedding, f"{side}.embedding_norm", tensors)
     if stack.norm_order == "pre":
         set_norm(spec.layer_norm, f"{side}.norm", tensors)
     for i, layer in enumerate(spec.layer):

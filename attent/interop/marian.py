@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -98,6 +98,7 @@ class MarianKeys(SharedKeys):
     pad_token_id: int | None = None
 
 
+KeysT = TypeVar("KeysT", bound=SharedKeys)
 TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 CONFIG_KEYS = ConfigKeys(
@@ -182,7 +183,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
     for name in filter(opened.stored.__contains__, POSITION_TABLES):
         check_sinusoids(opened.stored[name], opened.keys.d_model, opened.weights_path)
     stored = {name: tensor for name, tensor in opened.stored.items() if name not in POSITION_TABLES}
-    opened, share = resolve_ties(replace(opened, stored=stored))
+    opened, share = resolve_ties(replace(opened, stored=stored), opened.keys.share_encoder_decoder_embeddings)
     has_bias = LOGITS_BIAS in stored
     config = to_config(opened.keys, share=share, output_bias=has_bias, where=opened.config_path)
     return opened.load_into(build_empty(config), TENSOR_MAPPINGS, dtype, device)
@@ -201,10 +202,12 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
         )
 
 
-def resolve_ties(opened: OpenFolder[MarianKeys]) -> tuple[OpenFolder[MarianKeys], bool]:
-    """Name both embeddings and the output layer, and tell whether source and target share theirs."""
-    share, tie = opened.keys.share_encoder_decoder_embeddings, opened.keys.tie_word_embeddings
-    stored = dict(opened.stored)
+def resolve_ties(opened: OpenFolder[KeysT], share: bool) -> tuple[OpenFolder[KeysT], bool]:
+    """Name both embeddings and the output layer, and tell whether source and target share theirs.
+
+    `share`: they do according to config.json.
+    """
+    tie, stored = opened.keys.tie_word_embeddings, dict(opened.stored)
     if share and not tie and SOURCE in stored and TARGET in stored:
         # With an untied output, transformers 5 unties all three, and ignores model.shared.weight.
         share = torch.equal(stored[SOURCE].read(), stored[TARGET].read())
@@ -214,7 +217,7 @@ def resolve_ties(opened: OpenFolder[MarianKeys]) -> tuple[OpenFolder[MarianKeys]
     tie_keys = "`share_encoder_decoder_embeddings` or `tie_word_embeddings`"
     resolved = replace(opened, stored=stored).resolve_ties(groups, tie_keys)
     if share:
-        del resolved.stored[SHARED]
+        del resolved.stored[SHARED.removeprefix(opened.omitted_prefix)]
     return resolved, share
 
 

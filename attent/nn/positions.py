@@ -46,15 +46,20 @@ class Positions(nn.Module):
 # --- added to the embeddings ---------------------------------------------------------------------------------------
 
 
+SinusoidOrder = Literal["interleaved", "halves", "fairseq"]
+FAIRSEQ_START = 2  # fairseq numbers positions from here: 1 is padding
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig:
-    """`interleaved` as printed in the paper (sin, cos, sin ...); `halves` as in Marian and fairseq (sines first)."""
+    """`interleaved` as printed in the paper (sin, cos, sin ...); `halves` as in Marian (sines first); `fairseq` as in
+    M2M-100 and NLLB (sines first, slightly longer wavelengths, positions from 2)."""
 
     kind: ClassVar[str] = "sinusoidal"
-    order: FeatureOrder = "interleaved"
+    order: SinusoidOrder = "interleaved"
 
     def __post_init__(self) -> None:
-        check_choice("order", self.order, FeatureOrder)
+        check_choice("order", self.order, SinusoidOrder)
 
 
 class SinusoidalPositions(Positions):
@@ -83,12 +88,17 @@ class SinusoidalPositions(Positions):
         return self.table is not None and self.table.device == device and len(self.table) >= table_size
 
 
-def make_sinusoids(positions: Tensor, width: int, order: FeatureOrder = "interleaved") -> Tensor:
+def make_sinusoids(positions: Tensor, width: int, order: SinusoidOrder = "interleaved") -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: (..., T) -> (..., T, E).
 
     Computed in float64 and rounded to float32, as the published tables are: in float32 the angle of a late position
-    would be off in its fifth digit.
+    would be off in its fifth digit. fairseq's tables are computed in float32.
     """
+    if order == "fairseq":
+        spacing = math.log(10000) / max(width // 2 - 1, 1)
+        frequencies = torch.exp(torch.arange(width // 2, device=positions.device).float() * -spacing)
+        angle = (positions[..., None] + FAIRSEQ_START).float() * frequencies
+        return F.pad(torch.cat([angle.sin(), angle.cos()], -1), (0, width % 2))
     dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     feature = torch.arange(0, width, 2, device=positions.device, dtype=dtype)  # 2i
     angle = positions[..., None].to(dtype) / 10000.0 ** (feature / width)  # (..., T, ceil(E / 2))

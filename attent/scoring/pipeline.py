@@ -410,7 +410,8 @@ class _Scorer:
         if isinstance(model, Translator) and others:
             raise ScoreError("an ensemble is loaded from folders, but the model is a translator; give its folder")
         if not isinstance(model, Translator):
-            model = load_translator((model, *others), self.options.device, self.notify)
+            languages = self.languages.source, self.languages.target
+            model = load_translator((model, *others), self.options.device, self.notify, *languages)
         if problem := describe_wrong_direction(model, self.languages, self.test_set):
             self.warn(problem)
         return model

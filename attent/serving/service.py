@@ -98,7 +98,7 @@ class TranslationService:
         self._generator_lock = threading.Lock()
         self._inspectors: dict[str, TranslationInspector] = {}
         for folder in folders:
-            self._load_model(folder.expanduser(), device, notify)
+            self._load_model(folder.expanduser(), device, languages, notify)
         if not self.translators and not self.generators:
             raise ValueError("there must be a model to serve, but none is named; give its folder")
         self.directions = tuple(
@@ -107,14 +107,20 @@ class TranslationService:
             for direction in list_directions(name, translator, languages)
         )
 
-    def _load_model(self, folder: Path, device: DeviceOptions, notify: Callable[[str], None] | None) -> None:
+    def _load_model(
+        self,
+        folder: Path,
+        device: DeviceOptions,
+        languages: tuple[str | None, str | None],
+        notify: Callable[[str], None] | None,
+    ) -> None:
         check_model_exists(folder)
         name = self._choose_name(folder)
         model = load(folder)
         if isinstance(model, CausalLM):
             self.generators[name] = Generator.load(folder, device=device.device, dtype=device.dtype, notify=notify)
         elif isinstance(model, Seq2Seq) and model.config.frontend is None:
-            translator = load_translator_as(BatchedTranslator, [folder], device, notify)
+            translator = load_translator_as(BatchedTranslator, [folder], device, notify, *languages)
             translator.translate(["a"])  # loads the engine and its conversion
             self.translators[name] = translator
         else:

@@ -34,6 +34,28 @@ def choose_tag(requested: str, available: Sequence[str]) -> str | None:
     return next(iter(exact or [tag for tag in available if is_tag_match(requested, tag)]), None)
 
 
+def find_language(requested: str, known: Sequence[str]) -> list[str]:
+    """Return those of the known languages that a tag means, in any notation: `en`, `eng`, `eng_Latn`, `en_XX`.
+
+    A code that has the requested letters takes precedence over others of the same CLDR language: `tw` means `twi`
+    where `aka` is there too.
+    """
+    if exact := [tag for tag in known if normalize_tag(tag) == normalize_tag(requested)]:
+        return exact
+    primary, _, rest = normalize_tag(requested).partition("-")
+    same = [tag for tag in known if _get_cldr_language(tag) == _get_cldr_language(requested)]
+    if rest:
+        same = [tag for tag in same if rest in normalize_tag(tag).split("-")[1:]]
+    return [tag for tag in same if get_primary_subtag(tag).startswith(primary)] or same
+
+
+def _get_cldr_language(tag: str) -> str:
+    from babel.core import get_global
+
+    primary = get_primary_subtag(tag)
+    return str(get_global("language_aliases").get(primary, primary))
+
+
 def is_known_language(tag: str) -> bool:
     """True if CLDR knows the tag's language, by its two-letter or three-letter code."""
     return get_primary_subtag(tag) in _load_language_codes()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
+from attent.text.language_tags import find_language
 from attent.text.vocabulary import SentencePieceVocabulary, TokenizerError, Vocabulary
 
 __all__ = ["Tokenizer", "TokenizerError", "Vocabulary"]
@@ -39,6 +41,7 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
+    TokenizerFormat(("sentencepiece.bpe.model", "vocab.json"), _CONFIG, formats.load_m2m_100),
 )
 
 
@@ -49,6 +52,7 @@ class Tokenizer:
     source: Vocabulary = field(compare=False)
     target: Vocabulary = field(compare=False)
     files: Mapping[str, bytes] = field(repr=False)  # name -> content; they determine the ids
+    languages: tuple[str, str] | None = None  # source and target, where both sides begin with their language
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Tokenizer:
@@ -68,8 +72,8 @@ class Tokenizer:
             "transformers writes)"
         )
 
-    def __reduce__(self) -> tuple[object, tuple[dict[str, bytes]]]:
-        return Tokenizer.from_files, (dict(self.files),)
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _rebuild_tokenizer, (dict(self.files), self.languages)
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -90,25 +94,65 @@ class Tokenizer:
         for name, content in sorted(self.files.items()):
             digest.update(f"{name} {len(content)}\n".encode())
             digest.update(content)
+        if self.languages is not None:
+            digest.update(" ".join(self.languages).encode())
         return digest.hexdigest()
+
+    def bind_languages(self, source: str | None, target: str | None) -> Tokenizer:
+        """Return the tokenizer of a language pair, for a model whose texts begin with their language (M2M-100, NLLB).
+
+        Languages in any notation: en, eng, eng_Latn. Another model's tokenizer is returned as it is.
+        """
+        known = list(self.source.language_ids)
+        if not known:
+            return self
+        if source is None or target is None:
+            raise TokenizerError(
+                f"this model translates between {len(known)} languages; name both, such as --src en --tgt de"
+            )
+        return replace(self, languages=(choose_language(source, known), choose_language(target, known)))
+
+    @property
+    def prefixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before each source and before each target, which a search is given."""
+        if self.languages is None:
+            return self.source.first_ids, self.target.first_ids
+        source, target = self.languages
+        return (self.source.language_ids[source],), (self.target.language_ids[target],)
+
+    @property
+    def source_prefix(self) -> tuple[int, ...]:
+        return self.prefixes[0]
+
+    @property
+    def target_prefix(self) -> tuple[int, ...]:
+        return self.prefixes[1]
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
         """Encode texts, with the end token and, for `target_language`, its tag before them."""
-        return add_end_and_tag(self.source.encode(texts), self.source, target_language)
+        return self.add_source_tokens(self.source.encode(texts), target_language)
+
+    def add_source_tokens(self, rows: list[list[int]], target_language: str | None = None) -> list[list[int]]:
+        """Add the end token, and the language or tag before the text."""
+        tag = () if target_language is None else (self.source.get_tag_id(target_language),)
+        return [[*self.source_prefix, *tag, *row, self.source.end] for row in rows]
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, with the end token; the start token is added by `shift_right`."""
-        return add_end_and_tag(self.target.encode(texts), self.target)
+        return self.add_target_tokens(self.target.encode(texts))
+
+    def add_target_tokens(self, rows: list[list[int]]) -> list[list[int]]:
+        return [[*self.target_prefix, *row, self.target.end] for row in rows]
 
     def sample_source(
         self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
         """Encode with a random segmentation, which is a pure function of the arguments in every process."""
-        return add_end_and_tag(self.source.sample(texts, rate, 2 * seed), self.source, target_language)
+        return self.add_source_tokens(self.source.sample(texts, rate, 2 * seed), target_language)
 
     def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         # Another seed than the source's, or a word in both would be segmented equally.
-        return add_end_and_tag(self.target.sample(texts, rate, 2 * seed + 1), self.target)
+        return self.add_target_tokens(self.target.sample(texts, rate, 2 * seed + 1))
 
     def save(self, folder: Path) -> None:
         """Write the files atomically."""
@@ -143,15 +187,19 @@ def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in paths.items()}
 
 
-def add_end_and_tag(
-    rows: list[list[int]], vocabulary: Vocabulary, target_language: str | None = None
-) -> list[list[int]]:
-    for row in rows:
-        row.append(vocabulary.end)
-    if target_language is None:
-        return rows
-    tag = vocabulary.get_tag_id(target_language)
-    return [[tag, *row] for row in rows]
+def choose_language(requested: str, known: Sequence[str]) -> str:
+    """Return the language of a model that a tag in any notation means."""
+    matches = find_language(requested, known)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise TokenizerError(f"`{requested}` can be {' or '.join(matches)} in this model; name one of them")
+    near = get_close_matches(requested, known, n=3, cutoff=0.4) or known[:10]
+    raise TokenizerError(f"this model has no language `{requested}`; its {len(known)} include {', '.join(near)}")
+
+
+def _rebuild_tokenizer(files: Mapping[str, bytes], languages: tuple[str, str] | None) -> Tokenizer:
+    return replace(Tokenizer.from_files(files), languages=languages)
 
 
 def has_tokenizer(names: Container[str]) -> bool:

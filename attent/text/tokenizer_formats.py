@@ -8,7 +8,7 @@ name, and a prefix for the names in errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from attent import settings
@@ -33,6 +33,13 @@ OWN_FORMAT, FOREIGN_FORMAT = "attent", "sentencepiece"
 MAX_VOCAB = 2**24
 DEFAULT_SENTINELS = 100  # of T5
 MARIAN_TAG = re.compile(r">>(.+)<<")
+M2M_LANGUAGE = re.compile(r"__([a-z]{2,3})__")
+M2M_LANGUAGES = """
+    af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id
+    ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si
+    sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+"""  # in the order of their ids, for folders that do not list them
+FAIRSEQ_LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z][a-z]{3}|[A-Z]{2})")  # eng_Latn of NLLB, en_XX of mBART
 
 Files = Mapping[str, bytes]
 VocabularyPair = tuple[Vocabulary, Vocabulary]
@@ -80,8 +87,7 @@ def read_json(files: Files, name: str, where: str) -> dict[str, Any]:
 
 def read_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: str) -> dict[int, AddedToken]:
     """Return the tokens that were added to a trained tokenizer, by id."""
-    additional = special_tokens.get("additional_special_tokens")
-    tokens = [*special_tokens.values(), *(additional if isinstance(additional, list) else [])]
+    tokens = [*special_tokens.values(), *iter_additional_tokens(special_tokens)]
     special = {name for token in tokens if (name := get_token_name(token))}
     added = {}
     for i, token in iter_added_tokens(files, special_tokens, where):
@@ -102,6 +108,13 @@ def iter_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: st
         yield from ((int(i), token) for i, token in decoder.items() if re.fullmatch("[0-9]{1,9}", i))
 
 
+def iter_additional_tokens(special_tokens: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the special tokens besides those with a role; their key has changed over time."""
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = special_tokens.get(key)
+        yield from listed if isinstance(listed, list) else ()
+
+
 def load_marian(files: Files, where: str) -> VocabularyPair:
     """Load a SentencePiece model per side, and the ids of pieces, shared unless there is a `target_vocab.json`."""
     target_ids = "target_vocab.json" if "target_vocab.json" in files else "vocab.json"
@@ -120,6 +133,19 @@ def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
     return ids
 
 
+def load_m2m_100(files: Files, where: str) -> VocabularyPair:
+    """Load the SentencePiece model of M2M-100 and the ids of its pieces; those of its languages follow."""
+    pieces = read_vocab_json(files, "vocab.json", where)
+    declared = [get_token_name(token) for token in iter_additional_tokens(read_special_tokens(files, where))]
+    names = [name for name in declared if name and M2M_LANGUAGE.fullmatch(name)]
+    names = names or [f"__{language}__" for language in M2M_LANGUAGES.split()]
+    ids = pieces | {name: len(pieces) + i for i, name in enumerate(names)}
+    both = MarianVocabulary(files["sentencepiece.bpe.model"], where + "sentencepiece.bpe.model", ids)
+    both.language_ids = {name.strip("_"): ids[name] for name in names}
+    both.hide_tokens(both.language_ids.values())
+    return both, both
+
+
 class MarianVocabulary(Vocabulary):
     """One side of a Marian model in Hugging Face's format; decoding starts from padding."""
 
@@ -134,6 +160,10 @@ class MarianVocabulary(Vocabulary):
         self.start = self.pad
         self._skipped_ids = {self.end, self.unknown, self.pad, *self._tags.values()}
         self.prefix_ids, self.suffix_ids = (), (self.end,)
+
+    def hide_tokens(self, ids: Iterable[int]) -> None:
+        """Leave tokens out of decoded text."""
+        self._skipped_ids.update(ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # By pieces, not by SentencePiece's ids: `vocab.json` may have pieces that this side's model lacks.
@@ -189,6 +219,8 @@ def load_fast(files: Files, where: str) -> VocabularyPair:
     is_whisper = all(tokenizer.token_to_id(name) is not None for name in (TRANSCRIPT_START, NO_TIMESTAMPS))
     special_tokens = read_special_tokens(files, where)
     both = (WhisperVocabulary if is_whisper else FastVocabulary)(tokenizer, special_tokens, path)
+    if str(special_tokens.get("tokenizer_class")).startswith(("Bart", "Roberta")):  # BART's is RoBERTa's
+        both.first_ids = both.prefix_ids
     return both, both
 
 
@@ -224,6 +256,12 @@ class FastVocabulary(Vocabulary):
         sentinels = {int(match[1]): i for name, i in names.items() if (match := SENTINEL_PATTERN.fullmatch(name))}
         self.sentinels = tuple(sentinels[n] for n in sorted(sentinels))
         self.byte_ids = self._find_byte_ids(names)
+        declared = {name for token in iter_additional_tokens(special_tokens) if (name := get_token_name(token))}
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special} | declared
+        languages = {name: i for name, i in names.items() if FAIRSEQ_LANGUAGE.fullmatch(name) and name in special}
+        self.language_ids = dict(sorted(languages.items(), key=lambda item: item[1]))
+        if set(self.suffix_ids[1:]) & set(self.language_ids.values()):
+            raise TokenizerError(f"{where}: a language after the end token (mBART-25) is not supported; use mBART-50")
 
     def _find_byte_ids(self, names: Mapping[str, int]) -> frozenset[int]:
         """Return the byte tokens if an incomplete character invalidates the one before it, as with LLaMA's decoder."""
@@ -247,11 +285,15 @@ class FastVocabulary(Vocabulary):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         rows = self._tokenizer.encode_batch_fast([replace_surrogates(text) for text in texts], add_special_tokens=False)
-        return [row.ids for row in rows]
+        if not self.language_ids:
+            return [row.ids for row in rows]
+        special = {self.start, self.end, self.pad, *self.language_ids.values()}  # mBART's are pieces of its vocabulary
+        return [[self.unknown if i in special else i for i in row.ids] for row in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         check_ids(ids, self.size)
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        languages = self.language_ids.values()
+        return self._tokenizer.decode([int(i) for i in ids if i not in languages], skip_special_tokens=True)
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
         check_ids(ids, self.size)

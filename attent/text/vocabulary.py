@@ -49,6 +49,9 @@ class Vocabulary:
     byte_ids: frozenset[int] = frozenset()  # decode only as whole runs: an incomplete character invalidates its run
     tags: tuple[str, ...] = ()  # languages with a tag, such as ("de", "fr")
     _tags: Mapping[str, int] = {}  # and the ids of these tags
+    first_ids: tuple[int, ...] = ()  # before each text of an encoder-decoder model: BART's <s>
+    # Instead, tokens that name the language of the text, on both sides (M2M-100, NLLB, mBART): `bind_languages`.
+    language_ids: Mapping[str, int] = {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts, without start and end tokens."""

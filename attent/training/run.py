@@ -363,11 +363,12 @@ class TrainSession:
         task = get_task_class(run.task)
         if "data.tokenizer" not in task.used_settings:
             return None
+        languages = run.data.src, run.data.tgt
         if not is_new or not self.distributed.is_main:
-            return Tokenizer.load(self.out)
+            return Tokenizer.load(self.out).bind_languages(*languages)
         if isinstance(pretrained, task.pretrained_classes):
             return None
-        return load_tokenizer(Path(run.init_from).expanduser()) if run.init_from else None
+        return load_tokenizer(Path(run.init_from).expanduser(), *languages) if run.init_from else None
 
     def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""

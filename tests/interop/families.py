@@ -9,13 +9,14 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from attent.interop import bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit, whisper
+from attent.interop import bart, bert, gpt2, llama, marian, t5, vision_encoder_decoder, vit, whisper
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
 from tests.interop.parity import exact, randomise
 
@@ -189,6 +190,61 @@ def make_t5_batch(config: Any, seed: int, rows: int = 4) -> PairBatch:
         labels=target,
         source_lengths=torch.randint(1, 25, (rows,), generator=generator),
         target_lengths=torch.randint(1, 13, (rows,), generator=generator),
+    )
+
+
+BART_CLASSES = {
+    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
+    "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration),
+    "m2m_100": (transformers.M2M100Config, transformers.M2M100ForConditionalGeneration),
+}
+
+
+def make_bart_config(family: str, seed: int) -> Any:
+    """Unequal sides, odd sizes, tied or not; padding, start and end are three tokens."""
+    rng = random.Random(seed)
+    heads = rng.choice([(1, 3), (2, 4), (3, 1), (4, 2)])
+    return BART_CLASSES[family][0](
+        vocab_size=rng.choice([17, 31, 53]),
+        d_model=rng.choice([12, 15, 24]) if heads in ((1, 3), (3, 1)) else 16,
+        encoder_layers=rng.choice([1, 2, 3]),
+        decoder_layers=rng.choice([1, 2, 3]),
+        encoder_attention_heads=heads[0],
+        decoder_attention_heads=heads[1],
+        encoder_ffn_dim=rng.choice([5, 24, 40]),
+        decoder_ffn_dim=rng.choice([7, 20, 36]),
+        activation_function=rng.choice(["relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swish", "silu"]),
+        dropout=rng.choice([0.0, 0.1, 0.3]),
+        attention_dropout=rng.choice([0.0, 0.2]),
+        activation_dropout=rng.choice([0.0, 0.4]),
+        scale_embedding=rng.random() < 0.5,
+        tie_word_embeddings=rng.random() < 0.6,
+        max_position_embeddings=rng.choice([9, 14]),
+        pad_token_id=1,
+        decoder_start_token_id=3,
+        attn_implementation=rng.choice(["eager", "sdpa"]),
+    )
+
+
+def make_bart(family: str, seed: int) -> Any:
+    model = BART_CLASSES[family][1](make_bart_config(family, seed)).double().eval()
+    randomise(model, seed)
+    if family != "m2m_100":
+        model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape))
+    return model
+
+
+def make_bart_batch(config: Any, seed: int) -> PairBatch:
+    """Without the padding token, whose embedding gets no gradient in `transformers`."""
+    generator = torch.Generator().manual_seed(seed + 1000)
+    target = torch.randint(2, config.vocab_size, (4, 7), generator=generator)
+    target[:, 0] = config.decoder_start_token_id
+    return PairBatch(
+        source=torch.randint(2, config.vocab_size, (4, 9), generator=generator),
+        target=target,
+        labels=target,
+        source_lengths=torch.randint(1, 10, (4,), generator=generator),
+        target_lengths=torch.randint(1, 8, (4,), generator=generator),
     )
 
 
@@ -591,7 +647,9 @@ def make_causal_family(name: str, module: Any, make_config: Callable[[int], Any]
     )
 
 
-def make_seq2seq_family(name: str, module: Any, make_model: Any, make_inputs: Any) -> Family:
+def make_seq2seq_family(
+    name: str, module: Any, make_model: Any, make_inputs: Any, may_be_missing: tuple[str, ...] = ()
+) -> Family:
     return Family(
         name,
         module,
@@ -599,11 +657,16 @@ def make_seq2seq_family(name: str, module: Any, make_model: Any, make_inputs: An
         make_inputs,
         lambda model, batch: {"logits": run_hf_seq2seq(model, batch)[batch.real]},
         lambda model, batch, names: {"logits": run_seq2seq(model, batch)[batch.real]},
+        may_be_missing,
     )
 
 
 FAMILIES = [
     make_seq2seq_family("marian", marian, make_marian, make_marian_batch),
+    *(  # where embeddings are not tied, the shared one is not used
+        make_seq2seq_family(name, bart, partial(make_bart, name), make_bart_batch, ("model.shared",))
+        for name in BART_CLASSES
+    ),
     make_seq2seq_family("t5", t5, make_t5, make_t5_batch),
     make_causal_family("gpt2", gpt2, make_gpt2_config),
     make_causal_family("llama", llama, make_llama_config),

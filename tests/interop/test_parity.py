@@ -40,7 +40,8 @@ def test_outputs_and_gradients_match_transformers(family: Family, case: int, tmp
     projection(*expected.values()).backward()
     projection(*actual.values()).backward()
     save_gradients(theirs, tmp_path / "gradients")
-    assert not gradient_errors(ours, load(tmp_path / "gradients"))
+    errors = gradient_errors(ours, load(tmp_path / "gradients"))
+    assert errors.keys() <= {"output.bias"}  # BART's is a buffer there, without a gradient
 
 
 @every_family(quick=6)

@@ -83,11 +83,16 @@ class CTranslate2Engine:
         names: tuple[list[str], list[str]],
         *,
         suppressed_tokens: Sequence[int],
+        num_given: int,
         compute_type: str,
         threads: int,
     ) -> None:
-        """`folder` holds the conversion; `names` are the tokens of its source and target vocabulary."""
-        self.config = model.config
+        """
+        folder     holds the conversion
+        names      the tokens of its source and target vocabulary
+        num_given  tokens at the start of each request's prefix that have no share in the scores
+        """
+        self.config, self._num_given = model.config, num_given
         self._source_names, self._target_names = names
         self._target_ids = {name: i for i, name in enumerate(self._target_names)}
         self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
@@ -119,7 +124,15 @@ class CTranslate2Engine:
         names = converter.build_vocabularies(model.config, tokenizer)
         threads = threads or torch.get_num_threads()
         with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:
-            return cls(path, model, names, suppressed_tokens=suppressed, compute_type=compute_type, threads=threads)
+            return cls(
+                path,
+                model,
+                names,
+                suppressed_tokens=suppressed,
+                num_given=0 if tokenizer is None else len(tokenizer.target_prefix),
+                compute_type=compute_type,
+                threads=threads,
+            )
 
     # --- what it supports --------------------------------------------------------------------------------------------
 
@@ -140,9 +153,10 @@ class CTranslate2Engine:
         name = find_unsupported_field(request, SUPPORTED_REQUEST_FIELDS)
         if name is not None:
             return explain_unsupported(name)
-        if request.prefix_ids and request.prefix_ends_word:
+        has_prefix = len(request.prefix_ids) > self._num_given
+        if has_prefix and request.prefix_ends_word:
             return "may continue the last word of a prefix"
-        if request.prefix_ids and options.beam_size > 1:
+        if has_prefix and options.beam_size > 1:
             return "leaves the probability of a prefix out of the scores by which it ranks beams"
         lengths = len(request.source_ids), request.max_length
         for length, max_length in zip(lengths, self._max_lengths, strict=True):
@@ -250,7 +264,7 @@ class CTranslate2Engine:
         self, request: SearchRequest, hypotheses: list[Hypothesis], options: SearchOptions
     ) -> list[Hypothesis]:
         """Replace log-probabilities by the model's, where CTranslate2's are renormalized or lack the prefix."""
-        if not (request.prefix_ids or options.min_length or options.no_repeat_ngram_size):
+        if not (len(request.prefix_ids) > self._num_given or options.min_length or options.no_repeat_ngram_size):
             return hypotheses
         sources = [to_names(request.source_ids, self._source_names)] * len(hypotheses)
         targets = [to_names(each.token_ids, self._target_names) for each in hypotheses]
@@ -258,7 +272,7 @@ class CTranslate2Engine:
         rescored = []
         for hypothesis, result in zip(hypotheses, results, strict=True):
             length = len(hypothesis.token_ids) + hypothesis.is_finished
-            log_prob = math.fsum(result.log_probs[:length])  # those of the tokens and of the end
+            log_prob = math.fsum(result.log_probs[self._num_given : length])  # those of the tokens and of the end
             score = log_prob / options.compute_score_divisor(length)
             rescored.append(replace(hypothesis, log_prob=log_prob, score=score))
         return rescored

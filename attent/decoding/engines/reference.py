@@ -64,6 +64,7 @@ class TorchEngine(Generic[State]):
     build_constraints: Callable[
         [SearchOptions, Sequence[SearchRequest]], tuple[tuple[Constraint, ...], RequiredPhrases | None]
     ]
+    num_given: int = 0  # tokens at the start of each request's prefix that have no share in the scores
     should_stop: StopCheck | None = None  # called at every step
     use_gpu_engine: bool = True  # the fused engine, and CUDA graphs of this one
     notify: Callable[[str], None] | None = None  # receives messages for the user
@@ -92,6 +93,7 @@ class TorchEngine(Generic[State]):
             start_id=self.start_id,
             end_id=self.end_id,
             suppressed_tokens=make_suppressed_tensor(self.start_id, self.end_id, self.suppressed_tokens, self.device),
+            num_given=self.num_given,
             constraints=constraints,
             required_phrases=required_phrases,
         )
@@ -104,7 +106,7 @@ class TorchEngine(Generic[State]):
 
     def search_batch(self, batch: RequestBatch, options: SearchOptions) -> HypothesisBatch | Unavailable:
         """Search a batch that was built elsewhere, without prefixes or phrases."""
-        if not self.use_gpu_engine:
+        if not self.use_gpu_engine or self.num_given:
             return Unavailable.UNSUPPORTED
         request = SearchRequest(source_ids=(), forbid_loops=bool(batch.forbid_loops.any()))  # stands for all of them
         return self._search_gpu_batch(batch, self.build_context(options, [request]))

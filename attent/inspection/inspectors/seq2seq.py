@@ -113,7 +113,7 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
         }
 
     def _encode_target(self, text: str) -> list[int]:
-        return encode_with_sentinels(self.tokenizer.target, text)
+        return [*self.tokenizer.target_prefix, *encode_with_sentinels(self.tokenizer.target, text)]
 
     def _decode_target(self, token_ids: Sequence[int]) -> str:
         target = self.tokenizer.target

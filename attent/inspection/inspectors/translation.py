@@ -17,7 +17,6 @@ from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector, encode_with_sentinels
 from attent.models import Seq2Seq
 from attent.storage.errors import AttentError
-from attent.text.tokenizer import add_end_and_tag
 
 
 class TranslationInspector(Seq2SeqInspector):
@@ -47,8 +46,8 @@ class TranslationInspector(Seq2SeqInspector):
         if not text:
             raise AttentError("the sentence must not be empty")
         source = self.tokenizer.source
-        (row,) = add_end_and_tag([encode_with_sentinels(source, text)], source, request.to)
-        num_added = 1 if request.to is None else 2  # end token and language tag
+        (row,) = self.tokenizer.add_source_tokens([encode_with_sentinels(source, text)], request.to)
+        num_added = 1 + len(self.tokenizer.source_prefix) + (request.to is not None)  # end token, language or tag
         limit = request.search.compute_max_length(len(row) - num_added)
         base.check_length(self.model.encoder, len(row), "the sentence", request.max_tokens)
         limit = min(limit, self.model.decoder.positions.max_length or limit)
@@ -58,7 +57,8 @@ class TranslationInspector(Seq2SeqInspector):
             raise AttentError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
         if len(request.prefix) >= limit:
             raise AttentError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
-        return SearchRequest(source_ids=row, prefix_ids=request.prefix, max_length=limit)
+        prefix = (*self.tokenizer.target_prefix, *request.prefix)
+        return SearchRequest(source_ids=row, prefix_ids=prefix, max_length=limit)
 
     def _trace_search(
         self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None

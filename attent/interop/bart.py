@@ -1,0 +1,195 @@
+"""BART, mBART, M2M-100 and NLLB as `transformers` stores them <-> our Seq2Seq.
+
+fairseq's models: the layers have Marian's names. BART and mBART have learned positions and a norm on the embeddings,
+M2M-100 and NLLB (its dense models) fairseq's sinusoids; all but BART are pre-norm with a norm after each stack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from attent.interop import conversion, detect_family, hf_folder, marian
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping
+from attent.interop.hf_folder import Device, StrPath
+from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
+from attent.models.pruning import restore_heads
+from attent.nn import LearnedConfig, SinusoidalConfig, StackConfig
+from attent.nn.positions import FAIRSEQ_START
+
+FamilyName = Literal["bart", "mbart", "m2m_100"]
+ARCHITECTURES = {  # with and without an output layer, which is tied to the embedding
+    "bart": ("BartForConditionalGeneration", "BartModel"),
+    "mbart": ("MBartForConditionalGeneration", "MBartModel"),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Model"),
+}
+PAD = 1
+MAX_POSITIONS = 1024  # of transformers' first table of sinusoids
+MAX_GENERATED = 200  # tokens at which generate() stops; without it, after 20
+# A position table has rows that are never used in front, one for each number below the first position's.
+SKIPPED_ROWS = TensorLayout(
+    lambda theirs: [theirs[FAIRSEQ_START:]],
+    lambda ours: torch.cat([ours[0].new_zeros(FAIRSEQ_START, ours[0].shape[1]), ours[0]]),
+)
+SINUSOID_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")  # in some files
+TENSOR_MAPPINGS = [
+    *marian.TENSOR_MAPPINGS,
+    *(
+        mapping
+        for side in ("encoder", "decoder")
+        for mapping in (
+            TensorMapping(f"{side}.positions.weight", f"model.{side}.embed_positions.weight", SKIPPED_ROWS),
+            TensorMapping(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
+            TensorMapping(f"{side}.norm", f"model.{side}.layer_norm"),
+        )
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BartKeys(marian.SharedKeys):
+    """The keys of a config.json that describe the model, with the defaults of `transformers`."""
+
+    model_type: FamilyName
+    dropout: float = 0.1
+    scale_embedding: bool = False
+    max_position_embeddings: int = 1024
+    pad_token_id: int | None = 1
+    eos_token_id: int | tuple[int, ...] | None = 2
+
+
+CONFIG_KEYS = ConfigKeys(
+    family="BART, mBART or M2M-100",
+    schema=BartKeys,
+    token_keys=marian.TOKEN_KEYS,
+    field_to_key={**marian.CONFIG_KEYS.field_to_key, "max_length": "max_position_embeddings"},
+    required_values={
+        "architectures": (None, *([name] for names in ARCHITECTURES.values() for name in names)),
+        "is_encoder_decoder": (True,),
+        "is_decoder": (False,),
+    },
+    aliases=marian.CONFIG_KEYS.aliases,
+    ignored={
+        "initialization, classifiers, and LayerDrop, in training only": f"""
+            classif_dropout classifier_dropout decoder_layerdrop encoder_layerdrop init_std initializer_range
+            {conversion.LABEL_KEYS}
+        """,
+        "never read by transformers: the family decides": """
+            add_bias_logits add_final_layer_norm do_blenderbot_90_layernorm extra_pos_embeddings normalize_before
+            normalize_embedding static_position_embeddings
+        """,
+        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
+    },
+)
+
+
+def to_config(keys: BartKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
+    """`share` and `output_bias` are read from the tensors."""
+    encoder, decoder = (to_stack(keys, side, where) for side in ("encoder", "decoder"))
+    end_id = conversion.get_end_id(keys.eos_token_id, where)
+    with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
+        return Seq2SeqConfig(
+            vocab=keys.vocab_size,
+            encoder=encoder,
+            decoder=decoder,
+            share_embeddings=share,
+            tie_output=keys.tie_word_embeddings,
+            output_bias=output_bias,
+            scale_embeddings=keys.scale_embedding,
+            start_id=conversion.get_start_id(keys.decoder_start_token_id, end_id, where),
+            end_id=end_id,
+        )
+
+
+def to_stack(keys: BartKeys, side: str, where: Path) -> StackConfig:
+    field_to_key = marian.get_stack_field_to_key(side)
+    with conversion.explain_config_errors(where, field_to_key | {"max_length": "max_position_embeddings"}):
+        return StackConfig(
+            **conversion.read_fields(keys, field_to_key | marian.SHARED_STACK_FIELDS),
+            **get_family_fields(keys.model_type, keys.max_position_embeddings),
+            causal=side == "decoder",
+            cross_attention=side == "decoder",
+            norm_eps=marian.NORM_EPS,
+        )
+
+
+def get_family_fields(family: str, max_length: int) -> dict[str, Any]:
+    """Return the fields of `StackConfig` in which the three differ."""
+    positions = SinusoidalConfig(order="fairseq") if family == "m2m_100" else LearnedConfig(max_length=max_length)
+    return {
+        "positions": positions,
+        "norm_order": "post" if family == "bart" else "pre",
+        "embedding_norm": family != "m2m_100",
+    }
+
+
+def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
+    opened = OpenFolder.open(
+        folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"], prefix="model.", ignored_tensors=SINUSOID_TABLES
+    )
+    opened, share = marian.resolve_ties(opened, share=True)
+    has_bias = marian.LOGITS_BIAS in opened.stored
+    config = to_config(opened.keys, share=share, output_bias=has_bias, where=opened.config_path)
+    return opened.load_into(build_empty(config), TENSOR_MAPPINGS, dtype, device)
+
+
+def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
+    """Write a folder that `transformers` loads as BART, mBART or M2M-100, without a tokenizer.
+
+    `pad` is its padding token, by default 1 as in published models. Pruned heads become zeros.
+    """
+    model, family = restore_heads(model), detect_family(model)
+    config = model.config
+    check_expressible(config, family)
+    pad = PAD if pad is None else pad
+    conversion.check_pad(pad, config.vocab)
+    tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
+    tensors = conversion.rename_tensors(conversion.collect_cpu_tensors(model), model, TENSOR_MAPPINGS)
+    hf_folder.write_folder(
+        folder,
+        config=to_hf_config(config, family) | tokens | {"dtype": conversion.get_dtype_name(model)},
+        extra_files={hf_folder.GENERATION_FILE: tokens | {"num_beams": 5, "max_length": MAX_GENERATED}},
+        tensors=marian.drop_tied_copies(tensors, config),
+    )
+
+
+def check_expressible(config: Seq2SeqConfig, family: str) -> None:
+    """Reject a model that the family's config cannot describe, by the name of the field."""
+    name = ARCHITECTURES[family][0].removesuffix("ForConditionalGeneration")
+    encoder, decoder = config.stacks
+    length = encoder.positions.max_length if isinstance(encoder.positions, LearnedConfig) else 0
+    for side, stack in (("encoder", encoder), ("decoder", decoder)):
+        required = {key: (value,) for key, value in get_family_fields(family, length).items()}
+        conversion.check_stack(
+            stack,
+            name,
+            side=side,
+            expressed={"causal", "cross_attention", "activation_dropout"},
+            required=required | {"norm_eps": (marian.NORM_EPS,)},
+        )
+    marian.check_equal_sides(config, name, (*marian.SHARED_STACK_FIELDS, "positions"))
+    required_fields = {"frontend": None, "scale_output": False, "output_transform": False, "target_vocab": None}
+    required_fields |= {"output_bias": False} if family == "m2m_100" else {}
+    conversion.check_fields(config, name, required_fields)
+
+
+def to_hf_config(config: Seq2SeqConfig, family: str) -> dict[str, Any]:
+    encoder, decoder = config.stacks
+    positions = encoder.positions
+    return {
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family][0]],
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab,
+        **conversion.write_fields(marian.get_stack_field_to_key("encoder"), encoder),
+        **conversion.write_fields(marian.get_stack_field_to_key("decoder"), decoder),
+        **conversion.write_fields(marian.SHARED_STACK_FIELDS, encoder),
+        "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else MAX_POSITIONS,
+        "scale_embedding": config.scale_embeddings,
+        "tie_word_embeddings": config.tie_output,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+    }
