@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from attent.models import build, presets
     from attent.scoring.pipeline import score
     from attent.serving.run import serve
+    from attent.storage.errors import AttentError
     from attent.training.run import train
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__", "build", "load",
+    "AttentError", "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__", "build", "load",
     "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
 _PUBLIC_MODULES = {
+    "AttentError": "attent.storage.errors",
     "Captioner": "attent.decoding.captioner",
     "Generator": "attent.decoding.generation.generator",
     "Inspection": "attent.inspection.session",

@@ -19,6 +19,7 @@ from torch import Tensor
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
 from attent.settings import from_dict
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -175,7 +176,7 @@ class Trace(Mapping[str, list[Tensor]]):
         try:
             document = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
+            raise AttentError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
         return cls.from_document(document)
 
     @classmethod
@@ -222,23 +223,23 @@ def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any
 
 def check_format(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(
+        raise AttentError(
             f'a trace must have "format": "{FORMAT}", but this does not; give a file of attent look --json'
         )
     if document.get("version") != VERSION:
-        raise ValueError(
+        raise AttentError(
             f"the trace has version {document.get('version')!r}, but this attent reads version {VERSION}; update attent"
         )
     for layer in document.get("layers", ()):
         missing = [key for key in REQUIRED_LAYER_KEYS if key not in layer]
         if missing:
-            raise ValueError(f"a layer of the trace has no {missing[0]!r}; create the file again")
+            raise AttentError(f"a layer of the trace has no {missing[0]!r}; create the file again")
 
 
 def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:
     """(B, H, Tq, Tk) -> (H, *shape) of one batch row, without padding."""
     if row >= weights.shape[0] or weights.shape[2] < shape[0] or weights.shape[3] < shape[1]:
-        raise ValueError(
+        raise AttentError(
             f"{path} was recorded with {weights.shape[0]} rows of {weights.shape[2]} x {weights.shape[3]} tokens, but "
             f"row {row} with {shape[0]} x {shape[1]} tokens is requested; give the tokens of the model's last input"
         )

@@ -22,6 +22,7 @@ from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
 from attent.nn.feedforward import FeedForward
+from attent.storage.errors import AttentError
 
 PartKind = Literal["head", "sublayer", "layer"]
 PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
@@ -39,7 +40,7 @@ class ModelPart:
     def parse(cls, text: str) -> ModelPart:
         match = PART_PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
+            raise AttentError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
         return cls(match["path"], None if match["head"] is None else int(match["head"]))
 
     def __str__(self) -> str:
@@ -129,12 +130,12 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
     if module is None:
         near = difflib.get_close_matches(part.path, modules)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
-        raise ValueError(f"the model has no part {part.path!r}; {hint}")
+        raise AttentError(f"the model has no part {part.path!r}; {hint}")
     if part.head is not None and not isinstance(module, Attention):
-        raise ValueError(
+        raise AttentError(
             f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number"
         )
     if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
         heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
-        raise ValueError(f"{part}: the heads of {part.path} {heads}")
+        raise AttentError(f"{part}: the heads of {part.path} {heads}")
     return module

@@ -30,6 +30,7 @@ from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
 from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
+from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -175,9 +176,9 @@ def measure_heads(
     """
     model, tokenizer, pairs = translator.model, translator.tokenizer, list(pairs)
     if not isinstance(model, Seq2Seq):
-        raise ValueError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
+        raise AttentError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
     if not pairs:
-        raise ValueError("there must be at least one pair to measure heads on")
+        raise AttentError("there must be at least one pair to measure heads on")
     sources, targets = zip(*(pairs[i] for i in sample_evenly(len(pairs), max_pairs)), strict=True)
     encoded = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
@@ -203,7 +204,7 @@ def measure_heads(
 def sample_evenly(count: int, max_count: int) -> list[int]:
     """Return at most `max_count` evenly spaced indices: corpora are often sorted."""
     if max_count < 1:
-        raise ValueError(f"`max_count` must be 1 or more, but is {max_count}")
+        raise AttentError(f"`max_count` must be 1 or more, but is {max_count}")
     size = min(count, max_count)
     return [i * count // size for i in range(size)]
 

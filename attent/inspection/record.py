@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attent.inspection.attention_trace import AttentionKind, Trace, get_attention_kind, get_layer_index
 from attent.nn import AttentionRecord, Stack, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX, Attention
+from attent.storage.errors import AttentError
 
 
 @contextmanager
@@ -61,12 +62,14 @@ def select_attention_layers(
     """Return the selected attention layers by path; raise if there are none."""
     all_layers = get_attention_layers(model)
     if not all_layers:
-        raise ValueError(f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none")
+        raise AttentError(
+            f"`model` must have an attention layer of attent.nn, but this {type(model).__name__} has none"
+        )
     if kind not in (None, *get_args(AttentionKind)):
-        raise ValueError(f"`kind` must be self or cross, but is {kind!r}")
+        raise AttentError(f"`kind` must be self or cross, but is {kind!r}")
     matching = {path: layer for path, layer in all_layers.items() if fnmatch.fnmatch(path, pattern)}
     if not matching:
-        raise ValueError(
+        raise AttentError(
             f"`pattern` must match an attention layer, but {pattern!r} matches none of: {', '.join(all_layers)}"
         )
     chosen = {
@@ -77,7 +80,7 @@ def select_attention_layers(
     if not chosen:
         selection = {"kind": kind, "layers": layers}
         filters = ", ".join(f"{name} {value}" for name, value in selection.items() if value is not None)
-        raise ValueError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
+        raise AttentError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
     return chosen
 
 

@@ -37,7 +37,7 @@ from attent.nn import AudioConfig
 from attent.nn.devices import choose_device
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import write_output
-from attent.storage.errors import FolderError
+from attent.storage.errors import AttentError, FolderError
 from attent.storage.manifest import explain_save_errors
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Inspection:
         heads = [head] if isinstance(head, int) else list(head or ())
         layers = [each for each in self.document["layers"] if layer in (None, each["layer"], each["path"])]
         if not layers:
-            raise ValueError(f"no attention was recorded in layer {layer!r}; recorded: {', '.join(self.attention)}")
+            raise AttentError(f"no attention was recorded in layer {layer!r}; recorded: {', '.join(self.attention)}")
         if not (kind or all_kinds) and any(each["kind"] == "cross" for each in layers):
             kind = "cross"
         paths = [each["path"] for each in layers if kind in (None, each["kind"])]
@@ -275,7 +275,7 @@ class Inspection:
         recorded = {layer["path"] for layer in self.document["layers"] if layer["kind"] == "cross"}
         candidates = [entry for entry in self.document["head_stats"]["heads"] if entry["path"] in recorded]
         if not candidates:
-            raise ValueError("there must be a recorded head of cross-attention, but there is none; record others")
+            raise AttentError("there must be a recorded head of cross-attention, but there is none; record others")
 
         def rate_head(entry: dict[str, Any]) -> tuple[float, float]:
             """Alignment weighted by confidence: diffuse heads link at random."""
