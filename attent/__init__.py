@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttentError", "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__", "build", "load",
-    "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
+    "AttentError", "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__",
+    "build", "load", "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public.
