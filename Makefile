@@ -25,7 +25,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup browser demo docs test test-slow test-device lint format bench why-attention faults mutants fuzz-server wheel-test lock sbom clean
+.PHONY: help setup browser demo docs test test-slow test-device lint format bench why-attention notebooks faults mutants fuzz-server wheel-test lock sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,9 @@ bench: $(READY_DEV) ## run all benchmarks
 
 why-attention: $(READY_DEV) ## the comparison of docs/why-attention.md, on a GPU (FLAGS="--jobs 6"); again: resume
 	$(PY) -m benchmarks.why_attention $(FLAGS)
+
+notebooks: $(READY_DEV) ## run the notebooks of docs/ in a new kernel and store their outputs
+	$(PY) -m tests.notebooks
 
 faults: $(READY_DEV) ## mutation tests: plant faults in a copy of the code (ONLY=part of a name)
 	$(PY) tests/faults.py $(ONLY)

@@ -53,9 +53,11 @@ def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def reduce_colors(png: str) -> str:
+    image = Image.open(io.BytesIO(base64.b64decode(png)))
+    if image.mode == "P":
+        return png
     buffer = io.BytesIO()
-    image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
