@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,9 @@ NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 def execute(path: Path, folder: Path) -> NotebookNode:
     """Return the notebook with the outputs of a new kernel, whose files go to `folder`. An error in a cell raises."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return notebook
 
 
@@ -39,7 +40,7 @@ def normalize(notebook: NotebookNode) -> str:
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     output.data["image/png"] = reduce_colors(output.data["image/png"])
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return nbformat.writes(notebook) + "\n"
 
 
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:

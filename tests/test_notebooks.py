@@ -7,12 +7,12 @@ import importlib
 import re
 from pathlib import Path
 
-import attent
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
+import attent
 from tests.notebooks import NOTEBOOKS, execute, normalize
 
 MAX_BYTES = 1_500_000
