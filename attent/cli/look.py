@@ -138,9 +138,8 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     given_flags = find_given({**outputs, **inputs})
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
-        extra = None if given_flags in ("--png", "--svg") else given_flags
-        if sentence is not None or extra:
-            superfluous = extra if sentence is None else "the sentence"
+        if sentence is not None or given_flags:
+            superfluous = given_flags if sentence is None else "the sentence"
             return f"--ablate and --prune run on the pairs of --data: leave {superfluous} out"
         if not flags.data:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
@@ -246,10 +245,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     from attent.data.pairs import LanguagePair
     from attent.inspection.ablation_report import render_ablation
     from attent.inspection.ablation_run import ablate_folder
-    from attent.inspection.plots import plot_ablation
 
-    if flags.png or flags.svg:
-        import matplotlib  # noqa: F401 - fail before minutes of work
     result = ablate_folder(
         folder,
         flags.data,
@@ -266,8 +262,6 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     console = Console(highlight=False)
     for line in render_ablation(result):
         console.print(line, soft_wrap=True)
-    if flags.png or flags.svg:
-        save_figures(plot_ablation(result.ablation.to_document()), flags)
     return 0
 
 

@@ -21,7 +21,7 @@ from attent.decoding.translator import load_translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts
-from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, PruneTrial, prune_heads, select_heads
+from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
 from attent.models.weights import save_model
@@ -202,10 +202,9 @@ class AblationJob:
                 card = ablation_report.build_pruned_card(self.folder, self.read_card(), ablation, pruned)
                 write_atomic(folder / ablation_report.CARD_FILE, card.encode())
 
-    def report_trial(self, trial: PruneTrial) -> None:
-        verdict = "accepted" if trial.accepted else "rejected"
-        heads = format_count(trial.num_removed, "head")
-        self.notify(f"without {heads} {trial.bleu:.2f} BLEU, loss {trial.loss:.3f}: {verdict}")
+    def report_trial(self, num_removed: int, bleu: float, loss: float, accepted: bool) -> None:
+        heads, verdict = format_count(num_removed, "head"), "accepted" if accepted else "rejected"
+        self.notify(f"without {heads} {bleu:.2f} BLEU, loss {loss:.3f}: {verdict}")
 
 
 def report_progress(

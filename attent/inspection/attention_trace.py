@@ -1,4 +1,4 @@
-"""The trace document: recorded attention with the tokens of both sides, as JSON and back.
+"""The trace document: recorded attention with the tokens of both sides, as JSON.
 
 A document has sides (the tokens of a text or the patches of an image) and layers, each with its weights and the names
 of its query and key sides. The format is described in docs/inspection.md. Inspectors add further sections.
@@ -6,10 +6,9 @@ of its query and key sides. The format is described in docs/inspection.md. Inspe
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +17,14 @@ from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
-from attent.settings import from_dict
 from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMAT, VERSION = "attent-trace", 1
-REQUIRED_LAYER_KEYS = ("path", "queries", "keys", "causal", "scale")
 
+RecordedT = TypeVar("RecordedT")
 AttentionKind = Literal["self", "cross"]
 SpecialKind = Literal["start", "end", "pad", "unknown", "tag", "byte", "mask", "class"]
 
@@ -74,52 +72,26 @@ class TraceSide:
         return {key: value for key, value in data.items() if key not in ("image", "audio") or value is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class RecordedQKV:
-    """Inputs of one attention call."""
+class LayerMapping(dict[str, RecordedT]):
+    """Recorded values by module path."""
 
-    q: Tensor  # (B, H, Tq, D)
-    k: Tensor  # (B, Hkv, Tk, D)
-    v: Tensor  # (B, Hkv, Tk, D)
-    bias: Tensor | None
-    scale: float
+    def __missing__(self, path: str) -> RecordedT:
+        raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self) or 'nothing'}")
 
 
-@dataclass(frozen=True)
-class LayerInfo:
-    """Properties of a recorded layer that are equal in all calls."""
-
-    causal: bool
-    scale: float
-    additive: bool = False  # scores are v^T tanh(q + k), which the page does not show step by step
-
-
-class Trace(Mapping[str, list[Tensor]]):
+class Trace(LayerMapping[list[Tensor]]):
     """Attention weights by module path: of each call of the layer, a tensor (B, H, Tq, Tk).
 
     qkv            queries, keys and values of each call, if recorded
     hidden_states  residual stream (B, T, E) of each call, if recorded: `encoder` is the input of that stack,
                    `encoder.blocks.0` the output of its first block
-    sides          tokens, if the trace was read from JSON
     """
 
     def __init__(self) -> None:
-        self._weights: dict[str, list[Tensor]] = {}
-        self.layer_info: dict[str, LayerInfo] = {}
-        self.qkv: dict[str, list[RecordedQKV]] = {}
+        super().__init__()
+        self.layer_info: dict[str, dict[str, Any]] = {}  # equal in all calls
+        self.qkv: dict[str, list[AttentionRecord]] = {}
         self.hidden_states: dict[str, list[Tensor]] = {}
-        self.sides: dict[str, TraceSide] = {}
-
-    def __getitem__(self, path: str) -> list[Tensor]:
-        if path not in self._weights:
-            raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self._weights) or 'nothing'}")
-        return self._weights[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(f'{path}: {len(calls)} x {tuple(calls[0].shape)}' for path, calls in self.items())})"
@@ -137,64 +109,32 @@ class Trace(Mapping[str, list[Tensor]]):
 
     def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
         def observer(record: AttentionRecord) -> None:
-            self._weights.setdefault(path, []).append(record.weights)
-            self.layer_info[path] = LayerInfo(record.mask.causal, record.scale, record.score_weight is not None)
+            self.setdefault(path, []).append(record.weights)
+            self.layer_info[path] = get_layer_info(record)
             if qkv:
-                recorded = RecordedQKV(record.q, record.k, record.v, record.bias, record.scale)
-                self.qkv.setdefault(path, []).append(recorded)
+                self.qkv.setdefault(path, []).append(record)
 
         return observer
 
-    def to_document(
-        self, sides: Mapping[str, TraceSide] | None = None, *, title: str = "", row: int = 0
-    ) -> dict[str, Any]:
+    def to_document(self, sides: Mapping[str, TraceSide], *, title: str = "", row: int = 0) -> dict[str, Any]:
         """Build the document of one batch row, from the last call of each layer.
 
         sides  `source`, `target` (output tokens) and `decoder_input` of a translation; for other models one side under
                any name
         """
-        sides = self.sides if sides is None else sides
         layers = []
         for path, calls in self.items():
             queries, keys = get_side_names(path, sides)
             shape = (len(sides[queries].tokens), len(sides[keys].tokens))
             weights = crop_weights(calls[-1], row, shape, path)
-            info = self.layer_info[path]
-            layers.append(build_layer(path, (queries, keys), weights, causal=info.causal, scale=info.scale))
-            if info.additive:
-                layers[-1]["additive"] = True
+            layers.append(build_layer(path, (queries, keys), weights, **self.layer_info[path]))
             if path in self.qkv:
                 layers[-1] |= pack_qkv(self.qkv[path][-1], row, shape)
         return build_document(title, sides, layers)
 
-    def to_json(self, sides: Mapping[str, TraceSide] | None = None, *, title: str = "", row: int = 0) -> str:
-        return json.dumps(self.to_document(sides, title=title, row=row), ensure_ascii=False, separators=(",", ":"))
 
-    @classmethod
-    def from_json(cls, text: str) -> Trace:
-        """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, q, k, v to 3 digits."""
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise AttentError(f"a trace must be JSON, but this is not: {error}; create the file again") from error
-        return cls.from_document(document)
-
-    @classmethod
-    def from_document(cls, document: Any) -> Trace:
-        check_format(document)
-        trace = cls()
-        sides = document["sides"].items()
-        trace.sides = {name: from_dict(TraceSide, side, where="the trace") for name, side in sides}
-        for layer in document["layers"]:
-            path = layer["path"]
-            keys = len(trace.sides[layer["keys"]].tokens)
-            trace._weights[path] = [unpack_weights(layer, keys)[None]]
-            trace.layer_info[path] = LayerInfo(layer["causal"], layer["scale"], layer.get("additive", False))
-            if "q" in layer:
-                bias = unpack_array(layer["bias"])[None] if "bias" in layer else None
-                q, k, v = (unpack_array(layer[name])[None] for name in "qkv")
-                trace.qkv[path] = [RecordedQKV(q, k, v, bias, layer["scale"])]
-        return trace
+def get_layer_info(record: AttentionRecord) -> dict[str, Any]:
+    return {"causal": record.mask.causal, "scale": record.scale, "additive": record.score_weight is not None}
 
 
 class AttentionWeights(npt.NDArray[np.float32]):
@@ -219,21 +159,6 @@ def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any
 
     indices = (index.ravel() for index in np.indices(weights.shape))
     return pd.DataFrame({**constants, **dict(zip(axes, indices, strict=True)), "weight": weights.ravel()})
-
-
-def check_format(document: Any) -> None:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise AttentError(
-            f'a trace must have "format": "{FORMAT}", but this does not; give a file of attent look --json'
-        )
-    if document.get("version") != VERSION:
-        raise AttentError(
-            f"the trace has version {document.get('version')!r}, but this attent reads version {VERSION}; update attent"
-        )
-    for layer in document.get("layers", ()):
-        missing = [key for key in REQUIRED_LAYER_KEYS if key not in layer]
-        if missing:
-            raise AttentError(f"a layer of the trace has no {missing[0]!r}; create the file again")
 
 
 def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:
@@ -275,9 +200,19 @@ def get_layer_index(path: str) -> int | None:
 
 
 def build_layer(
-    path: str, sides: tuple[str, str], weights: Tensor, *, causal: bool, scale: float, top_k: int | None = None
+    path: str,
+    sides: tuple[str, str],
+    weights: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    additive: bool = False,
+    top_k: int | None = None,
 ) -> dict[str, Any]:
-    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept."""
+    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept.
+
+    additive  scores are v^T tanh(q + k), which the page does not show step by step
+    """
     stack = path.split(".")[0]
     layer = {
         "path": path,
@@ -290,7 +225,7 @@ def build_layer(
         "causal": causal,
         "scale": scale,
         "masked_heads": [],
-    }
+    } | ({"additive": True} if additive else {})
     if top_k is None or top_k >= weights.shape[-1]:
         return layer | {"weights": pack_array(weights, "unit16")}
     largest = weights.topk(top_k, -1)
@@ -299,7 +234,7 @@ def build_layer(
     }
 
 
-def pack_qkv(recorded: RecordedQKV, row: int, shape: tuple[int, int]) -> dict[str, Any]:
+def pack_qkv(recorded: AttentionRecord, row: int, shape: tuple[int, int]) -> dict[str, Any]:
     lengths = {"q": shape[0], "k": shape[1], "v": shape[1]}
     packed = {
         name: pack_array(getattr(recorded, name)[row, :, :length], "float16", drop_low_bit=True)

@@ -1,4 +1,4 @@
-"""Figures with matplotlib (extra `viz`): heads as heat maps, ablation results.
+"""Figures of heads with matplotlib (extra `viz`).
 
 Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
 fonts. Tokens are shown literally, never parsed as math or markup.
@@ -308,7 +308,9 @@ def draw_layer_group(
                 for text in axes.get_xticklabels():
                     text.set_rotation(90)
             axes.tick_params(length=0, pad=1.5)
-    style_colorbar(part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01))
+    bar = part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7, length=2)
 
 
 TINT_COLOR = (1.0, 0.48, 0.0)  # visible on black and on white
@@ -368,74 +370,3 @@ def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any
     assert image is not None
     pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
     return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
-
-
-def style_colorbar(bar: Any) -> None:
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, length=2)
-
-
-def plot_ablation(ablation: Mapping[str, Any]) -> Figure:
-    """Plot the section `ablation`: the change of BLEU by masking each head, sub-layer and layer."""
-    baseline, parts = ablation["bleu"], ablation["parts"]
-    if not parts:
-        raise AttentError("there must be ablation results to draw, but there are none; run attent look --ablate first")
-    heads = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] == "head"}
-    others = {part["part"]: part["bleu"] - baseline for part in parts if part["kind"] != "head"}
-    rows = len({part.partition(":")[0] for part in heads})
-    high = max(rows * 0.34 + 1.2 if heads else 0.0, len(others) * 0.24 + 1.2 if others else 0.0)
-    with plot_context([]):
-        figure = create_figure(bool(heads) * 5.6 + bool(others) * 4.8, high + 0.5)
-        axes = figure.subplots(1, bool(heads) + bool(others), squeeze=False)[0]
-        if heads:
-            draw_head_table(figure, axes[0], heads)
-        if others:
-            draw_bars(axes[-1], others)
-        sentences = f"{ablation['sentences']:,} sentences"
-        figure.suptitle(f"BLEU with a part masked, against {baseline:.2f} unmasked ({sentences})", fontsize=10.5)
-        return figure
-
-
-def draw_head_table(figure: Figure, axes: Axes, heads: Mapping[str, float]) -> None:
-    """Draw a table with a row per layer and a column per head."""
-    import numpy as np
-
-    cells = [(path, int(head)) for path, _, head in (part.partition(":") for part in heads)]
-    paths, count = list(dict.fromkeys(path for path, _ in cells)), 1 + max(head for _, head in cells)
-    table = np.full((len(paths), count), np.nan)
-    for (path, head), change in zip(cells, heads.values(), strict=True):
-        table[paths.index(path), head] = change
-    vmax = max(0.1, float(np.nanmax(np.abs(table))))
-    image = axes.imshow(table, cmap="RdBu", vmin=-vmax, vmax=vmax, aspect="auto", interpolation="nearest")
-    for (row, column), change in np.ndenumerate(table):
-        if not np.isnan(change):
-            color = "white" if abs(change) > 0.6 * vmax else TEXT_COLOR
-            text = f"{change:+.1f}" if round(change, 1) else "0.0"
-            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
-    axes.set_xticks(range(count))
-    axes.set_yticks(range(len(paths)), [shorten_path(path) for path in paths], fontsize=7.5)
-    axes.set_xlabel("head")
-    axes.set_title("each head", fontsize=9)
-    axes.tick_params(length=0)
-    bar = figure.colorbar(image, ax=axes, aspect=25, pad=0.02)
-    bar.set_label("change of BLEU", fontsize=8)
-    style_colorbar(bar)
-
-
-def draw_bars(axes: Axes, parts: Mapping[str, float]) -> None:
-    colors = ["#b2182b" if change < 0 else "#2166ac" for change in parts.values()]
-    axes.barh(range(len(parts)), list(parts.values()), color=colors, height=0.7)
-    axes.set_yticks(range(len(parts)), [shorten_path(part) for part in parts], fontsize=7.5)
-    axes.margins(y=0.01)
-    axes.invert_yaxis()
-    axes.axvline(0, color="#555555", linewidth=0.7)
-    axes.set_xlabel("change of BLEU")
-    axes.set_title("each sub-layer and layer", fontsize=9)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(length=0)
-
-
-def shorten_path(path: str) -> str:
-    """decoder.blocks.3.cross_attn -> `decoder 3 cross`"""
-    names = {"self_attn": "self", "cross_attn": "cross", "feedforward": "feed-forward"}
-    return escape_control_characters(" ".join(names.get(name, name) for name in path.split(".") if name != "blocks"))

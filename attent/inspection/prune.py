@@ -48,24 +48,6 @@ def get_prunable_head(model: Seq2Seq, part: ModelPart) -> int:
     return part.head
 
 
-@dataclass(frozen=True, kw_only=True)
-class PruneTrial:
-    num_removed: int  # in total
-    bleu: float
-    loss: float
-    accepted: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneSelection:
-    """The heads to remove, and the trials that selected them."""
-
-    heads: tuple[ModelPart, ...]
-    bleu: float  # without them
-    loss: float
-    trials: tuple[PruneTrial, ...]
-
-
 def rank_heads(ablation: Ablation, max_bleu_drop: float = math.inf) -> list[ModelPart]:
     """Return the heads that cost at most `max_bleu_drop` alone, those first that change the fewest translations.
 
@@ -81,36 +63,34 @@ def select_heads(
     measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]],
     *,
     max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
-    progress: Callable[[PruneTrial], None] | None = None,
+    progress: Callable[[int, float, float, bool], None] | None = None,
 ) -> PruneSelection:
     """Select heads to remove within `max_bleu_drop` of the baseline BLEU and MAX_LOSS_PER_BLEU times that of its loss.
 
     measure_without  returns BLEU and loss of the model without some heads
+    progress         called after each trial: number of heads, BLEU and loss without them, accepted or not
     """
     if not ablation.get_effects("head"):
         raise AttentError("the ablation must have heads to prune, but has none; ablate heads first")
     if not max_bleu_drop >= 0:
         raise AttentError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
     min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
-    selector = HeadSelector(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
-    selector.add_group(rank_heads(ablation, max_bleu_drop))
-    return PruneSelection(
-        heads=tuple(selector.heads), bleu=selector.bleu, loss=selector.loss, trials=tuple(selector.trials)
-    )
+    selection = PruneSelection(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
+    selection.add_group(rank_heads(ablation, max_bleu_drop))
+    return selection
 
 
 @dataclass
-class HeadSelector:
-    """Bisects groups of heads: few trials if most heads, or hardly any, can be removed."""
+class PruneSelection:
+    """The heads to remove. Groups of heads are bisected: few trials if most heads, or hardly any, can be removed."""
 
     measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]]
-    bleu: float
+    bleu: float  # without `heads`
     loss: float
     min_bleu: float
     max_loss: float
-    progress: Callable[[PruneTrial], None] | None
+    progress: Callable[[int, float, float, bool], None] | None = None
     heads: list[ModelPart] = field(default_factory=list)
-    trials: list[PruneTrial] = field(default_factory=list)
 
     def add_group(self, group: Sequence[ModelPart], *, known_rejected: bool = False) -> bool:
         """Remove as many heads of the group as possible; return whether all were removed."""
@@ -126,10 +106,8 @@ class HeadSelector:
         heads = [*self.heads, *group]
         bleu, loss = self.measure_without(heads)
         accepted = bleu >= self.min_bleu and loss <= self.max_loss
-        trial = PruneTrial(num_removed=len(heads), bleu=bleu, loss=loss, accepted=accepted)
-        self.trials.append(trial)
-        if trial.accepted:
+        if accepted:
             self.heads, self.bleu, self.loss = heads, bleu, loss
         if self.progress is not None:
-            self.progress(trial)
-        return trial.accepted
+            self.progress(len(heads), bleu, loss, accepted)
+        return accepted

@@ -22,7 +22,15 @@ from attent.decoding.transcriber import Transcriber
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.inspection import ablate, head_stats
-from attent.inspection.attention_trace import AttentionKind, AttentionWeights, build_frame, unpack_weights
+from attent.inspection.attention_trace import (
+    FORMAT,
+    VERSION,
+    AttentionKind,
+    AttentionWeights,
+    LayerMapping,
+    build_frame,
+    unpack_weights,
+)
 from attent.inspection.display_tokens import format_token
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
@@ -177,13 +185,6 @@ def measure_head_stats(
         warn(str(error))
 
 
-class LayerWeights(dict[str, AttentionWeights]):
-    """Attention weights by module path."""
-
-    def __missing__(self, path: str) -> AttentionWeights:
-        raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self) or 'nothing'}")
-
-
 @dataclass(frozen=True, repr=False)
 class Inspection:
     """A recorded input. A notebook shows it as the interactive page; the page, figures and arrays are derived from
@@ -219,7 +220,7 @@ class Inspection:
         """The weights of each layer by module path: arrays (heads, queries, keys) with `.queries` and `.keys`."""
         sides = self.document["sides"].items()
         tokens = {name: tuple(map(format_token, side["tokens"])) for name, side in sides}
-        weights = LayerWeights()
+        weights = LayerMapping[AttentionWeights]()
         for layer in self.document["layers"]:
             queries, keys = tokens[layer["queries"]], tokens[layer["keys"]]
             weights[layer["path"]] = AttentionWeights.from_tensor(unpack_weights(layer, len(keys)), queries, keys)
@@ -235,6 +236,14 @@ class Inspection:
             for axis, tokens in (("query", weights.queries), ("key", weights.keys)):
                 frames[-1][f"{axis}_token"] = np.array(tokens)[frames[-1][axis]]
         return pd.concat(frames, ignore_index=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Inspection:
+        """Read the output of `to_json` or `attent look --json`; weights are exact to 0.8e-5, q, k, v to 3 digits."""
+        document = settings.parse_json(text.encode(), "the inspection")
+        if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
+            raise AttentError(f'an inspection must have "format": "{FORMAT}" and "version": {VERSION}; create it again')
+        return cls(document)
 
     def to_json(self) -> str:
         return json.dumps(self.document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from attent import settings
 from attent.nn import ConvDecoderConfig, ConvEncoderConfig, LSTMDecoderConfig, LSTMEncoderConfig, StackConfig
 from attent.nn.argument_checks import check_choice, check_size, is_count
-from attent.nn.config import find_changes, format_fields
+from attent.nn.config import find_changes
 from attent.nn.frontends import AudioConfig, FrontEndConfig, ImageConfig
 
 EncoderStackConfig = StackConfig | LSTMEncoderConfig | ConvEncoderConfig  # one config for each architecture
@@ -29,35 +29,22 @@ def mirror_encoder(encoder: StackConfig) -> StackConfig:
     return replace(encoder, causal=True, cross_attention=True, remaining_heads=None)
 
 
-STACK_FIELDS = ("encoder", "decoder", "stack")
 PRESETS: dict[str, Callable[..., Any]] = {}  # the functions of `presets` by name, for `ShortRepr`
 
 
 class ShortRepr:
-    """Writes a config as Python that evaluates to it: the preset with the fewest changes."""
+    """Writes a config as the preset with the fewest changes."""
 
     def __repr__(self) -> str:
-        texts = []
+        candidates = []
         for name, preset in PRESETS.items():
-            parameters = signature(preset).parameters.keys() & {"vocab"}
-            arguments = {key: getattr(self, key, None) for key in parameters}
+            arguments = {"vocab": getattr(self, "vocab", None)} if "vocab" in signature(preset).parameters else {}
             with suppress(ValueError):  # a vocabulary without the preset's special tokens
-                base = preset(**arguments)
+                base, text = preset(**arguments), "".join(f"vocab={vocab}" for vocab in arguments.values())
                 if type(base) is type(self):
-                    texts.append(format_difference(self, base, f"presets.{name}({format_fields(arguments)})"))
-        return min(texts, key=lambda text: text.count("="))
-
-
-def format_difference(config: Any, base: Any, text: str) -> str:
-    """Write a config as the changes of another, which `text` evaluates to."""
-    changes = find_changes(config, base)
-    stacks = [(getattr(config, name), getattr(base, name)) for name in STACK_FIELDS if hasattr(base, name)]
-    if all(type(stack) is type(other) for stack, other in stacks):
-        first, *others = (find_changes(stack, other) for stack, other in stacks)
-        if first and all(other == first for other in others):
-            text = f"presets.replace_stacks({text}, {format_fields(first)})"
-            changes = {name: value for name, value in changes.items() if name not in STACK_FIELDS}
-    return f"replace({text}, {format_fields(changes)})" if changes else text
+                    candidates.append((find_changes(self, base), f"presets.{name}({text})"))
+        changes, text = min(candidates, key=lambda candidate: len(candidate[0]))
+        return f"{text} with {', '.join(changes)}" if changes else text
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -1,7 +1,7 @@
 """Named configs. Each is written as its difference from another, as documentation; so is the `repr` of every config.
 
 >>> attent.presets.replace_stacks(attent.presets.base(vocab=8000), dropout=0.2)
-presets.replace_stacks(presets.base(vocab=8000), dropout=0.2)
+presets.base(vocab=8000) with encoder.dropout=0.2, decoder.dropout=0.2
 >>> model = attent.build(attent.presets.tiny(vocab=100))
 """
 
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from attent.models.config import (
     PRESETS,
-    STACK_FIELDS,
     CausalConfig,
     EncoderConfig,
     Seq2SeqConfig,
@@ -215,7 +214,7 @@ def replace_stacks(config: ConfigT, **changes: Any) -> ConfigT:
     >>> attent.presets.replace_stacks(attent.presets.base(vocab=8000), layers=2, dropout=0.2).encoder
     StackConfig(layers=2, dropout=0.2)
     """
-    names = [name for name in STACK_FIELDS if hasattr(config, name)]
+    names = [name for name in ("encoder", "decoder", "stack") if hasattr(config, name)]
     return replace(config, **{name: replace(getattr(config, name), **changes) for name in names})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -86,7 +85,7 @@ class StackConfig:
             raise ValueError("`compatibility` must be dot with rotary positions, but is additive; use other positions")
 
     def __repr__(self) -> str:
-        return f"StackConfig({format_fields(find_changes(self, StackConfig()))})"
+        return f"StackConfig({', '.join(find_changes(self, StackConfig()))})"
 
     def compute_head_width(self) -> int:
         if self.head_width is not None:
@@ -127,10 +126,16 @@ class StackConfig:
                 )
 
 
-def find_changes(config: Any, base: Any) -> dict[str, Any]:
-    """Return the fields of a config that differ from those of another of its class."""
-    values = ((each.name, getattr(config, each.name)) for each in fields(config))
-    return {name: value for name, value in values if value != getattr(base, name)}
+def find_changes(config: Any, base: Any, prefix: str = "") -> list[str]:
+    """Return the fields that differ from those of another config of the same class, such as `encoder.dropout=0.2`."""
+    changes = []
+    for name in (prefix + each.name for each in fields(config)):
+        value, other = (getattr(each, name.removeprefix(prefix)) for each in (config, base))
+        if isinstance(value, StackConfig) and isinstance(other, StackConfig):
+            changes += find_changes(value, other, f"{name}.")
+        elif value != other:
+            changes.append(f"{name}={value!r}")
+    return changes
 
 
 def choose_config(config: StackConfig | None, **sizes: float | None) -> StackConfig:
@@ -139,10 +144,6 @@ def choose_config(config: StackConfig | None, **sizes: float | None) -> StackCon
     if config is not None and changes:
         raise ValueError(f"give a `config` or `{next(iter(changes))}`, but not both")
     return StackConfig(**changes) if config is None else config  # type: ignore[arg-type]
-
-
-def format_fields(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)

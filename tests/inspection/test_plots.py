@@ -18,7 +18,7 @@ from attent.inspection.attention_trace import build_layer
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'attent[viz]'")
 
 from attent.inspection import plots
-from attent.inspection.plots import plot_ablation, plot_heads, save_figure
+from attent.inspection.plots import plot_heads, save_figure
 
 SOURCE = ["A", "man", "rides", "a", "bike", "."]
 TARGET = ["Ein", "Mann", "fährt", "Rad", "."]
@@ -210,25 +210,6 @@ def test_global_settings_are_unchanged() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-# ---- parts -----------------------------------------------------------------------------------------------------------
-
-
-def test_ablation_shows_every_head(tmp_path: Path) -> None:
-    parts = [
-        {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 39.8, "loss": 1.5},
-        {"part": "encoder.blocks.0.self_attn:1", "kind": "head", "bleu": 40.09, "loss": 1.4},
-        {"part": "decoder.blocks.0.cross_attn:0", "kind": "head", "bleu": 41.6, "loss": 1.39},
-        {"part": "decoder.blocks.0.cross_attn", "kind": "sublayer", "bleu": 2.0, "loss": 6.0},
-    ]
-    section = {"sentences": 1014, "bleu": 40.1, "loss": 1.43, "parts": parts}
-    labels = draw_texts(plot_ablation(section), tmp_path)
-    assert {"-0.3", "0.0", "+1.5", "encoder 0 self", "decoder 0 cross", "head", "change of BLEU"} <= set(labels)
-    assert not {"-0.0", "+0.0"} & set(labels)
-    assert any("40.10 unmasked (1,014 sentences)" in text for text in labels)
-    with pytest.raises(ValueError, match="run attent look --ablate first"):
-        plot_ablation(section | {"parts": []})
-
-
 # ---- geometry --------------------------------------------------------------------------------------------------------
 
 
@@ -289,34 +270,3 @@ def test_figures_have_a_largest_size() -> None:
     size = (30.0 - 1.2 * 2) / rows
     assert tall.get_size_inches().tolist() == pytest.approx([size + 0.1 + 1.5, 30.0])
     assert plots.create_figure(99, 99).get_size_inches().tolist() == [16.0, 30.0]
-
-
-def test_ablation_has_a_table_of_heads_and_bars_of_layers() -> None:
-    parts = [
-        {"part": "encoder.blocks.0.self_attn:0", "kind": "head", "bleu": 39.0},
-        {"part": "decoder.blocks.0.cross_attn:1", "kind": "head", "bleu": 41.0},
-        {"part": "decoder.blocks.0.cross_attn", "kind": "sublayer", "bleu": 2.0},
-        {"part": "decoder.blocks.0", "kind": "layer", "bleu": 41.0},
-    ]
-    section = {"sentences": 9, "bleu": 40.0, "loss": 1.0, "parts": parts}
-    figure = plot_ablation(section)
-    assert figure.get_size_inches().tolist() == pytest.approx([5.6 + 4.8, 2 * 0.34 + 1.2 + 0.5])
-    table, bars = list_axes(figure)
-    values = table.images[0].get_array()
-    assert values.shape == (2, 2)
-    assert (float(values[0, 0]), float(values[1, 1])) == (-1.0, 1.0)
-    assert table.images[0].get_clim() == (-1.0, 1.0)
-    assert [(text.get_text(), text.get_position()) for text in table.texts] == [("-1.0", (0, 0)), ("+1.0", (1, 1))]
-    assert [text.get_text() for text in table.get_yticklabels()] == ["encoder 0 self", "decoder 0 cross"]
-    assert (table.get_xlabel(), table.get_title()) == ("head", "each head")
-    assert [bar.get_width() for bar in bars.patches] == [-38.0, 1.0]
-    red, blue = (bar.get_facecolor()[:3] for bar in bars.patches)
-    assert red[0] > red[2]
-    assert blue[2] > blue[0]
-    assert bars.yaxis_inverted()
-    assert [text.get_text() for text in bars.get_yticklabels()] == ["decoder 0 cross", "decoder 0"]
-    assert (bars.get_xlabel(), bars.get_title()) == ("change of BLEU", "each sub-layer and layer")
-    only_heads = plot_ablation(section | {"parts": parts[:2]})
-    assert only_heads.get_size_inches().tolist() == pytest.approx([5.6, 2 * 0.34 + 1.2 + 0.5])
-    only_layers = plot_ablation(section | {"parts": parts[2:]})
-    assert only_layers.get_size_inches().tolist() == pytest.approx([4.8, 2 * 0.24 + 1.2 + 0.5])

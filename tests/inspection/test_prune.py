@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
 from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
-from attent.inspection.prune import HeadSelector, PruneTrial, prune_heads, rank_heads, select_heads
+from attent.inspection.prune import PruneSelection, prune_heads, rank_heads, select_heads
 from attent.inspection.record import record
 from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -319,14 +320,15 @@ def test_selected_heads_are_maximal(seed: int) -> None:
     left = [costs[part] for part in HEADS if part not in names]
     assert chosen.bleu == 30.0 - sum(costs[part] for part in names) >= 29.8
     assert all(chosen.bleu - cost < 29.8 for cost in left)
-    assert len(arguments) == len(set(arguments)) == len(chosen.trials) <= 15
-    assert [trial.num_removed for trial in chosen.trials] == [len(parts) for parts in arguments]
+    assert len(arguments) == len(set(arguments)) <= 15
 
 
 @pytest.mark.parametrize(("cost", "count", "trials"), [(0.0, 8, 1), (1.0, 0, 15)])
 def test_all_or_no_heads_can_be_selected(cost: float, count: int, trials: int) -> None:
-    chosen = select_heads(ablation_of(HEADS), lambda parts: (30.0 - cost * len(parts), 1.0))
-    assert (len(chosen.heads), len(chosen.trials)) == (count, trials)
+    tried: list[Any] = []
+    report = lambda *trial: tried.append(trial)  # noqa: E731
+    chosen = select_heads(ablation_of(HEADS), lambda parts: (30.0 - cost * len(parts), 1.0), progress=report)
+    assert (len(chosen.heads), len(tried)) == (count, trials)
 
 
 def test_loss_bound_rejects_lucky_bleu() -> None:
@@ -338,11 +340,11 @@ def test_loss_bound_rejects_lucky_bleu() -> None:
     ("bleu", "loss", "count"), [(29.5, 1.05, 8), (29.4999, 1.0, 0), (30.0, 1.0501, 0), (30.5, 0.9, 8)]
 )
 def test_heads_exactly_at_both_bounds_are_removed(bleu: float, loss: float, count: int) -> None:
-    trials: list[PruneTrial] = []
-    chosen = select_heads(ablation_of(HEADS), lambda _: (bleu, loss), max_bleu_drop=0.5, progress=trials.append)
+    trials: list[Any] = []
+    report = lambda *trial: trials.append(trial)  # noqa: E731
+    chosen = select_heads(ablation_of(HEADS), lambda _: (bleu, loss), max_bleu_drop=0.5, progress=report)
     assert len(chosen.heads) == count
-    assert tuple(trials) == chosen.trials
-    assert (trials[0].num_removed, trials[0].bleu, trials[0].loss) == (8, bleu, loss)
+    assert trials[0] == (8, bleu, loss, count > 0)
     assert chosen.bleu == (bleu if count else 30.0)
 
 
@@ -363,15 +365,15 @@ def test_invalid_selections_are_rejected() -> None:
 def test_groups_of_heads_are_bisected() -> None:
     """Of five heads, only the last may not be removed."""
     heads = [ModelPart(f"decoder.blocks.{i}.self_attn", 0) for i in range(5)]
-    trials: list[PruneTrial] = []
-    selector = HeadSelector(
+    trials: list[tuple[int, bool]] = []
+    selector = PruneSelection(
         measure_without=lambda parts: (30.0, 2.0) if heads[4] not in parts else (20.0, 2.0),
-        bleu=30.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=trials.append,
+        bleu=30.0, loss=1.0, min_bleu=30.0, max_loss=2.0,
+        progress=lambda count, _bleu, _loss, accepted: trials.append((count, accepted)),
     )  # fmt: skip
     assert not selector.add_group(heads)
     assert selector.heads == heads[:4]
-    assert [(trial.num_removed, trial.accepted) for trial in trials] == [(5, False), (3, True), (4, True)]
-    assert trials == selector.trials
+    assert trials == [(5, False), (3, True), (4, True)]
     assert selector.add_group([])
 
 
@@ -379,7 +381,6 @@ def test_groups_of_heads_are_bisected() -> None:
     ("bleu", "loss", "accepted"), [(30.0, 2.0, True), (29.9, 2.0, False), (30.0, 2.1, False), (31.0, 1.0, True)]
 )
 def test_a_group_is_removed_at_the_limits_of_bleu_and_loss(bleu: float, loss: float, accepted: bool) -> None:
-    selector = HeadSelector(lambda parts: (bleu, loss), bleu=35.0, loss=1.0, min_bleu=30.0, max_loss=2.0, progress=None)
+    selector = PruneSelection(lambda parts: (bleu, loss), bleu=35.0, loss=1.0, min_bleu=30.0, max_loss=2.0)
     assert selector.try_group([ModelPart("a", 1)]) is accepted
     assert (selector.bleu, selector.loss) == ((bleu, loss) if accepted else (35.0, 1.0))
-    assert selector.trials == [PruneTrial(num_removed=1, bleu=bleu, loss=loss, accepted=accepted)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import attent
-from attent.inspection.attention_trace import Trace
 from attent.inspection.session import Inspection
 from tests.inspection.conftest import watch_problems
+from tests.inspection.documents import read_weights
 
 CROSS = "decoder.blocks.0.cross_attn"
 
@@ -32,7 +32,7 @@ def test_attention_is_an_array_with_tokens(inspection: Inspection) -> None:
     assert "".join(weights.keys[1:-1]) == "seven"
     assert weights.queries[-1] == weights.keys[-1] == "‹end›"
     assert weights.mean(0).queries == ()
-    recorded = Trace.from_document(inspection.document)[CROSS][0][0]
+    recorded = read_weights(inspection.document)[CROSS][0]
     np.testing.assert_array_equal(np.asarray(weights), recorded.numpy())
 
 

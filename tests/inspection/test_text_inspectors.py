@@ -18,9 +18,11 @@ from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import text
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
+from attent.inspection.json_arrays import unpack_array
 from attent.inspection.session import open_inspector
 from attent.models.weights import save_model
 from attent.nn import get_attention_layers
+from tests.inspection.documents import read_weights
 from tests.inspection.models import HIDDEN, TEXT, causal, encoder, tokenizer
 
 VOCABULARY = tokenizer().source
@@ -42,10 +44,10 @@ def ids_of(text: str) -> list[int]:
 
 
 def same_weights(document: dict[str, Any], trace: Trace) -> None:
-    back = Trace.from_document(document)
+    back = read_weights(document)
     assert list(back) == list(trace)
     for path, calls in trace.items():
-        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(back[path], calls[0], atol=1e-5, rtol=0)
 
 
 # --- causal language model ---
@@ -92,15 +94,14 @@ def test_greedy_continuation(writer: CausalLMInspector, inspection: dict[str, An
 
 
 def test_grouped_query_attention(inspection: dict[str, Any]) -> None:
-    trace = Trace.from_document(inspection)
-    (vectors,) = trace.qkv["decoder.blocks.1.self_attn"]
-    assert (vectors.q.shape[1], vectors.k.shape[1]) == (4, 2)
-    keys = vectors.k.repeat_interleave(2, 1)  # head h uses KV head h * 2 // 4
-    scores = (vectors.q @ keys.transpose(-1, -2)) * vectors.scale
+    layer = inspection["layers"][1]
+    queries, keys = (unpack_array(layer[name]) for name in "qk")
+    assert (len(queries), len(keys)) == (4, 2)
+    scores = queries @ keys.repeat_interleave(2, 0).transpose(-1, -2) * layer["scale"]  # head h uses KV head h * 2 // 4
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     again = scores.masked_fill(later, -torch.inf).softmax(-1)
     torch.testing.assert_close(
-        again, trace["decoder.blocks.1.self_attn"][0], atol=0.02, rtol=0
+        again, read_weights(inspection)["decoder.blocks.1.self_attn"][0], atol=0.02, rtol=0
     )  # stored with three digits
 
 

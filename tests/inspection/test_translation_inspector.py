@@ -13,7 +13,6 @@ import attent
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.forced_decoding import score_targets as force
 from attent.decoding.options import SearchOptions
-from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors import base
@@ -23,6 +22,7 @@ from attent.models import shift_right
 from attent.models.config import mirror_encoder
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import Attention, LearnedConfig, StackConfig
+from tests.inspection.documents import read_sides, read_weights
 from tests.inspection.toy_translator import STACK, TEXT, model, translator
 from tests.text.corpus import tokenizer
 
@@ -56,10 +56,10 @@ def test_weights_are_those_of_teacher_forcing(inspector: TranslationInspector, i
     with attent.record(inspector.model) as trace, torch.no_grad():
         logits = inspector.model(torch.tensor([source]), shift_right(target, inspector.model.config.start_id))
     never = find_suppressed_tokens(inspector.model.config, of.tokenizer)
-    back = Trace.from_document(inspection)
+    back = read_weights(inspection)
     assert list(back) == list(trace)
     for path, calls in trace.items():
-        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(back[path], calls[0], atol=1e-5, rtol=0)
     assert [len(inspection["sides"][name]["tokens"]) for name in ("source", "decoder_input", "target")] == [
         len(source),
         *[len(ids)] * 2,
@@ -153,7 +153,7 @@ def test_two_thousand_tokens(inspector: TranslationInspector) -> None:
 
 
 def test_page_budget_ends_at_its_limits(inspection: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = Trace.from_document(inspection).sides
+    sides = read_sides(inspection)
     layers = {"encoder.blocks.0.self_attn": Attention(StackConfig(width=24, heads=3))}
     tokens = len(sides["source"].tokens)
     for margin, per_row, include_qkv in (
@@ -195,8 +195,8 @@ def test_numbers_for_json_have_five_digits(value: float, expected: float | None)
 
 
 def test_page_budget(inspection: dict[str, Any]) -> None:
-    sides = Trace.from_document(inspection).sides
-    layers = dict.fromkeys(Trace.from_document(inspection), Attention(StackConfig(width=24, heads=3)))
+    sides = read_sides(inspection)
+    layers = dict.fromkeys(read_weights(inspection), Attention(StackConfig(width=24, heads=3)))
     budget = PageBudget.from_layers(layers, sides)
     assert (budget.dense_layers, budget.include_qkv) == (frozenset(layers), True)
     wide = Attention(StackConfig(width=24, heads=3))

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import attent
-from attent.inspection import Trace
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.vision import VisionInspector, encode_png
+from tests.inspection.documents import read_weights
 from tests.inspection.models import ring, vision, write_ring
 
 pytest.importorskip("PIL")
@@ -32,10 +32,10 @@ def test_weights_are_those_of_the_model(document: dict[str, Any]) -> None:
     model = vision()
     with attent.record(model) as trace, torch.no_grad():
         logits = model(model.normalize(ring()[None]))
-    back = Trace.from_document(document)
+    back = read_weights(document)
     assert list(back) == list(trace) == ["encoder.blocks.0.self_attn", "encoder.blocks.1.self_attn"]
     for path, calls in trace.items():
-        torch.testing.assert_close(back[path][0], calls[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(back[path], calls[0], atol=1e-5, rtol=0)
     best = document["labels"]["best"][0]
     assert best["label"] == model.config.labels[int(logits.argmax())] == document["output"]["text"]
     assert best["p"] == pytest.approx(float(logits.softmax(-1).max()), rel=1e-3)
@@ -162,7 +162,7 @@ def test_figures_show_the_image_tinted_by_each_head(document: dict[str, Any]) ->
     assert picture.get_clim() == (0, 1)
     alpha = tint.get_array()[..., 3]
     assert (alpha.shape, float(alpha.max())) == ((4, 4), pytest.approx(0.6))
-    weights = Trace.from_document(document)["encoder.blocks.1.self_attn"][0][0, 3]
+    weights = read_weights(document)["encoder.blocks.1.self_attn"][0, 3]
     from_class = weights[0, 1:].view(4, 4)
     torch.testing.assert_close(
         torch.tensor(alpha), 0.6 * (from_class / from_class.max()).double() ** 0.7, atol=2e-3, rtol=0

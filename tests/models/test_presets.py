@@ -170,21 +170,18 @@ def test_convolutions_have_about_as_many_parameters_as_transformers() -> None:
 TINY = presets.tiny(300)
 CONFIGS = {
     "presets.base(vocab=8000)": presets.base(8_000),
-    "presets.replace_stacks(presets.tiny(vocab=300), dropout=0.0)": presets.replace_stacks(TINY, dropout=0.0),
-    "replace(presets.tiny(vocab=300), tie_output=False)": replace(TINY, tie_output=False),
-    "presets.replace_stacks(presets.gpt2(), layers=2)": presets.replace_stacks(presets.gpt2(), layers=2),
-    "replace(presets.vit_b_16(), labels=('cat',))": presets.vit_b_16(("cat",)),
-    "replace(presets.base(vocab=300), encoder=StackConfig(layers=2))": replace(
-        presets.base(300), encoder=StackConfig(layers=2)
-    ),
-    "replace(presets.t5_small(), vocab=2)": replace(presets.t5_small(), vocab=2),
+    "presets.tiny(vocab=300) with encoder.dropout=0.0, decoder.dropout=0.0": presets.replace_stacks(TINY, dropout=0.0),
+    "presets.tiny(vocab=300) with tie_output=False": replace(TINY, tie_output=False),
+    "presets.gpt2() with stack.layers=2": presets.replace_stacks(presets.gpt2(), layers=2),
+    "presets.vit_b_16() with labels=('cat',)": presets.vit_b_16(("cat",)),
+    "presets.base(vocab=300) with encoder.layers=2": replace(presets.base(300), encoder=StackConfig(layers=2)),
+    "presets.t5_small() with vocab=2": replace(presets.t5_small(), vocab=2),
 }
 
 
 @pytest.mark.parametrize("text", CONFIGS)
 def test_configs_are_written_as_changes_of_a_preset(text: str) -> None:
     assert repr(CONFIGS[text]) == text
-    assert eval(text) == CONFIGS[text]  # noqa: S307
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -21,11 +21,11 @@ from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection.attention_trace import (
     AttentionKind,
-    RecordedQKV,
     TraceSide,
     build_document,
     build_layer,
     crop_weights,
+    get_layer_info,
     get_side_names,
     pack_qkv,
 )
@@ -189,14 +189,10 @@ class PageBudget:
             check_cancelled(should_stop)
             weights = record.weights.float().cpu()
             shown = crop_weights(weights, 0, shape, path)  # without the padding of a front-end
-            causal, scale = record.mask.causal, record.scale
             top_k = None if path in self.dense_layers else self.weights_per_row
-            recorded[path] = build_layer(path, names, shown, causal=causal, scale=scale, top_k=top_k)
-            if record.score_weight is not None:
-                recorded[path]["additive"] = True
-            elif self.include_qkv and shown.shape == weights.shape[1:]:
-                qkv = RecordedQKV(record.q, record.k, record.v, record.bias, scale)
-                recorded[path] |= pack_qkv(qkv, 0, shape)
+            recorded[path] = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
+            if record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]:
+                recorded[path] |= pack_qkv(record, 0, shape)
 
         return observer
 
