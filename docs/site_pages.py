@@ -30,7 +30,6 @@ OTHER_PAGES = {name: name.lower() for name in ("README.md", "CONTRIBUTING.md", "
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 SITE_ONLY = re.compile(r"<!-- (reference/\S+) -->([^:]+)")  # in index.md: the page of an entry that only the site has
-NOTEBOOK = re.compile(r"^- \[[^]]+\]\(([\w-]+\.ipynb)\).*\n", re.MULTILINE)
 SITE_PAGE = {".md", ".ipynb", ".png", ".svg"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".conf": "nginx", ".html": "html", ".css": "css"}
 ORPHAN = "---\norphan: true\n---\n"
@@ -134,7 +133,7 @@ def iterate_source_pages(shown: set[str]) -> Iterator[tuple[str, str]]:
 
 def format_index(text: str) -> str:
     """Return index.md with a toctree for each of its sections: the pages that its list links to."""
-    text = SITE_ONLY.sub(r"[\2](\1)", drop_missing_notebooks(text))
+    text = SITE_ONLY.sub(r"[\2](\1)", text)
     trees = []
     for section in text.split("\n## ")[1:]:
         pages = re.findall(r"^- \[([^]]+)\]\(([^)#]+)\)", section, re.MULTILINE)
@@ -142,11 +141,6 @@ def format_index(text: str) -> str:
         caption = section.partition("\n")[0]
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```"]))
     return "\n\n".join([text.rstrip(), *trees, ""])
-
-
-def drop_missing_notebooks(text: str) -> str:
-    """Return a page without the list items of notebooks that are not there."""
-    return NOTEBOOK.sub(lambda item: item[0] if (DOCS / item[1]).exists() else "", text)
 
 
 def fence(text: str, language: str) -> str:

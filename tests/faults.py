@@ -1229,20 +1229,10 @@ FAULTS = """
 - (states * real[..., None]).sum(1) / lengths
 + states.mean(1)
 
-# encoder inference: second text in the first segment
-@ decoding/predictor.py::join_segments: decoding/test_predictor.py -k classified_as
-- segment_ids = tuple(number for number, segment
-+ segment_ids = tuple(0 for number, segment
-
 # encoder inference: mask token predicted for a mask
 @ decoding/predictor.py::Predictor.suppressed_tokens: decoding/test_predictor.py -k special_tokens
 - *mask, *vocabulary.sentinels,
 + *vocabulary.sentinels,
-
-# encoder inference: shorter text of a pair truncated
-@ decoding/predictor.py::Predictor._encode_pair: decoding/test_predictor.py
-- first if len(first) > len(second) else second
-+ first if len(first) < len(second) else second
 
 # inspection: prediction of the token itself, not the next
 @ inspection/inspectors/text.py::CausalLMInspector._run: inspection/test_text_inspectors.py -k next_token

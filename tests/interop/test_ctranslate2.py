@@ -44,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "sines first": {"positions": SinusoidalConfig(order="halves")},
     "learned": {"positions": LearnedConfig(max_length=30), "norm_order": "pre"},
+    "BART": {"positions": LearnedConfig(max_length=30), "embedding_norm": True, "activation": "gelu"},
     "rotary": {"positions": RotaryConfig(base=100.0), "norm": "rms", "norm_order": "pre"},
     "rotary neighbours": {"positions": RotaryConfig(order="interleaved"), "activation": "silu"},
     "T5": {"positions": RelativeConfig(buckets=8, max_distance=12), "norm": "rms", "bias": False, "scale": 1.0},
@@ -161,7 +162,6 @@ def test_half_precision_can_be_converted(toy: Seq2Seq, tmp_path: Path) -> None:
     [
         ({"positions": AlibiConfig()}, {}, "`encoder.positions` must be sinusoidal, learned, rotary or relative"),
         ({}, {"window": (3, 0)}, "`decoder.window` must be None for CTranslate2, but is (3, 0)"),
-        ({"embedding_norm": True}, {}, "`encoder.embedding_norm` must be False for CTranslate2, but is True"),
         ({}, {"compatibility": "additive"}, "`decoder.compatibility` must be dot for CTranslate2, but is 'additive'"),
         ({}, {"scale_by_layer": True}, "`decoder.scale_by_layer` must be False for CTranslate2, but is True"),
         (

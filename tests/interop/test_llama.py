@@ -203,7 +203,7 @@ def test_unsupported_rope_scaling_is_rejected(kind: str, folder: Path) -> None:
         ({"head_dim": 3}, "config.json: rotary positions rotate pairs of features: `head_dim` must be even"),
         ({"num_hidden_layers": 90}, "holds 12 tensors, too few for `num_hidden_layers`=90"),
         ({"hidden_act": "relu2"}, "`hidden_act` must be one of"),
-        ({"model_type": "mistral"}, "model_type `mistral` is not supported; supported: bert, gpt2, llama, marian"),
+        ({"model_type": "mistral"}, "model_type `mistral` is not supported; supported: bart, bert, gpt2, llama"),
         (
             {"intermediate_size": 13},
             "wrong shape: `model.layers.0.mlp.gate_proj.weight` must be [13, 8], but is [12, 8]",

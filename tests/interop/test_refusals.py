@@ -85,10 +85,11 @@ def test_a_config_without_model_type(folder: Path) -> None:
     assert_rejected(folder, 'must have "format": "attent" or a `model_type`, but has neither')
 
 
-@pytest.mark.parametrize("model_type", ["mistral", "bart", "files", "../t5"])
+@pytest.mark.parametrize("model_type", ["mistral", "xglm", "files", "../t5"])
 def test_another_family(model_type: str, folder: Path) -> None:
     change_json(folder / "config.json", model_type=model_type)
-    words = "is not supported; supported: bert, gpt2, llama, marian, mt5, t5, vit, vision-encoder-decoder, whisper"
+    families = "bart, bert, gpt2, llama, m2m_100, marian, mbart, mt5, t5, vit, vision-encoder-decoder, whisper"
+    words = f"is not supported; supported: {families}"
     assert_rejected(folder, f"config.json: model_type `{model_type}` {words}")
 
 

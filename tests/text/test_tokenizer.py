@@ -257,7 +257,7 @@ def error_message(folder: Path) -> str:
 def test_a_folder_without_a_tokenizer_names_the_expected_files(tmp_path: Path) -> None:
     assert error_message(tmp_path) == (
         f"{tmp_path}: has no tokenizer; it must have one of source.model, source.spm, tokenizer.model, spiece.model, "
-        f"tokenizer.json (which `save_pretrained` of transformers writes)"
+        f"tokenizer.json, sentencepiece.bpe.model (which `save_pretrained` of transformers writes)"
     )
     assert "does not exist" in error_message(tmp_path / "none")
     (tmp_path / "file").write_text("")
