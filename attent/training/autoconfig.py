@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from attent import settings
 from attent.data.batch_plan import Layout
+from attent.formatting import format_count
 from attent.models import ModelConfig, Seq2SeqConfig, presets
 from attent.models.config import get_stack_configs
-from attent.nn import StackConfig
+from attent.nn import ImageConfig, StackConfig
 from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
 from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -223,14 +224,24 @@ def fill_defaults(
 
 def describe_choices(run: RunConfig, size_reason: str, data_size: DataSize) -> Iterator[str]:
     """Sentences about the model and the schedule of a translation run."""
-    model = run.model
-    assert isinstance(model, Seq2SeqConfig)
-    arch = f" ({model.decoder.description})" if run.arch else ""
-    yield (
-        f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers{arch}, "
-        f"width {model.encoder.width}, vocabulary {model.vocab:,}; {size_reason}"
-    )
+    yield describe_model(run, size_reason)
     yield from describe_schedule(run.train, count_batches(run.train, data_size), "greedy")
+
+
+def describe_model(run: RunConfig, size_reason: str) -> str:
+    model: Any = run.model
+    stacks = list(get_stack_configs(model).values())
+    arch = f" ({stacks[-1].description})" if run.arch else ""
+    parts = [run.size or "", f"{'+'.join(str(stack.layers) for stack in stacks)} layers{arch}"]
+    parts.append(f"width {stacks[0].width}")
+    if isinstance(stacks[0], StackConfig):
+        parts.append(format_count(stacks[0].heads, "head"))
+    image = getattr(model, "frontend", model)
+    if isinstance(image, ImageConfig):
+        parts.append(f"{image.num_patches} patches of {image.patch_size} x {image.patch_size}")
+    if vocab := getattr(model, "output_vocab", None) or getattr(model, "vocab", None):
+        parts.append(f"vocabulary {vocab:,}")
+    return f"model: {', '.join(filter(None, parts))}; {size_reason}"
 
 
 def count_batches(train: TrainConfig, data_size: DataSize) -> int:

@@ -33,6 +33,7 @@ from attent.training.events import EventHandler, Note, ValidationSample
 
 T = TypeVar("T")
 Split = Literal["validation", "test"]
+SPLIT_NAMES = ("train", "valid", "test")  # of data
 REPORT_SECONDS = 5.0  # between two progress notes
 VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
@@ -218,12 +219,16 @@ class ModelDescription:
     title: str  # "en-de translator"
     shell_example: str
     python_example: str
-    next_step: str  # "try it: attent translate runs/en-de"
+    next_step: str = ""  # "try it: attent translate runs/en-de"; by default the shell example
     loss_unit: str = "target token"
     note: str = ""  # below the scores
     samples_title: str = "Samples"
     sample_labels: tuple[str, str, str] = ("Source", "Reference", "Output")
     has_two_sides: bool = False  # reads a source and a target
+
+    def __post_init__(self) -> None:
+        if not self.next_step:
+            object.__setattr__(self, "next_step", f"try it: {self.shell_example}")
 
 
 class Task(ABC):
@@ -358,6 +363,20 @@ def check_hold_out(count: int, available: int, noun: str) -> None:
             f"`data.hold_out` must be less than the {available:,} {noun} there are, but is {count:,}; add {noun}, name "
             "a validation set with --valid, or train without one (--hold-out 0)"
         )
+
+
+def find_splits(data: DataConfig, find: Callable[[str], Mapping[str, T]], noun: str) -> dict[str, list[tuple[str, T]]]:
+    """Return (path, part) by split: of the paths that are named for it, else of those parts of the training data."""
+    available = [(path, find(path)) for path in data.train]
+    splits = {split: [(path, parts[split]) for path, parts in available if split in parts] for split in SPLIT_NAMES}
+    if not splits["train"]:
+        names = ", ".join(available[0][1])
+        raise TrainError(f"{data.train[0]}: must have training {noun}, but has only its {names} part")
+    for split, named in (("valid", data.valid), ("test", data.test)):
+        parts = [(path, find(path)) for path in named]
+        found = [(path, part.get(split) or part.get("train") or next(iter(part.values()))) for path, part in parts]
+        splits[split] = found or splits[split]
+    return splits
 
 
 def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) -> None:

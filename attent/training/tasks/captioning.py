@@ -295,14 +295,8 @@ class CaptioningTask(GenerationTask):
         )
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
-        model = run.model
-        assert isinstance(model, Seq2SeqConfig)
-        image, batches = get_frontend(model), self.build_train_batches(run)
-        yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers, width "
-            f"{model.encoder.width}, {image.num_patches} patches of {image.patch_size} x {image.patch_size}, "
-            f"vocabulary {model.vocab:,}; {size_reason}"
-        )
+        batches = self.build_train_batches(run)
+        yield autoconfig.describe_model(run, size_reason)
         sizes = f"batches of {batches.batch_size:,} captions"
         yield from describe_schedule(run.train, batches.num_batches(0), "greedy", batch_text=sizes)
         yield classification.describe_augmentation(self.image_options, self.shape.size)
@@ -365,12 +359,10 @@ class CaptioningTask(GenerationTask):
     def describe_model(self, out: Path) -> base.ModelDescription:
         languages = self.tokenizer.target.tags
         flag, to = (f" --to {languages[0]}", f", to={languages[0]!r}") if languages else ("", "")
-        command = f"attent caption {shlex.quote(str(out))} picture.png{flag}"
         return base.ModelDescription(
             title="A caption model",
-            shell_example=command,
+            shell_example=f"attent caption {shlex.quote(str(out))} picture.png{flag}",
             python_example=base.build_python_example("Captioner", out, f'caption(["picture.png"]{to})[0].text'),
-            next_step=f"try it: {command}",
             note="Exact is the share of outputs that equal a reference.",
             samples_title="Sample captions",
             sample_labels=("Image", "References", "Output"),

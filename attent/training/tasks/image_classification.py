@@ -22,7 +22,7 @@ from attent.models import VisionConfig, VisionTransformer, build, presets
 from attent.nn import ImageConfig, LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
-from attent.training.autoconfig import describe_schedule, fill_defaults, look_up
+from attent.training.autoconfig import describe_model, describe_schedule, fill_defaults, look_up
 from attent.training.config import (
     DataConfig,
     RunConfig,
@@ -164,15 +164,10 @@ class ImageClassificationTask(base.Task):
         return fill_image_train_config(run.train, self.context.device, count, tokens, width, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
-        train, model = run.train, run.model
-        assert isinstance(model, VisionConfig)
         batches = self.build_train_batches(run)
-        yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{model.stack.layers} layers, width {model.stack.width}, "
-            f"{model.num_patches} patches of {model.patch_size} x {model.patch_size}; {size_reason}"
-        )
+        yield describe_model(run, size_reason)
         sizes = f"batches of {batches.batch_size:,} images"
-        yield from describe_schedule(train, batches.num_batches(0), batch_text=sizes)
+        yield from describe_schedule(run.train, batches.num_batches(0), batch_text=sizes)
         yield describe_augmentation(self.image_options, self.shape.size)
 
     def build_train_batches(self, run: RunConfig) -> ImageLoader:
@@ -218,13 +213,11 @@ class ImageClassificationTask(base.Task):
         )
 
     def describe_model(self, out: Path) -> base.ModelDescription:
-        command = f"attent classify {shlex.quote(str(out))} picture.png"
         names = self.train_images.class_names
         return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
-            shell_example=command,
+            shell_example=f"attent classify {shlex.quote(str(out))} picture.png",
             python_example=base.build_python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
-            next_step=f"try it: {command}",
             loss_unit="image",
             note="The confidence interval is Wilson's.",
         )
@@ -236,15 +229,8 @@ def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
         raise TrainError(f"images must be in one folder: --data FOLDER, but {len(data.train)} are named")
     if len(data.valid) > 1:
         raise TrainError(f"validation images must be in one folder, but {len(data.valid)} are named")
-    available = image_data.find_splits(data.train[0])
-    if "train" not in available:
-        raise TrainError(f"{data.train[0]}: must have training images, but has only its {', '.join(available)} part")
-    splits = {"train": [available["train"]]}
-    for name, folders in (("valid", data.valid), ("test", data.test)):
-        default = [available[name]] if name in available else []
-        named = [image_data.find_splits(folder) for folder in folders]
-        splits[name] = [s.get(name) or s.get("train") or next(iter(s.values())) for s in named] or default
-    return splits
+    splits = base.find_splits(data, image_data.find_splits, "images")
+    return {name: [split for _, split in parts] for name, parts in splits.items()}
 
 
 def check_image_shape(config: ImageDataConfig, shape: ImageShape, base_config: ImageConfig | None) -> None:

@@ -23,7 +23,7 @@ from attent.training.config import RunConfig, Size, TrainError
 from attent.training.events import ValidationSample
 from attent.training.objective import MaskedLMObjective, gather_masked
 from attent.training.tasks import base, text_task
-from attent.training.tasks.encoder_task import EncoderTask, encoder_config
+from attent.training.tasks.text_task import EncoderTask, encoder_config
 
 NUM_SAMPLES = 2  # of a validation
 

@@ -221,10 +221,7 @@ class SpeechTask(GenerationTask):
         model, train, options = run.model, run.train, self.audio_options
         assert isinstance(model, Seq2SeqConfig)
         assert train.batch_tokens
-        yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{model.encoder.layers}+{model.decoder.layers} layers, width "
-            f"{model.encoder.width}, vocabulary {model.output_vocab:,}; {size_reason}"
-        )
+        yield autoconfig.describe_model(run, size_reason)
         num_batches = math.ceil(self.count_epoch_states(model) / train.batch_tokens)
         seconds = train.batch_tokens * 2 * HOP_SAMPLES / SAMPLE_RATE
         sizes = f"batches of {seconds:,.0f} s of audio, CTC {train.ctc:g}"
@@ -305,13 +302,11 @@ class SpeechTask(GenerationTask):
         return f"{self.train_data.name}, {format_hours(self.train_data)}"
 
     def describe_model(self, out: Path) -> base.ModelDescription:
-        command = f"attent transcribe {shlex.quote(str(out))} recording.wav"
         noun = "speech translator" if self.is_translation else "speech recognizer"
         return base.ModelDescription(
             title=" ".join(["-".join(filter(None, self.languages)), noun]).strip(),
-            shell_example=command,
+            shell_example=f"attent transcribe {shlex.quote(str(out))} recording.wav",
             python_example=base.build_python_example("Transcriber", out, 'transcribe("recording.wav").text'),
-            next_step=f"try it: {command}",
             note="Exact is the share of outputs that equal the reference.",
             samples_title="Sample transcripts",
             sample_labels=("Recording", "Reference", "Output"),
@@ -322,26 +317,12 @@ class SpeechTask(GenerationTask):
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
     """Return (name, recordings) of the training set, the validation set and each test set."""
     columns = choose_text_columns(data.src, data.tgt)
-    available = [(path, find_recordings(path, columns)) for path in data.train]
-    if not available:
-        raise TrainError("recordings must be named: --data corpus.tsv")
-    splits: dict[str, list[tuple[str, list[Recording]]]] = {}
-    for split, named in (("train", ()), ("valid", data.valid), ("test", data.test)):
-        parts = [(path, select_part(find_recordings(path, columns), split)) for path in named]
-        if not named:
-            parts = [(path, parts[split]) for path, parts in available if split in parts]
-        if split != "test" and parts:
-            parts = [(", ".join(path for path, _ in parts), [entry for _, part in parts for entry in part])]
-        splits[split] = parts
-    if not splits["train"]:
-        names = ", ".join(available[0][1])
-        raise TrainError(f"{data.train[0]}: must have training recordings, but has only its {names} part")
+    splits = base.find_splits(data, lambda path: find_recordings(path, columns), "recordings")
+    for split in ("train", "valid"):
+        if parts := splits[split]:
+            joined = [entry for _, part in parts for entry in part]
+            splits[split] = [(", ".join(path for path, _ in parts), joined)]
     return splits
-
-
-def select_part(parts: Mapping[str, list[Recording]], split: str) -> list[Recording]:
-    """The part for a purpose, else the only one."""
-    return parts.get(split) or parts.get("train") or next(iter(parts.values()))
 
 
 def count_seconds(recordings: RecordingDataset) -> float:

@@ -23,7 +23,7 @@ from attent.text.bulk_encoder import EncodedSentences
 from attent.training.config import RunConfig, Size, TrainError
 from attent.training.objective import TextClassificationObjective
 from attent.training.tasks import base, text_task
-from attent.training.tasks.encoder_task import EncoderTask, encoder_config
+from attent.training.tasks.text_task import EncoderTask, encoder_config
 
 NUM_SAMPLES, NUM_CARD_SAMPLES, MAX_LISTED_LABELS = 3, 5, 12
 

@@ -16,12 +16,14 @@ from typing import Any, ClassVar
 import torch
 
 from attent.data import labeled_text, text_corpus
+from attent.data.batch_plan import BatchConfig
+from attent.data.encode import add_special_tokens
 from attent.data.pairs import CorpusError
+from attent.data.text_batches import Labeler, TextLoader
 from attent.data.text_corpus import TextCorpus, TextLayout
 from attent.data.token_store import EncodedTexts, encode_texts
-from attent.models import Model, ModelConfig, build, folder
-from attent.models.config import get_stack_configs
-from attent.nn import StackConfig
+from attent.models import EncoderConfig, Model, ModelConfig, TextEncoder, build, folder, presets
+from attent.nn import LearnedConfig, StackConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
@@ -261,15 +263,8 @@ class TextTask(base.Task):
         return autoconfig.fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
-        assert run.model is not None
-        stack = get_stack(run.model)
-        layers = "+".join(str(config.layers) for config in get_stack_configs(run.model).values())
-        yield (
-            f"model: {f'{run.size}, ' if run.size else ''}{layers} layers, "
-            f"width {stack.width}, {stack.heads} heads, vocabulary {getattr(run.model, 'vocab', 0):,}; {size_reason}"
-        )
-        num_batches = autoconfig.count_batches(run.train, self.data_size)
-        yield from autoconfig.describe_schedule(run.train, num_batches)
+        yield autoconfig.describe_model(run, size_reason)
+        yield from autoconfig.describe_schedule(run.train, autoconfig.count_batches(run.train, self.data_size))
 
     @abstractmethod
     def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
@@ -342,6 +337,52 @@ class TextTask(base.Task):
             held_out_method=method,
             num_tokens=self.data_size.num_tokens,
         )
+
+
+class EncoderTask(TextTask):
+    """A task that trains an encoder on texts in packed rows or buckets: masked tokens and labels."""
+
+    model_class = TextEncoder
+    config_class = EncoderConfig
+
+    @classmethod
+    def placeholder_config(cls, vocab: int, requested: Mapping[str, Any]) -> EncoderConfig:
+        return encoder_config("tiny", vocab)
+
+    @abstractmethod
+    def fit_length(self, texts: TextCorpus, sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
+        """Split or truncate texts of more than `max_tokens` tokens."""
+
+    @abstractmethod
+    def build_labeler(self, texts: TextCorpus) -> Labeler:
+        """Return the function that adds the labels of these texts to a batch."""
+
+    def prepare_texts(self, texts: TextCorpus) -> EncodedTexts:
+        """Encode texts, with the tokenizer's special tokens around each."""
+        prefix, suffix = self.vocabulary.prefix_ids, self.vocabulary.suffix_ids
+        room = self.max_tokens - len(prefix) - len(suffix)
+        if room < 1:
+            minimum = len(prefix) + len(suffix) + 1
+            raise TrainError(f"`data.max_tokens` must be {minimum} or more, but is {self.max_tokens}")
+        sentences = self.fit_length(texts, self.encode_texts(texts), room)
+        return EncodedTexts.from_sentences(add_special_tokens(sentences, prefix, suffix), self.data_key)
+
+    def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
+        config = base.build_batch_config(run.data, run.train, self.max_tokens)
+        labeler = self.build_labeler(self.splits.train)
+        return TextLoader(self.encoded_texts, config, labeler, pad=self.vocabulary.pad, seed=run.train.seed)
+
+    def build_eval_batches(self, texts: TextCorpus) -> base.BatchLoader:
+        tokens = max(base.VALID_BATCH_TOKENS, self.max_tokens)
+        config = BatchConfig(batch_tokens=tokens, max_tokens=self.max_tokens, layout="bucketed", too_long="truncate")
+        labeler = self.build_labeler(texts)
+        return TextLoader(self.prepare_texts(texts), config, labeler, pad=self.vocabulary.pad, fixed=True)
+
+
+def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:
+    """BERT without segment embeddings."""
+    positions = LearnedConfig(max_length=max(512, max_tokens))
+    return EncoderConfig(vocab=vocab, stack=replace(presets.BERT, positions=positions, **STACK_BY_SIZE[size]))
 
 
 def hash_texts(texts: Iterable[str]) -> str:

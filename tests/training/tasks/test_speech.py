@@ -528,8 +528,6 @@ def test_parts_of_corpora_are_joined_by_purpose(monkeypatch: pytest.MonkeyPatch)
     }
     with pytest.raises(TrainError, match="c: must have training recordings, but has only its test part"):
         find_splits(DataConfig(train=("c",)))
-    with pytest.raises(TrainError, match=r"recordings must be named: --data corpus\.tsv"):
-        find_splits(DataConfig())
 
 
 def test_transcripts_are_limited_by_the_frames() -> None:
