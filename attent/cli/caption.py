@@ -9,11 +9,11 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import CycloptsError, Parameter
+from cyclopts import Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import print_message, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, use_flag_names
+from attent.cli.search_flags import check_positive, derive_flags, flag, raise_usage_errors
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
@@ -42,10 +42,8 @@ def caption(
     attent caption runs/captions photo.jpg
     """
     check_positive("caption", threads=flags.threads)
-    try:
+    with raise_usage_errors("caption"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
-    except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("caption",)) from error
     from attent.data.images import ImageError, list_images
     from attent.decoding.captioner import Captioner
     from attent.storage.atomic import open_output

@@ -75,9 +75,7 @@ def classify_labelled_set(predictor: Predictor, data: Path) -> tuple[list[str], 
     unknown = sorted(set(labels) - set(known))
     if unknown:
         shown = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
-        raise ValueError(
-            f"{data}: its labels must be the model's ({shown}), but `{unknown[0]}` is not; is it another set?"
-        )
+        raise ValueError(f"{data}: its labels must be the model's ({shown}), but `{unknown[0]}` is not")
     return labels, predictions
 
 

@@ -88,6 +88,4 @@ def show_progress() -> Iterator[Callable[[int], None]]:
         return
     with console.status("reading ...") as status:
         # A coarse clock may not have moved yet.
-        yield lambda read: status.update(
-            f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} per second"
-        )
+        yield lambda read: status.update(f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} a second")

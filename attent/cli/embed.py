@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedFlags(TextInputFlags):
-    output: Annotated[Path | None, flag("Output", "NumPy file for the vectors (N, width), .npy", "--output", "-o")] = (
-        None
-    )
-    pooling: Annotated[Literal["mean", "class"], Parameter(help="the mean of all tokens, or the first one, [CLS]")] = (
-        "mean"
-    )
-    normalize: Annotated[bool, Parameter(negative="", help="scale to length 1, so that dot products are cosines")] = (
-        False
-    )
+    output: Annotated[Path | None, flag("Output", "NumPy file (.npy) for the vectors", "--output", "-o")] = None
+    pooling: Annotated[Literal["mean", "class"], Parameter(help="mean of all tokens, or the first, [CLS]")] = "mean"
+    normalize: Annotated[bool, Parameter(negative="", help="scale to length 1: dot products are cosines")] = False
 
 
 def embed(
@@ -57,9 +51,8 @@ def embed(
         embedded = predictor.embed(items, flags.pooling, flags.normalize)
         if flags.json:
             for text, vector in zip(items, embedded.tolist(), strict=True):
-                input_texts.print_result(
-                    json.dumps({"text": text, "vector": [round(x, 6) for x in vector]}, ensure_ascii=False)
-                )
+                rounded = {"text": text, "vector": [round(x, 6) for x in vector]}
+                input_texts.print_result(json.dumps(rounded, ensure_ascii=False))
         if flags.output is not None:
             vectors.append(embedded)
     if flags.output is not None:

@@ -47,9 +47,7 @@ GenerationFlags: Any = make_dataclass(
 class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the options
     """The flags of `attent generate`; None leaves an option at its default."""
 
-    file: Annotated[Path | None, flag("Common", "prompts, one per line; by default standard input", "--file", "-f")] = (
-        None
-    )
+    file: Annotated[Path | None, flag("Common", "prompts, one per line; by default stdin", "--file", "-f")] = None
     json: Annotated[bool, flag("Output", JSON_HELP)] = False
     echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
     dtype: Annotated[DtypeName | None, flag("Device", "by default as stored")] = None
@@ -78,11 +76,8 @@ def generate(
 
     use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
-    try:
+    with search_flags.raise_usage_errors("generate", GenerationOptions):
         options = GenerationOptions(**({"seed": secrets.randbelow(MAX_SEED)} | set_options))
-    except ValueError as error:
-        message = use_flag_names(str(error), GenerationOptions)
-        raise CycloptsError(msg=message, command_chain=("generate",)) from error
     with ProgressDisplay(sys.stderr) as progress:
         if prompt is None and flags.file is None and sys.stdin.isatty():
             raise InputError(f'there must be a prompt, but none is given; write: attent generate {model} "Once upon"')
@@ -107,9 +102,7 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
         return "give a prompt or a --file of prompts, but not both"
     if prompt is not None and (surrogate := SURROGATE.search(prompt)):
         byte = len(prompt[: surrogate.start()].encode()) + 1
-        return (
-            f"the prompt must be UTF-8, but byte {byte} is not; convert it, for example with `iconv -f latin1 -t utf-8`"
-        )
+        return f"the prompt must be UTF-8, but byte {byte} is not; convert it, as with `iconv -f latin1 -t utf-8`"
     has_beams = flags.beam_size is not None and flags.beam_size > 1
     sampling = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
     if has_beams and flags.temperature == 0:

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from attent.inspection.session import Inspection
 
 AttentionKind = Literal["self", "cross"]
+Indices = tuple[int, ...]
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
 input_flag, output_flag, server_flag, ablation_flag, device_flag = (
     partial(Parameter, group=Group(name, sort_key=number))
     for number, name in enumerate(("Input", "Output", "Live page", "Head statistics and ablation", "Device"), 1)
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
+BEAM_FLAGS = ("--beam-size", "-b", "--beam")
 PAGE_FILE, POSITIONS_FILE = Path("look.html"), Path("positions.html")
 PARTS_HELP = (
     "switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
@@ -38,61 +40,51 @@ PARTS_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class LookFlags:
-    target: Annotated[
-        str | None, input_flag(help="inspect this translation (transcript, caption) instead of searching for one")
-    ] = None
+    target: Annotated[str | None, input_flag(help="inspect this output instead of searching for one")] = None
     text_pair: Annotated[str | None, input_flag(help="second segment, for text encoders (BERT)")] = None
     to: Annotated[str | None, input_flag(help="target language of a multilingual model")] = None
-    beam_size: Annotated[int, input_flag(name=["--beam-size", "-b", "--beam"], help=f"default {DEFAULT_BEAM_SIZE}")] = (
-        DEFAULT_BEAM_SIZE
-    )
+    beam_size: Annotated[int, input_flag(name=BEAM_FLAGS, help=f"default {DEFAULT_BEAM_SIZE}")] = DEFAULT_BEAM_SIZE
     mask: Annotated[tuple[str, ...], input_flag(negative_iterable="", help=PARTS_HELP)] = ()
     kind: Annotated[AttentionKind | None, input_flag(help="only this kind of attention")] = None
-    layers: Annotated[
-        tuple[int, ...], LIST, input_flag(name=["--layers", "--layer"], help="only these layers of each stack, from 0")
-    ] = ()
-    heads: Annotated[
-        tuple[int, ...], LIST, input_flag(name=["--heads", "--head"], help="only these heads in figures, from 0")
-    ] = ()
+    layers: Annotated[Indices, LIST, input_flag(name=["--layers", "--layer"], help="only these layers, from 0")] = ()
+    heads: Annotated[Indices, LIST, input_flag(name=["--heads", "--head"], help="only these heads in figures")] = ()
     positions: Annotated[bool, SWITCH, input_flag(help="show the positional encoding; needs no sentence")] = False
 
     out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
     open: Annotated[bool, output_flag(help="open the page in a browser")] = True
     png: Annotated[Path | None, output_flag(help="write a figure (needs attent[viz])")] = None
     svg: Annotated[Path | None, output_flag(help="write a vector figure, .svg or .pdf")] = None
-    json: Annotated[
-        str | None, output_flag(allow_leading_hyphen=True, help="write all weights as JSON; -: to stdout")
-    ] = None
+    json: Annotated[str | None, output_flag(allow_leading_hyphen=True, help="JSON of all weights; -: stdout")] = None
 
     port: Annotated[int, server_flag(help="default: the first free port from 8017")] = 0
 
-    data: Annotated[
-        tuple[str, ...], LIST, ablation_flag(help="parallel text to measure heads on, as for attent score")
-    ] = ()
+    data: Annotated[tuple[str, ...], LIST, ablation_flag(help="parallel text, as for attent score")] = ()
     src: Annotated[str | None, ablation_flag(help="source language tag, such as en")] = None
     tgt: Annotated[str | None, ablation_flag(help="target language tag, such as de")] = None
-    ablate: Annotated[
-        bool, SWITCH, ablation_flag(help="measure BLEU and loss with each part masked; resumes if interrupted")
-    ] = False
+    ablate: Annotated[bool, SWITCH, ablation_flag(help="measure BLEU and loss with each part masked")] = False
     parts: Annotated[PartSelection, ablation_flag(help="parts to ablate")] = "heads"
     limit: Annotated[int | None, ablation_flag(help="use only the first N pairs")] = None
-    prune: Annotated[Path | None, ablation_flag(help="write a model without the dispensable heads to this folder")] = (
-        None
-    )
+    prune: Annotated[Path | None, ablation_flag(help="folder for a model without the dispensable heads")] = None
     max_bleu_drop: Annotated[float, ablation_flag(help="BLEU that pruning may cost at most, default 0.2")] = 0.2
 
     device: Annotated[str | None, device_flag(help="cuda, cuda:1, mps or cpu; default: the fastest available")] = None
     dtype: Annotated[DtypeName, device_flag(help="of the weights")] = "float32"
     threads: Annotated[int | None, device_flag(help="CPU threads, default: all cores")] = None
 
+    @property
+    def output_paths(self) -> list[Path]:
+        json = Path(self.json) if self.json and self.json != "-" else None
+        return [path for path in (self.out, self.png, self.svg, json) if path is not None]
+
+    @property
+    def device_options(self) -> DeviceOptions:
+        return DeviceOptions(device=self.device, dtype=self.dtype, threads=self.threads)
+
 
 def look(
     model: Annotated[Path, Parameter(help="model folder, of attent or Hugging Face transformers")],
     sentence: Annotated[
-        str | None,
-        Parameter(
-            help="sentence to inspect; for vision, caption and speech models a file; without it, serve the live page"
-        ),
+        str | None, Parameter(help="sentence, or a file of an image or a recording; without it, serve the live page")
     ] = None,
     /,
     *,
@@ -111,8 +103,7 @@ def look(
         raise CycloptsError(msg=problem, command_chain=("look",))
     from attent.storage.manifest import check_outputs
 
-    json_path = Path(flags.json) if flags.json and flags.json != "-" else None
-    check_outputs([flags.out, flags.png, flags.svg, json_path], [model])
+    check_outputs(flags.output_paths, [model])
     if flags.ablate or flags.prune:
         return run_ablation_command(model, flags)
     from attent.inspection import session
@@ -167,11 +158,10 @@ def find_value_problem(flags: LookFlags) -> str | None:
     for flag, path, suffixes in (("--png", flags.png, (".png",)), ("--svg", flags.svg, (".svg", ".pdf"))):
         if path is not None and path.suffix.lower() not in suffixes:
             return f"{flag} must be a file that ends in {' or '.join(suffixes)}, but is {path}"
-    json_path = Path(flags.json) if flags.json and flags.json != "-" else None
-    for path in (flags.out, flags.png, flags.svg, json_path):
-        if path is not None and path.expanduser().is_dir():
+    for path in flags.output_paths:
+        if path.expanduser().is_dir():
             return f"{path}: must be a file, but is a folder; name a file in it"
-        if path is not None and not path.expanduser().absolute().parent.is_dir():
+        if not path.expanduser().absolute().parent.is_dir():
             return f"{path}: its folder does not exist; create it first"
     for name, value in (("--beam-size", flags.beam_size), ("--limit", flags.limit), ("--threads", flags.threads)):
         if value is not None and value < 1:
@@ -192,14 +182,11 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     from attent.inspection.inspectors.translation import TranslationInspector
 
     check_model_exists(folder)
-    device = DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads)
-    languages = LanguagePair(flags.src, flags.tgt)
-    inspector = session.open_inspector(folder, device, languages=languages, notify=print_status, warn=print_warning)
+    languages, notify, warn = LanguagePair(flags.src, flags.tgt), print_status, print_warning
+    inspector = session.open_inspector(folder, flags.device_options, languages=languages, notify=notify, warn=warn)
     if not isinstance(inspector, TranslationInspector):
         translator_flags = {"--target": flags.target, "--to": flags.to, "--data": flags.data}
-        extra = find_given(
-            {flag: value for flag, value in translator_flags.items() if flag[2:] not in inspector.supported_options}
-        )
+        extra = find_given({f: v for f, v in translator_flags.items() if f[2:] not in inspector.supported_options})
         if extra is not None:
             raise ValueError(f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out")
         file = inspector.example_file
@@ -212,7 +199,6 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     to = resolve_target_lang(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
     if flags.data:
         limit = flags.limit
-        notify, warn = print_status, print_warning
         session.measure_head_stats(inspector, folder, flags.data, languages, to, limit, notify=notify, warn=warn)
     return inspector, to
 
@@ -256,7 +242,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
         prune_to=flags.prune,
         max_bleu_drop=flags.max_bleu_drop,
         beam_size=flags.beam_size,
-        device=DeviceOptions(device=flags.device, dtype=flags.dtype, threads=flags.threads),
+        device=flags.device_options,
         notify=print_message,
     )
     console = Console(highlight=False)

@@ -39,15 +39,9 @@ ALIGNMENT_HELP = (
 class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     src: Annotated[str | None, input_flag(help="language of the sources, as a tag: en")] = None
     tgt: Annotated[str | None, input_flag(help="language of the references: de")] = None
-    hypotheses: Annotated[Path | None, input_flag(help="score this file of translations, one line for each pair")] = (
-        None
-    )
-    baseline: Annotated[Path | None, input_flag(help="compare with another model, or a file of its translations")] = (
-        None
-    )
-    force_decode: Annotated[
-        bool, SWITCH, input_flag(help="perplexity of the references, or --hypotheses, under the model")
-    ] = False
+    hypotheses: Annotated[Path | None, input_flag(help="score this file of translations, one line per pair")] = None
+    baseline: Annotated[Path | None, input_flag(help="compare with another model or a file of translations")] = None
+    force_decode: Annotated[bool, SWITCH, input_flag(help="perplexity of the references or --hypotheses")] = False
     alignment: Annotated[Path | None, input_flag(help=ALIGNMENT_HELP)] = None
     metrics: Annotated[tuple[MetricName, ...], LIST, output_flag(name=["--metrics", "-m"], help=METRICS_HELP)] = (
         DEFAULT_SCORE_METRICS
@@ -82,10 +76,8 @@ def score(
     check_usage(model, flags)
     from attent.scoring import pipeline
 
-    try:
+    with search_flags.raise_usage_errors("score"):
         search = search_flags.build_search_options(flags)
-    except ValueError as error:
-        raise CycloptsError(msg=search_flags.use_flag_names(str(error)), command_chain=("score",)) from error
     names = ("src", "tgt", "metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
     scores = pipeline.score(
         model,

@@ -4,6 +4,7 @@
 
 import re
 from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, make_dataclass
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from attent.decoding.options import DeviceOptions, SamplingOptions, SearchKeywor
 
 GroupName = Literal["Common", "Constraints", "Search", "Sampling", "Output", "Documents", "Device"]
 GROUPS: dict[str, Group] = {name: Group(name, sort_key=i) for i, name in enumerate(get_args(GroupName), 1)}
+DerivedFlag = tuple[str, Any, Any]  # name, type and default
 DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
@@ -20,21 +22,17 @@ def flag(group: GroupName, help_text: str, *names: str, negative: str = "") -> P
     return Parameter(name=names or None, group=GROUPS[group], help=help_text, negative=negative, negative_iterable="")
 
 
-def derive_flags(
-    options: type, unset: Container[str] = (), exclude: Container[str] = ()
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, type, default) of the flag of each `option` field; those in `unset` default to None."""
+def derive_flags(options: type, unset: Container[str] = (), exclude: Container[str] = ()) -> Iterator[DerivedFlag]:
+    """Yield the flag of each `option` field; those in `unset` default to None."""
     hints = get_type_hints(options)
     for field in fields(options):
         if (option := field.metadata.get("option")) and field.name not in exclude:
             names = [f"--{field.name.replace('_', '-')}", *option.aliases]
             parameter = Parameter(name=names, group=GROUPS[option.group], help=option.help, negative="")
-            kind, is_unset = hints[field.name], field.name in unset
-            yield (
-                field.name,
-                Annotated[kind | None if is_unset else kind, parameter],
-                None if is_unset else field.default,
-            )
+            kind, default = hints[field.name], field.default
+            if field.name in unset:
+                kind, default = kind | None, None
+            yield field.name, Annotated[kind, parameter], default
 
 
 _SAMPLING_NAMES = tuple(field.name for field in fields(SamplingOptions))
@@ -62,6 +60,15 @@ def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:
 
 def build_device_options(flags: Any) -> DeviceOptions:
     return DeviceOptions(**{field.name: getattr(flags, field.name) for field in fields(DeviceOptions)})
+
+
+@contextmanager
+def raise_usage_errors(command: str, options: type = SearchOptions) -> Iterator[None]:
+    """Raise a ValueError as a usage error that names flags instead of options."""
+    try:
+        yield
+    except ValueError as error:
+        raise CycloptsError(msg=use_flag_names(str(error), options), command_chain=(command,)) from error
 
 
 def use_flag_names(message: str, options: type = SearchOptions) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import CycloptsError, Group, Parameter
 
-from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive
+from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive, raise_usage_errors
 
 if TYPE_CHECKING:
     from attent.serving.gateway import ServerOptions
@@ -35,14 +35,10 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     ray: Annotated[bool, server_flag(help="serve on the Ray cluster at $RAY_ADDRESS, or on a new one here")] = False
     replicas: Annotated[int | None, server_flag(help="with --ray: processes with the models; by default 1")] = None
     autoscale: Annotated[tuple[int, int] | None, server_flag(help="with --ray: fewest and most replicas")] = None
-    api_key: Annotated[
-        tuple[str, ...], server_flag(help=f"key that clients must send, also in ${KEY_VARIABLE}; may be repeated")
-    ] = ()
+    api_key: Annotated[tuple[str, ...], server_flag(help=f"key of a client, also in ${KEY_VARIABLE}; repeatable")] = ()
     allow_public: Annotated[bool, server_flag(help="serve other machines without a key")] = False
     allow_host: Annotated[tuple[str, ...], server_flag(help="host name of this server, behind a proxy", **LIST)] = ()
-    allow_origin: Annotated[
-        tuple[str, ...], server_flag(help="website whose scripts may use the server; *: any", **LIST)
-    ] = ()
+    allow_origin: Annotated[tuple[str, ...], server_flag(help="website whose scripts may use it; *: any", **LIST)] = ()
     trust_proxy: Annotated[bool, server_flag(help="take the client's address from X-Forwarded-For")] = False
     suggestions: Annotated[Path | None, server_flag(help="file that gets the translations that users suggest")] = None
     verbose: Annotated[bool, server_flag(name=["--verbose", "-v"], help="log each request, without its text")] = False
@@ -53,9 +49,7 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     max_queued: Annotated[int, limit_flag(help="requests that wait, by default 256; further ones get 503")] = 256
     requests_per_minute: Annotated[int, limit_flag(help="of a client, by default 3,000; 0: any number")] = 3_000
     timeout: Annotated[float, limit_flag(help="seconds for a response, by default 30")] = 30.0
-    cache: Annotated[int, limit_flag(help="characters of cached translations, by default 4 million; 0: none")] = (
-        4_000_000
-    )
+    cache: Annotated[int, limit_flag(help="characters of cached translations, default 4 million; 0: none")] = 4_000_000
 
 
 def serve(
@@ -74,24 +68,17 @@ def serve(
     from attent.serving.run import serve as serve_models
 
     options = build_options(flags)
-    try:
+    with raise_usage_errors("serve"):
         check_host(flags.host, options, flags.allow_public)
-    except ValueError as error:
-        raise CycloptsError(msg=str(error), command_chain=("serve",)) from error
     configure_logging(flags.verbose or flags.log_text)
+    names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     serve_models(
         models,
-        host=flags.host,
-        port=flags.port,
-        src=flags.src,
-        tgt=flags.tgt,
-        workers=flags.workers,
-        devices=flags.devices,
+        **{name: getattr(flags, name) for name in names},
         replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
         options=options,
-        allow_public=flags.allow_public,
         on_ready=announce,
     )
 
@@ -111,13 +98,10 @@ def build_options(flags: ServeFlags) -> ServerOptions:
     from attent.serving.gateway import ServerOptions
     from attent.serving.limits import LOCAL_HOSTS, Limits
 
+    names = ("max_characters", "max_texts", "max_file_bytes", "max_queued", "requests_per_minute")
     limits = Limits(
-        max_characters=flags.max_characters,
+        **{name: getattr(flags, name) for name in names},
         max_body_bytes=max(2**18, 12 * flags.max_characters),
-        max_texts=flags.max_texts,
-        max_file_bytes=flags.max_file_bytes,
-        max_queued=flags.max_queued,
-        requests_per_minute=flags.requests_per_minute,
         response_timeout=flags.timeout,
         body_timeout=8.0,
     )

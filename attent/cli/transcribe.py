@@ -13,7 +13,7 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, use_flag_names
+from attent.cli.search_flags import check_positive, derive_flags, flag, raise_usage_errors, use_flag_names
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
@@ -25,9 +25,8 @@ STDIN = Path("-")
 RECORDINGS_HELP = "audio files (wav, flac, ogg, opus, mp3) and folders of them; by default, or with -, standard input"
 OUTPUT_HELP = "output file, or a folder for one file per recording; by default stdout"
 FORMAT_HELP = "text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words"
-SEARCH_FLAGS = list(
-    derive_flags(SearchOptions, exclude={"n_best", "max_length", "min_length", "beam_groups", "diversity_penalty"})
-)
+UNUSED_OPTIONS = ("n_best", "max_length", "min_length", "beam_groups", "diversity_penalty")
+SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude=UNUSED_OPTIONS))
 SpeechSearchFlags: Any = make_dataclass(
     "SpeechSearchFlags",
     [*SEARCH_FLAGS, *derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))],
@@ -40,12 +39,8 @@ SpeechSearchFlags: Any = make_dataclass(
 class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[str | None, flag("Common", OUTPUT_HELP, "--output", "-o")] = None
     format: Annotated[TranscriptFormat, flag("Output", FORMAT_HELP, "--format", "-f")] = "text"
-    partial: Annotated[
-        bool, flag("Common", "print the text while standard input grows: WAV or raw 16-bit samples at 16 kHz")
-    ] = False
-    language: Annotated[str | None, flag("Common", "of the recordings, for Whisper; by default detected in each")] = (
-        None
-    )
+    partial: Annotated[bool, flag("Common", "print text while stdin grows: WAV, or 16-bit samples at 16 kHz")] = False
+    language: Annotated[str | None, flag("Common", "of the recordings, for Whisper; by default detected")] = None
     task: Annotated[
         Literal["transcribe", "translate"] | None,
         flag("Common", "for Whisper, by default that of its training; translate: to English"),
@@ -69,10 +64,8 @@ def transcribe(
     """
     names = recordings or [STDIN]
     check_usage(names, flags)
-    try:
+    with raise_usage_errors("transcribe"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
-    except ValueError as error:
-        raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("transcribe",)) from error
     files, problems = list_files(names)
     output = None if flags.output is None else Path(flags.output)
     is_single = len(names) == 1 and not names[0].expanduser().is_dir()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attent.decoding.pipeline import TranslationPipeline
 
 STDIN = Path("-")
+SRC_FLAGS, TGT_FLAGS = ("--src", "-s", "--source-lang", "--from-lang"), ("--tgt", "-t", "--target-lang", "--to-lang")
 DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
 
 
@@ -34,25 +35,16 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     prefix: Annotated[str, flag("Constraints", "start every translation with this text")] = ""
     require: Annotated[tuple[str, ...], flag("Constraints", "phrase that must occur; may be repeated")] = ()
     ban: Annotated[tuple[str, ...], flag("Constraints", "phrase that must not occur; may be repeated")] = ()
-    glossary: Annotated[
-        Path | None, flag("Constraints", "file of `term<TAB>translation` lines, enforced where a term occurs")
-    ] = None
+    glossary: Annotated[Path | None, flag("Constraints", "file of `term<TAB>translation` lines to enforce")] = None
     ensemble: Annotated[tuple[Path, ...], flag("Search", "another model with the same tokenizer; may be repeated")] = ()
-    mbr_candidates: Annotated[
-        int, flag("Search", "number of candidates to choose from by minimum Bayes risk", "--mbr")
-    ] = 0
+    mbr_candidates: Annotated[int, flag("Search", "candidates to choose from by minimum Bayes risk", "--mbr")] = 0
     split_sentences: Annotated[bool, flag("Search", "split every line into sentences, not only long ones")] = False
     forbid_loops: Annotated[
-        bool,
-        flag("Search", "search again if a translation repeats itself", "--prevent-loops", negative="--allow-loops"),
+        bool, flag("Search", "search again if one repeats itself", "--prevent-loops", negative="--allow-loops")
     ] = True
-    output_type: Annotated[
-        OutputType, flag("Output", "text, json (one object per line) or tsv (source, translation)")
-    ] = "text"
+    output_type: Annotated[OutputType, flag("Output", "text, json (objects) or tsv (source, translation)")] = "text"
     with_score: Annotated[bool, flag("Output", "print the score before the text")] = False
-    alignment: Annotated[
-        AlignmentFormat | None, flag("Output", "word alignment: hard (0-0 1-2), or soft (weights) with JSON")
-    ] = None
+    alignment: Annotated[AlignmentFormat | None, flag("Output", "of words: hard (0-0 1-2); soft: JSON weights")] = None
     input_type: Annotated[
         Literal["auto", "lines", "json"],
         flag(
@@ -61,18 +53,8 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
             'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
         ),
     ] = "auto"
-    src: Annotated[
-        str | None,
-        flag(
-            "Documents",
-            "source language, if the document has several",
-            *("--src", "-s", "--source-lang", "--from-lang"),
-        ),
-    ] = None
-    tgt: Annotated[
-        str | None,
-        flag("Documents", "language to translate into", "--tgt", "-t", "--target-lang", "--to-lang"),
-    ] = None
+    src: Annotated[str | None, flag("Documents", "source language, if the document has several", *SRC_FLAGS)] = None
+    tgt: Annotated[str | None, flag("Documents", "language to translate into", *TGT_FLAGS)] = None
     in_place: Annotated[bool, flag("Documents", "overwrite the document")] = False
 
 
@@ -131,10 +113,8 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
         check_output_path(file, stream, flags)
         check_outputs([flags.output], [model, *flags.ensemble, flags.glossary])
         check_document_flags(file, flags)
-        try:
+        with search_flags.raise_usage_errors("translate"):
             options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
-        except ValueError as error:
-            raise CycloptsError(msg=use_flag_names(str(error)), command_chain=("translate",)) from error
         content = stream.read() if is_document(file, flags) else b""
         source = build_line_source(stream, file, text_only=flags.input_type == "auto" and not content)
         if file is not None and flags.ray:

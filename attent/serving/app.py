@@ -21,26 +21,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router, compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attent.decoding.options import StopCheck
 from attent.serving.api_v1 import show_health
 from attent.serving.backend import LocalBackend
-from attent.serving.endpoints import Call, Endpoint, build_routes
+from attent.serving.endpoints import Call, Endpoint, LookRequest, build_routes
 from attent.serving.gateway import Gateway, ServerOptions
-from attent.serving.limits import (
-    ApiError,
-    AsgiApp,
-    Limits,
-    Message,
-    Receive,
-    RequestGuard,
-    Scope,
-    Send,
-    format_error,
-    get_header,
-)
+from attent.serving.limits import ApiError, Limits, RequestGuard, format_error, get_header
 from attent.serving.messages import CallContext
-from attent.serving.request import LookRequest
 
 LookHandler = Callable[[LookRequest, StopCheck], Mapping[str, Any]]
 
@@ -72,7 +61,7 @@ class HttpApp:
             file_paths=file_paths,
             format_error=self._format_error,
         )
-        self._app: AsgiApp = self._guard
+        self._app: ASGIApp = self._guard
         if options.origins:
             self._app = CORSMiddleware(
                 self._guard, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"]

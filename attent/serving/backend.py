@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.limits import ApiError, Limits, ServeError, make_internal_error, make_unavailable_error
-from attent.serving.messages import CallContext, ServiceInfo
+from attent.serving.messages import CallContext, Languages, ServiceInfo
 from attent.storage.errors import FolderError
 from attent.storage.manifest import MANIFEST_FILE, read_manifest
 
@@ -53,7 +53,7 @@ class ServiceConfig:
 
     folders: tuple[Path, ...]
     device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
-    languages: tuple[str | None, str | None] = (None, None)
+    languages: Languages = (None, None)
     limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     def load(self, notify: Callable[[str], None] | None = None) -> TranslationService:

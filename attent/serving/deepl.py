@@ -11,7 +11,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 
 from attent.decoding.glossary import Glossary
-from attent.serving.endpoints import FORM_TYPES, JSON_TYPE, Body, Call, Endpoint
+from attent.serving.endpoints import BODY_TYPES, Body, Call, Endpoint
 from attent.serving.limits import ApiError
 from attent.serving.messages import AUTO, TranslateRequest
 from attent.text.language_tags import get_language_name, is_same_language
@@ -133,7 +133,7 @@ GlossaryInfo: Any = create_model(
     entry_count=int,
 )  # fmt: skip
 endpoint: Any = partial(
-    Endpoint, tag="DeepL", content_types=(JSON_TYPE, *FORM_TYPES), format_error=lambda text, status: {"message": text}
+    Endpoint, tag="DeepL", content_types=BODY_TYPES, format_error=lambda text, status: {"message": text}
 )
 ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("POST", "/v2/translate", translate, "Translate texts.", DeepLTranslateBody,

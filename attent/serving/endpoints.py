@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -25,14 +25,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from attent import settings
-from attent.serving.limits import ApiError, format_error
+from attent.serving.limits import ApiError, Limits, format_error
 
 if TYPE_CHECKING:
     from attent.serving.gateway import Gateway
 
 JSON_TYPE, EVENT_TYPE = "application/json", "text/event-stream"
 FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+BODY_TYPES = (JSON_TYPE, *FORM_TYPES)
 MAX_FORM_FIELDS = 1_000
+MAX_NAME_LENGTH = 200  # characters of a language or a model part
 AUTHORIZATION_SCHEMES = ("bearer ", "deepl-auth-key ")
 KEY_FIELDS = ("api_key", "auth_key", "key")  # of LibreTranslate, DeepL and Apertium
 
@@ -47,6 +49,36 @@ class StrictBody(Body):
     """The base of attent's own request bodies: unknown fields are refused, so that no option is ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+PartName = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+class LookRequest(StrictBody):
+    """A text to inspect, in the live page and the translation server; None and [] mean the defaults."""
+
+    text: str
+    model: str | None = Field(None, description="by default the first translator")
+    to: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="target language of a multilingual model")
+    beam_size: int | None = Field(None, ge=1)
+    prefix: list[TokenId] = Field([], description="forced first tokens of the translation")
+    masked_parts: list[PartName] = Field([], description="heads, sub-layers and layers that are switched off")
+
+    def check_limits(self, limits: Limits) -> None:
+        """Raise `ApiError` 413 for a long text, and 400 for other values beyond the limits."""
+        sizes = {
+            "text": (len(self.text), limits.max_characters, "have at most {} characters"),
+            "beam_size": (self.beam_size or 1, limits.max_beam_size, "be at most {}"),
+            "prefix": (len(self.prefix), limits.max_prefix_tokens, "have at most {} tokens"),
+            "masked_parts": (len(self.masked_parts), limits.max_masked_parts, "have at most {} parts"),
+        }
+        for name, (size, max_size, limit) in sizes.items():
+            if size > max_size:
+                status = 413 if name == "text" else 400
+                raise ApiError(status, f"`{name}` must {limit.format(max_size)}, but this is {size}")
+        if any("\0" in text for text in (self.text, self.to or "", *self.masked_parts)):
+            raise ApiError(400, "the request contains a NUL character; remove it")
 
 
 @dataclass(frozen=True)
@@ -174,9 +206,8 @@ class MemoryParser(MultiPartParser):
 async def read_form(request: Request) -> dict[str, Any]:
     try:
         if request.headers["content-type"].lower().startswith(FORM_TYPES[1]):
-            form = await MemoryParser(
-                request.headers, request.stream(), max_files=1, max_fields=MAX_FORM_FIELDS
-            ).parse()
+            parser = MemoryParser(request.headers, request.stream(), max_files=1, max_fields=MAX_FORM_FIELDS)
+            form = await parser.parse()
         else:
             form = await request.form(max_fields=MAX_FORM_FIELDS)
     except (HTTPException, MultiPartException, ValueError) as error:

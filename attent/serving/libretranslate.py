@@ -20,16 +20,7 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 
 from attent.decoding.options import SearchOptions
-from attent.serving.endpoints import (
-    EVENT_TYPE,
-    FORM_TYPES,
-    JSON_TYPE,
-    Body,
-    Call,
-    Endpoint,
-    FileField,
-    make_event_response,
-)
+from attent.serving.endpoints import BODY_TYPES, EVENT_TYPE, Body, Call, Endpoint, FileField, make_event_response
 from attent.serving.limits import ApiError, make_unavailable_error
 from attent.serving.messages import AUTO, FileRequest, TranslateRequest
 
@@ -70,9 +61,7 @@ async def translate(call: Call[LibreTranslateBody]) -> Any:
     translations = await call.gateway.translate(request, call.client)
     result: dict[str, list[Any]] = {"translatedText": [each.text for each in translations]}
     if body.alternatives:
-        ranked = [
-            dict.fromkeys(each.text for each in (translation, *translation.n_best)) for translation in translations
-        ]
+        ranked = [dict.fromkeys(each.text for each in (best, *best.n_best)) for best in translations]
         result["alternatives"] = [list(texts)[1:] for texts in ranked]
     if request.source == AUTO:
         result["detectedLanguage"] = [describe_language(each.source, each.detected or 0.0) for each in translations]
@@ -201,7 +190,7 @@ def append_line(path: Path, line: bytes) -> None:
         raise make_unavailable_error("the suggestion cannot be stored") from None
 
 
-endpoint: Any = partial(Endpoint, tag="LibreTranslate", content_types=(JSON_TYPE, *FORM_TYPES))
+endpoint: Any = partial(Endpoint, tag="LibreTranslate", content_types=BODY_TYPES)
 ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("POST", "/translate", translate, "Translate texts.", LibreTranslateBody, LibreTranslateResult),
     endpoint("GET", "/languages", list_languages, "List languages and those they are translated into.", KeyedBody,
@@ -209,7 +198,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("POST", "/detect", detect, "Detect the languages of texts.", DetectBody,
              list[DetectedLanguage] | list[list[DetectedLanguage]]),
     endpoint("POST", "/translate_file", translate_file, "Translate a file.", TranslateFileBody,
-             create_model("TranslatedFile", translatedFileUrl=str), content_types=FORM_TYPES[1:],
+             create_model("TranslatedFile", translatedFileUrl=str), content_types=BODY_TYPES[-1:],
              can_stream=True),
     endpoint("GET", "/download_file/{name}", download_file, "Download a translated file.", is_public=True,
              media_type="application/octet-stream"),

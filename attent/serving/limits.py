@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from attent.storage.errors import AttentError
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Result = TypeVar("Result")
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -125,7 +122,7 @@ class RequestGuard:
 
     def __init__(
         self,
-        app: AsgiApp,
+        app: ASGIApp,
         *,
         limits: Limits,
         hosts: Sequence[str] = LOCAL_HOSTS,

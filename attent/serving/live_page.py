@@ -9,9 +9,9 @@ from attent.decoding.options import StopCheck
 from attent.inspection.html_page import build_live_csp
 from attent.inspection.inspectors.base import Inspector
 from attent.serving.app import HttpApp, create_app
+from attent.serving.endpoints import LookRequest
 from attent.serving.limits import Limits
 from attent.serving.look_document import DEFAULT_BEAM_SIZE, build_look_document, render_look_page
-from attent.serving.request import LookRequest
 
 RESPONSE_TIMEOUT = 300.0  # seconds: 512 tokens with a wide beam take minutes on a CPU
 

@@ -10,8 +10,8 @@ from attent.inspection.head_masking import ModelPart, find_part
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
 from attent.inspection.inspectors.translation import TranslationInspector
+from attent.serving.endpoints import LookRequest
 from attent.serving.limits import ApiError, Limits
-from attent.serving.request import LookRequest
 
 DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 

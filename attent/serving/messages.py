@@ -8,6 +8,7 @@ from typing import Any
 
 from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseConstraints, SearchOptions, StopCheck
 
+Languages = tuple[str | None, str | None]  # of the source and the target
 AUTO = "auto"  # as a source language: detect it
 
 

@@ -34,9 +34,7 @@ summary { cursor: pointer; padding: .3rem 0; } summary code { font-weight: 600; 
 
 
 def build_openapi(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
-    kinds = {
-        (index, side): getattr(each, side) for index, each in enumerate(endpoints) for side in ("body", "response")
-    }
+    kinds = {(i, side): getattr(each, side) for i, each in enumerate(endpoints) for side in ("body", "response")}
     adapters: Any = [(key, "validation", TypeAdapter(kind)) for key, kind in kinds.items() if kind is not None]
     schemas, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}

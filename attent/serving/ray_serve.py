@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from attent.decoding.ray_cluster import connect_to_ray, get_reason
 from attent.serving import limits
 from attent.serving.backend import MAX_ATTEMPTS, LocalBackend, ServiceConfig
 from attent.serving.gateway import ServerOptions
-from attent.serving.limits import AsgiApp, Message, Receive, Scope, Send, ServeError
+from attent.serving.limits import ServeError
 from attent.serving.server import reserve_port
 from attent.serving.translation_app import TranslationApp
 
@@ -40,7 +42,7 @@ def serve_on_ray(
     replicas  their number, or the minimum and the maximum
     """
 
-    def build_app() -> AsgiApp:  # in each replica; Ray waits for its running requests before it stops a replica
+    def build_app() -> ASGIApp:  # in each replica; Ray waits for its running requests before it stops a replica
         app = TranslationApp(LocalBackend(config.load()), options)
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +93,7 @@ def build_proxy_middlewares() -> list[Any]:
     return [Middleware(retry_requests)]
 
 
-def retry_requests(app: AsgiApp) -> AsgiApp:
+def retry_requests(app: ASGIApp) -> ASGIApp:
     """Return an ASGI app that sends a request without a response to `app` once more, then responds with 503."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,6 +12,7 @@ from attent.decoding.options import DeviceOptions
 from attent.serving.backend import ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import LOCAL_HOSTS, ServeError
+from attent.serving.messages import Languages
 from attent.serving.server import serve_app
 from attent.serving.translation_app import TranslationApp
 
@@ -61,9 +62,8 @@ def serve(
         (config,) = build_configs(folders, (src, tgt), 1, (), device, options)
         serve_on_ray(config, options, replicas, host, port, on_ready)
         return
-    pool = WorkerPool(
-        build_configs(folders, (src, tgt), workers, devices, device, options), drain_timeout=options.drain_timeout
-    )
+    configs = build_configs(folders, (src, tgt), workers, devices, device, options)
+    pool = WorkerPool(configs, drain_timeout=options.drain_timeout)
     serve_app(TranslationApp(pool, options), host=host, port=port, on_ready=on_ready)
 
 
@@ -78,7 +78,7 @@ def check_host(host: str, options: ServerOptions, allow_public: bool) -> None:
 
 def build_configs(
     folders: Sequence[Path],
-    languages: tuple[str | None, str | None],
+    languages: Languages,
     workers: int | None,
     devices: Sequence[str],
     device: DeviceOptions,

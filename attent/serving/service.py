@@ -36,6 +36,7 @@ from attent.inspection.inspectors.translation import TranslationInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher
+from attent.serving.endpoints import LookRequest
 from attent.serving.limits import ApiError, Limits
 from attent.serving.look_document import build_look_document, render_look_page
 from attent.serving.messages import (
@@ -45,13 +46,13 @@ from attent.serving.messages import (
     CompletionRequest,
     Direction,
     FileRequest,
+    Languages,
     ScoredText,
     ServiceInfo,
     SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )
-from attent.serving.request import LookRequest
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name, is_same_language
 
@@ -87,7 +88,7 @@ class TranslationService:
         folders: Sequence[Path],
         device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
         *,
-        languages: tuple[str | None, str | None] = (None, None),
+        languages: Languages = (None, None),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         notify: Callable[[str], None] | None = None,
     ) -> None:
@@ -108,11 +109,7 @@ class TranslationService:
         )
 
     def _load_model(
-        self,
-        folder: Path,
-        device: DeviceOptions,
-        languages: tuple[str | None, str | None],
-        notify: Callable[[str], None] | None,
+        self, folder: Path, device: DeviceOptions, languages: Languages, notify: Callable[[str], None] | None
     ) -> None:
         check_model_exists(folder)
         name = self._choose_name(folder)
@@ -296,9 +293,7 @@ class TranslationService:
         """Continue each prompt with a language model."""
         if request.model not in self.generators:
             names = ", ".join(self.generators) or "none"
-            raise ApiError(
-                404, f"`model` must be a language model that is served ({names}), but is {request.model!r:.80}"
-            )
+            raise ApiError(404, f"`model` must be a language model served here ({names}), but is {request.model!r:.80}")
         generator = self.generators[request.model]
         with self._generator_lock:
             results = generator.generate(request.prompts, request.options, should_stop=context.should_stop)
@@ -368,9 +363,7 @@ def build_search_arguments(request: TranslateRequest, direction: Direction, shou
     }
 
 
-def list_directions(
-    name: str, translator: Translator, default: tuple[str | None, str | None] = (None, None)
-) -> list[Direction]:
+def list_directions(name: str, translator: Translator, default: Languages = (None, None)) -> list[Direction]:
     """Return the language pairs of a model, from its training run, its stored languages, or the given ones."""
     data, known = read_data_settings(translator.folder), translator.language_identifier
     source_text = data.get("src") or (",".join(known.sources) if known else "") or default[0]
@@ -382,10 +375,8 @@ def list_directions(
             f"--src en --tgt de"
         )
     sources = [tag.strip() for tag in str(source_text).split(",")]
-    if tags:
-        targets: list[tuple[str, str | None]] = [(tag, tag) for tag in tags]
-    else:
-        targets = [(tag.strip(), None) for tag in str(target_text).split(",")]
+    named = [(tag.strip(), None) for tag in str(target_text).split(",")]
+    targets: Sequence[tuple[str, str | None]] = [(tag, tag) for tag in tags] or named
     return [
         Direction(source=source, target=target, model=name, tag=tag)
         for source in sources
@@ -396,9 +387,7 @@ def list_directions(
 
 def find_common_tag(source: str, target: str, directions: Sequence[Direction]) -> str | None:
     """Return the tag of a known language if it is the source and the target, and no model translates between both."""
-    has_model = any(
-        is_same_language(each.source, target) and is_same_language(each.target, target) for each in directions
-    )
+    has_model = any(all(is_same_language(tag, target) for tag in (each.source, each.target)) for each in directions)
     if has_model or not is_same_language(source, target):
         return None
     tags = [tag for each in directions for tag in (each.source, each.target) if is_same_language(tag, target)]

@@ -14,11 +14,10 @@ from starlette.routing import Route
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import HttpApp
 from attent.serving.backend import ModelBackend
-from attent.serving.endpoints import Call, Endpoint, make_json_response
+from attent.serving.endpoints import Call, Endpoint, LookRequest, make_json_response
 from attent.serving.gateway import Gateway, ServerOptions
 from attent.serving.limits import ApiError
 from attent.serving.openapi import build_openapi, render_documentation
-from attent.serving.request import LookRequest
 
 PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -133,17 +133,13 @@ def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple
         and (path, value) not in own.items()
     ]
     if fixed:
-        raise TrainError(
-            f"`{fixed[0]}` cannot be changed with --from {origin}: fine-tuning keeps the shape of the model and its "
-            "vocabulary; leave it out"
-        )
+        reason = "fine-tuning keeps the shape of the model and its vocabulary"
+        raise TrainError(f"`{fixed[0]}` cannot be changed with --from {origin}: {reason}; leave it out")
     sizes = (config.vocab, config.output_vocab) if isinstance(config, Seq2SeqConfig) else (getattr(config, "vocab", 0),)
     if any(ids > rows for ids, rows in zip(vocab_sizes, sizes, strict=False)):
         ids, rows = (" and ".join(f"{size:,}" for size in counts) for counts in (vocab_sizes, sizes))
-        raise TrainError(
-            f"{origin}: its tokenizer does not match its model: {ids} subwords for embeddings of {rows}; copy the "
-            "model again"
-        )
+        problem = f"its tokenizer does not match its model: {ids} subwords for embeddings of {rows}"
+        raise TrainError(f"{origin}: {problem}; copy the model again")
     return run_config.build_model_config(requested, config)
 
 
@@ -152,9 +148,8 @@ def choose_layout(requested: Layout | None, config: ModelConfig, device: torch.d
     stacks = list(get_stack_configs(config).values())
     can_pack = all(isinstance(stack, StackConfig) for stack in stacks)
     if not can_pack and requested == "packed":
-        raise TrainError(
-            f"`data.layout` must be bucketed or fixed for --arch {stacks[0].kind}, but is {requested}; leave it out"
-        )
+        problem = f"must be bucketed or fixed for --arch {stacks[0].kind}, but is {requested}"
+        raise TrainError(f"`data.layout` {problem}; leave it out")
     return requested or ("bucketed" if device.type == "cpu" else "packed" if can_pack else "fixed")
 
 

@@ -48,9 +48,7 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
     weights, description = _average_run(models[0], last) if len(models) == 1 else _average_models(models)
     parameters = dict(model.named_parameters())
     if not weights.keys() <= parameters.keys():
-        raise TrainError(
-            f"{models[0]}: its checkpoints hold LoRA factors, which cannot be averaged; average its models"
-        )
+        raise TrainError(f"{models[0]}: its checkpoints hold LoRA factors, which have no average; average its models")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -193,9 +193,7 @@ def _set_layer_kinds(requested: UserSettings) -> None:
             for key in ("kind", "attention"):
                 value, expected = table.get(key), getattr(layers, key, None)
                 if value not in (None, expected) and (key == "kind" or "none" in (value, expected)):
-                    raise TrainError(
-                        f"`arch` must match `model.{name}.{key}`={value}, but is {arch}; leave out one of them"
-                    )
+                    raise TrainError(f"`arch` must match `model.{name}.{key}`={value}, but is {arch}; leave one out")
 
 
 def _expand_stack_settings(requested: UserSettings, where: str, run_class: type[RunConfig]) -> None:

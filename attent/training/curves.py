@@ -60,11 +60,8 @@ class CurveWriter:
                 draw_curves(self._events, self.path)
             except OSError as error:
                 self._failed = True
-                reason = error.strerror or error
-                print(
-                    f"warning: {self.path}: cannot be written ({reason}); training continues without curves",
-                    file=sys.stderr,
-                )
+                problem = f"{self.path}: cannot be written ({error.strerror or error})"
+                print(f"warning: {problem}; training continues without curves", file=sys.stderr)
 
 
 def collect_curves(events: Sequence[Event]) -> CurveData:

@@ -14,16 +14,14 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from attent import settings
 from attent.storage.atomic import write_atomic
-from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated
+from attent.training.events import Event, Validated
 
 LOG_FILE = "log.jsonl"
-EVENT_TYPES: dict[str, type[Event]] = {
-    cls.__name__.lower(): cls for cls in (Note, Started, Progress, Validated, Saved, Ended)
-}
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in get_args(Event)}
 # Fields of type float, where null stands for NaN or infinity.
 FLOAT_FIELDS: dict[type, list[str]] = {
     cls: [name for name, kind in get_type_hints(cls).items() if kind is float] for cls in EVENT_TYPES.values()
@@ -70,9 +68,7 @@ class EventLog:
     def _disable(self, error: OSError) -> None:
         self.close()
         reason = error.strerror or str(error)
-        print(
-            f"warning: {self.path}: cannot be written ({reason}); training continues without this log", file=sys.stderr
-        )
+        print(f"warning: {self.path}: cannot be written ({reason}); training continues without it", file=sys.stderr)
 
 
 def read_events(path: Path) -> list[Event]:

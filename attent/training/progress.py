@@ -31,11 +31,7 @@ MAX_WIDTH = 100  # columns
 
 class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
     def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, console: Console | None = None, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.quiet = quiet
@@ -177,7 +173,7 @@ def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
     style = "bold green" if sample.output == sample.reference else "bold"
     rows = (("source", sample.source, "dim"), ("target", sample.reference, ""), ("output", sample.output, style))
     return Group(
-        *(Text.assemble((f"{label}  ", "dim"), truncate_line(text, width - 8, style)) for label, text, style in rows)
+        *(Text.assemble((f"{name}  ", "dim"), truncate_line(text, width - 8, style)) for name, text, style in rows)
     )
 
 
@@ -203,9 +199,8 @@ def list_progress(event: Progress, steps: int) -> list[str]:
 def format_validation(event: Validated) -> str:
     since = format_count(event.validations_since_best, "validation")
     end = "best so far" if event.best else f"best was {since} ago"
-    return "  ".join(
-        [f"validated at step {event.step:,}", f"loss {event.loss:.3f}", *format_metrics(event.metrics), end]
-    )
+    start = f"validated at step {event.step:,}"
+    return "  ".join([start, f"loss {event.loss:.3f}", *format_metrics(event.metrics), end])
 
 
 def format_end(event: Ended, best: Validated | None) -> str:

@@ -222,11 +222,11 @@ class TrainSession:
         if reason != "stopped":
             scores = tuple(self.read_run_summary(trainer.state.step).get("scores", ()))
             return replace(result, scores=scores, python_example=task.describe_model(self.out).python_example)
+        result = replace(result, exit_code=self.signals.exit_code)
+        if not self.distributed.is_main:
+            return result
         again = shlex.join(["attent", "train", "--out", str(self.out)])
-        command = again if self.distributed.world_size == 1 else "the same command"
-        return replace(
-            result, exit_code=self.signals.exit_code, resume_command=command if self.distributed.is_main else ""
-        )
+        return replace(result, resume_command=again if self.distributed.world_size == 1 else "the same command")
 
     def set_up(self) -> tuple[RunConfig, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
@@ -246,16 +246,12 @@ class TrainSession:
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:
             run = apply_changes(resolved, previous, self.requested)
-        if run.train.threads:
-            torch.set_num_threads(run.train.threads)
-            if run.train.threads > count_usable_cores() and self.distributed.device.type == "cpu":
-                cores = count_usable_cores()
-                text = (
-                    f"this run has {run.train.threads:,} threads, but this machine has {format_count(cores, 'core')}: "
-                    "the threads stay, so that the weights stay the same, but steps are slow; with "
-                    f"--threads {cores} they are faster, and the weights differ by rounding"
-                )
-                self.emit(Note(text=text, level="warning"))
+        if threads := run.train.threads:
+            torch.set_num_threads(threads)
+            if threads > (cores := count_usable_cores()) and self.distributed.device.type == "cpu":
+                problem = f"this run has {threads:,} threads, but this machine has {format_count(cores, 'core')}"
+                advice = f"with --threads {cores} steps are faster, and the weights differ by rounding"
+                self.emit(Note(text=f"{problem}; {advice}", level="warning"))
         rng.seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:
@@ -289,9 +285,7 @@ class TrainSession:
                 self.emit(Note(text=f"threads: {threads} (a step with {listed})"))
                 train = replace(train, threads=threads)
         if train.minutes and self.unresolved.steps is None:
-            self.emit(
-                Note(text="compiling and measuring steps ..." if trainer.has_slow_start else "measuring steps ...")
-            )
+            self.emit(Note(text=f"{'compiling and ' if trainer.has_slow_start else ''}measuring steps ..."))
             is_requested = "minutes" in self.requested.get("train", {})
             measure_seconds = min(60.0, 2 * train.minutes) if is_requested else autoconfig.MEASURE_SECONDS
             step_seconds = trainer.measure_step_seconds(measure_seconds)
@@ -305,12 +299,8 @@ class TrainSession:
             unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
             finetune = run.init_from is not None
             train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
-            self.emit(
-                Note(
-                    text=f"{train.minutes:g} minutes{note}: {steps:,} steps of {step_seconds:.2f} s, about "
-                    f"{format_duration(scoring)} for the final scores"
-                )
-            )
+            plan = f"{steps:,} steps of {step_seconds:.2f} s, about {format_duration(scoring)} for the final scores"
+            self.emit(Note(text=f"{train.minutes:g} minutes{note}: {plan}"))
         if train != run.train:
             run = replace(run, train=train)
             trainer.config = train
@@ -344,12 +334,8 @@ class TrainSession:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
         if not self.distributed.is_main:
             self.distributed.barrier()
-        context = RunContext(
-            data_dir=self.state_dir / "data",
-            device=self.distributed.device,
-            report=self.emit,
-            should_stop=self.should_stop,
-        )
+        data_dir, device = self.state_dir / "data", self.distributed.device
+        context = RunContext(data_dir=data_dir, device=device, report=self.emit, should_stop=self.should_stop)
         task = get_task_class(run.task)(run, self.load_tokenizer(run, is_new, pretrained), context)
         if self.distributed.is_main:
             if task.tokenizer is not None:
@@ -485,16 +471,12 @@ def load_initial_model(path: str, task: TaskName) -> Model:
         )
     kind = interop.get_model_kind(model)
     if task in ("translate", "spans") and kind is not expected:
-        raise TrainError(
-            f"{path}: must be {MODEL_DESCRIPTIONS[expected]} of text for --task {task}, but is "
-            f"{interop.MODEL_DESCRIPTIONS[kind][0]}; give another --from"
-        )
+        problem = f"must be {MODEL_DESCRIPTIONS[expected]} of text for --task {task}"
+        raise TrainError(f"{path}: {problem}, but is {interop.MODEL_DESCRIPTIONS[kind][0]}; give another --from")
     damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
     if damaged:
-        raise TrainError(
-            f"{path}: its weights must be finite, but {len(damaged)} of its tensors contain NaN or infinity, such as "
-            f"`{damaged[0]}`; give another --from"
-        )
+        problem = f"its weights must be finite, but {len(damaged)} of its tensors contain NaN or infinity"
+        raise TrainError(f"{path}: {problem}, such as `{damaged[0]}`; give another --from")
     return model
 
 
@@ -588,13 +570,13 @@ class Finalizer:
 
     def summarize(self, results: Sequence[FinalScores]) -> dict[str, Any]:
         """The contents of finished.json."""
-        unit = self.task.unit
+        unit, state = self.task.unit, self.trainer.state
         return {
-            "step": self.trainer.state.step,
+            "step": state.step,
             "reason": self.ended.reason,
             "weights": self.weights_label,
-            "best": self.trainer.state.best_score,
-            "best_loss": self.trainer.state.best_loss,
+            "best": state.best_score,
+            "best_loss": state.best_loss,
             "scoring": get_scoring_settings(self.run),
             "unit": unit,
             "scores": [

@@ -18,15 +18,9 @@ from attent.storage.cache import try_hold_lock
 from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
 from attent.text.tokenizer import TOKENIZER_FORMATS
 from attent.training import checkpoint
-from attent.training.config import (
-    RESUMABLE_CHANGES,
-    TrainError,
-    UserSettings,
-    diff_settings,
-    merge_with_previous,
-    read_run,
-)
+from attent.training.config import RESUMABLE_CHANGES, UserSettings, diff_settings, merge_with_previous, read_run
 from attent.training.event_log import LOG_FILE
+from attent.training.run_options import TrainError
 
 RUN_FILE, CURVES_FILE, CARD_FILE, STATE_FOLDER = "run.toml", "curves.svg", "card.md", "state"
 REQUESTED_FILE, FINISHED_FILE, NEW_HEADS_FILE = "requested.json", "finished.json", "new_heads.json"  # in state/

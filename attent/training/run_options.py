@@ -54,9 +54,7 @@ class TextOptions:
     hold_out: Annotated[
         int | None, "pairs or texts held out if there is no validation set (characters, of few documents); 0: none"
     ] = None
-    tags: Annotated[
-        bool | None, "prefix each source with a tag of its target language, <2de> [default: if several]"
-    ] = None
+    tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
@@ -98,9 +96,7 @@ class TrainConfig:
     micro_batch_tokens: Annotated[int | None, "tokens per forward pass; affects only memory and speed"] = None
     optimizer: Annotated[Literal["adam", "adamw"], "adamw: with weight decay"] = "adam"
     lr: Annotated[float | None, "peak learning rate, after the warm-up"] = None
-    schedule: Annotated[
-        Schedule | None, "of the learning rate [default: cosine]; inverse_sqrt: equation 3 of the paper"
-    ] = None
+    schedule: Annotated[Schedule | None, "of the learning rate; inverse_sqrt: equation 3 [default: cosine]"] = None
     warmup: Annotated[int | None, "steps of linear warm-up"] = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
@@ -110,10 +106,7 @@ class TrainConfig:
     ] = None
     label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
-    ctc: Annotated[
-        float | None,
-        "weight of the CTC loss on the encoder of speech; 0: off [default: 0.3, or 0 for translation]",
-    ] = None
+    ctc: Annotated[float | None, "weight of the CTC loss of speech; 0: off [default: 0.3, or 0 for translation]"] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
     average: Annotated[int, "number of last checkpoints to average at the end"] = 5
     save_every: Annotated[int | None, "steps between checkpoints"] = None
@@ -132,15 +125,11 @@ class TrainConfig:
         int | None, "validations without improvement before training stops; 0: never [default: 10; from scratch 0]"
     ] = None
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
-    compile: Annotated[
-        bool | None, "use torch.compile [default: on a GPU; translation models from 10,000 steps on]"
-    ] = None
+    compile: Annotated[bool | None, "use torch.compile [default: on a GPU; for translation from 10,000 steps]"] = None
     device: Annotated[str | None, "cuda, cuda:1, mps or cpu"] = None
     threads: Annotated[int | None, "CPU threads [default: the fastest number, measured at the start]"] = None
     workers: Annotated[int, "threads that prefetch batches"] = 1
-    shard: Annotated[bool, "with several processes: shard the weights (FSDP2) instead of replicating them (DDP)"] = (
-        False
-    )
+    shard: Annotated[bool, "with several processes: shard the weights (FSDP2), not replicate them (DDP)"] = False
     freeze: Annotated[tuple[str, ...], "modules to freeze, such as encoder or *embedding*"] = ()
     lora: Annotated[int, "rank of LoRA adapters; 0: train all weights"] = 0
     tensorboard: Annotated[bool, "write TensorBoard files (pip install tensorboard)"] = False

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attent.serving.app import create_app
-from attent.serving.endpoints import parse_json_object, validate_body
+from attent.serving.endpoints import LookRequest, parse_json_object, validate_body
 from attent.serving.limits import ApiError, Limits
-from attent.serving.request import LookRequest
 from tests.serving.toy import (
     CSP,
     PAGE,

@@ -12,13 +12,14 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 from attent.serving import apertium, openai
 from attent.serving.app import create_app
 from attent.serving.backend import LocalBackend
+from attent.serving.endpoints import LookRequest
 from attent.serving.gateway import ServerOptions
-from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, AsgiApp, Limits, RequestGuard
-from attent.serving.request import LookRequest
+from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, Limits, RequestGuard
 from attent.serving.translation_app import TranslationApp
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -235,7 +236,7 @@ def test_non_http_is_closed(client: Client) -> None:
 # ---- without a server --------------------------------------------------------------------------------------
 
 
-def talk(guard: AsgiApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
+def talk(guard: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
     sent: list[Any] = []
     waiting = list(messages)
 
@@ -360,7 +361,7 @@ def test_closing_an_app_refuses_requests() -> None:
     assert list_statuses(talk(app, http_scope("/"), EMPTY_BODY)) == [(503, True)]
 
 
-def talk_json(app: AsgiApp, scope: dict[str, Any], *messages: dict[str, Any]) -> tuple[int, Any]:
+def talk_json(app: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> tuple[int, Any]:
     sent = talk(app, scope, *messages)
     return sent[0]["status"], json.loads(sent[-1]["body"])
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attent import cli
 from attent.decoding.translator import Translator
-from attent.serving.limits import AsgiApp, Message, Receive, Scope, Send
 from attent.serving.ray_serve import retry_requests
 from tests.serving.toy import Client
 
@@ -155,7 +155,7 @@ class Proxy:
             await send({"type": "http.response.body", "body": body})
 
 
-def call(app: AsgiApp, received: list[Message]) -> list[Message]:
+def call(app: ASGIApp, received: list[Message]) -> list[Message]:
     sent: list[Message] = []
 
     async def receive() -> Message:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attent.serving.endpoints import LookRequest
 from attent.serving.limits import Limits
 from attent.serving.messages import (
     AUTO,
@@ -24,7 +25,6 @@ from attent.serving.messages import (
     TextTranslation,
     TranslateRequest,
 )
-from attent.serving.request import LookRequest
 from tests.inspection.conftest import browser, watch_problems  # noqa: F401 - a fixture
 from tests.serving.toy import serve_in_thread
 

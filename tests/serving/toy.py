@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from attent.serving.app import HttpApp, create_app
+from attent.serving.endpoints import LookRequest
 from attent.serving.limits import Limits
-from attent.serving.request import LookRequest
 from attent.serving.server import StopEvents, reserve_port, run_server
 
 CSP = "default-src 'self'; script-src 'sha256-abc'"

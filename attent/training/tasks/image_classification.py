@@ -23,15 +23,8 @@ from attent.nn import ImageConfig, LearnedConfig
 from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import describe_model, describe_schedule, fill_defaults, look_up
-from attent.training.config import (
-    DataConfig,
-    RunConfig,
-    Size,
-    TrainConfig,
-    TrainError,
-    UserSettings,
-    build_model_config,
-)
+from attent.training.config import RunConfig, Size, TrainError, UserSettings, build_model_config
+from attent.training.run_options import DataConfig, TrainConfig
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective

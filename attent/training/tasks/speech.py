@@ -40,16 +40,9 @@ from attent.text.tokenizer_formats import WhisperVocabulary, build_prompt
 from attent.text.tokenizer_training import MAX_VOCAB, MIN_VOCAB, TokenizerConfig
 from attent.training import autoconfig
 from attent.training.autoconfig import fill_defaults, fit_to_tokenizer, look_up
-from attent.training.config import (
-    DataConfig,
-    RunConfig,
-    Size,
-    TrainConfig,
-    TrainError,
-    UserSettings,
-    build_model_config,
-)
+from attent.training.config import RunConfig, Size, TrainError, UserSettings, build_model_config
 from attent.training.events import EventHandler, Note
+from attent.training.run_options import DataConfig, TrainConfig
 from attent.training.tasks import base
 from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.speech_batches import SpeechLoader, SpeechObjective, count_states, get_frontend
