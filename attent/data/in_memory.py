@@ -43,7 +43,7 @@ class InMemoryCorpus:
         self.languages = [tag.strip() for tags in languages if tags for tag in tags.split(",")]
         if isinstance(data, Mapping) or not hasattr(data, "__len__"):
             advice = f"give one of {', '.join(map(str, data))}" if isinstance(data, Mapping) else "make a list of it"
-            raise self._error("must be files, pairs or a table, but is a " + type(data).__name__, advice)
+            raise self._error("must be files, pairs or a table, but is of type " + type(data).__name__, advice)
         digest = hashlib.sha256()
         for line in self._iterate_lines():
             digest.update(line)

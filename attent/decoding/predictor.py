@@ -251,7 +251,7 @@ class Predictor:
 
     def _parse_masks(self, text: str) -> MaskedText:
         if not isinstance(text, str):
-            raise AttentError(f"a text to fill must be a string, but is a {type(text).__name__}")
+            raise AttentError(f"a text to fill must be a string, but is of type {type(text).__name__}")
         return self.mask_tokens.parse(text.strip())
 
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
@@ -387,7 +387,7 @@ def check_is_list(items: object) -> None:
 def check_text_item(item: Item, number: int) -> str:
     if isinstance(item, str):
         return item
-    raise AttentError(f"item {number:,} must be a text, but is a {type(item).__name__}")
+    raise AttentError(f"item {number:,} must be a text, but is of type {type(item).__name__}")
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:

@@ -1017,7 +1017,7 @@ def list_texts(text: str | Sequence[str] | TextColumn) -> list[str]:
     """Return the texts of a string, a list or a column, without missing values."""
     column: Any = text
     if not isinstance(text, Iterable):
-        raise InputError(f"`text` must be a string, a list of strings or a column, but is a {type(text).__name__}")
+        raise InputError(f"`text` must be a string, strings or a column, but is of type {type(text).__name__}")
     texts = [text] if isinstance(text, str) else list(column[~column.isna()] if hasattr(column, "isna") else column)
     check_list_of_strings(texts)
     return texts
@@ -1035,7 +1035,7 @@ def check_list_of_strings(texts: Sequence[str], name: str = "texts") -> None:
     if isinstance(texts, str):
         raise InputError(f"`{name}` must be a list of strings, but is one: {texts[:60]!r}; put it in [ ]")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise InputError(f"`{name}` must be strings, but one is a {type(wrong[0]).__name__}; leave it out")
+        raise InputError(f"`{name}` must be strings, but one is of type {type(wrong[0]).__name__}; leave it out")
 
 
 def bound_token_count(text: str) -> int:

@@ -22,7 +22,7 @@ MIN_EXACT = 20.0  # percent; below, exact matches do not measure the task
 TRAIN_COLOR, GRID_COLOR = "#9fb3c8", "#e4e7eb"
 # Near Okabe and Ito's palette, which colour-blind people can tell apart, but visible on light and on dark pages.
 COLORS = ("#d55e00", "#2a8fd4", "#009e73", "#b267a8", "#b8860b", "#7f7f7f")
-PANEL_WIDTH, PANEL_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 200, 52, 20, 26, 20  # a panel and its margins, in pixels
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 214, 52, 20, 26, 34  # a panel and its margins, in pixels
 
 Point = tuple[float, float]
 
@@ -151,7 +151,8 @@ def _render_panel(title: str, lines: Sequence[CurveLine], curves: CurveData) -> 
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.4g}</text>')
     for tick in find_ticks(0, curves.last_step)[1:]:
         x = LEFT + locate(tick, 0)[0]
-        parts.append(f'<text x="{x}" y="{PANEL_HEIGHT - 4}" text-anchor="middle">{tick:,.0f}</text>')
+        parts.append(f'<text x="{x}" y="{PANEL_HEIGHT - 18}" text-anchor="middle">{tick:,.0f}</text>')
+    parts.append(f'<text x="{LEFT + width / 2}" y="{PANEL_HEIGHT - 4}" text-anchor="middle">step</text>')
     parts.append(f'<svg x="{LEFT}" y="{TOP}" width="{width + 4}" height="{height}">')  # clips the lines
     if curves.best_step is not None and lines[0] is not curves.learning_rate:
         x = locate(curves.best_step, 0)[0]

@@ -196,16 +196,17 @@ def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
     """Yield the scores of a complete run, unless training has continued since."""
     try:
         summary = settings.read_json(path) if path.is_file() else {}
+        if summary and step in (None, summary["step"]):
+            yield "weights", str(summary["weights"])
+            for scores in summary["scores"]:
+                count = format_count(scores["num_examples"], scores["unit"])
+                loss = f"loss {scores['metrics']['loss']:.3f}" if "loss" in scores["metrics"] else ""
+                metrics = ", ".join(filter(None, [loss, format_metrics(scores["metrics"])]))
+                yield "scores", f"{scores['split']} {scores['name']} of {count}: {metrics}"
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
-        return
-    if summary and step in (None, summary["step"]):
-        yield "weights", summary["weights"]
-        for scores in summary["scores"]:
-            count = format_count(scores["num_examples"], scores["unit"])
-            losses = [f"{name} {scores['metrics'][name]:.3f}" for name in ("loss",) if name in scores["metrics"]]
-            metrics = ", ".join(filter(None, [*losses, format_metrics(scores["metrics"])]))
-            yield "scores", f"{scores['split']} {scores['name']} of {count}: {metrics}"
+    except (KeyError, TypeError, ValueError):
+        problems.append(f"{path}: is damaged; train again with the same --out to score the model again")
 
 
 def _read_run(path: Path, problems: list[str]) -> UserSettings:

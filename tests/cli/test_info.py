@@ -190,6 +190,19 @@ def test_final_scores_of_a_resumed_run_are_not_shown(folder: Path, capsys: pytes
     assert "finished.json" in run_info(folder, capsys, code=1)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [{"step": 25}, {**FINISHED, "scores": [{"name": "flickr"}]}, {**FINISHED, "scores": 3}, {"weights": "best"}],
+)
+def test_a_summary_without_its_keys_is_reported(
+    folder: Path, damaged: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(folder)
+    (folder / "state").mkdir()
+    (folder / "state" / "finished.json").write_text(json.dumps(damaged), encoding="utf-8")
+    assert "finished.json: is damaged; train again" in run_info(folder, capsys, code=1)
+
+
 def test_a_damaged_model_is_reported_with_the_rest_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(folder)
     weights = folder / "model.safetensors"

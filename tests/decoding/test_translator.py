@@ -135,9 +135,9 @@ def test_a_column_keeps_its_index_name_and_missing_values(trained_translator: Tr
         assert translated.dropna().tolist() == [texts[0], texts[1], texts[0]]
         assert (translated.index.tolist(), translated.name) == ([3, 1, 1, 7], "en")
     assert trained_translator(column[:0]).tolist() == []
-    with pytest.raises(InputError, match="must be strings, but one is a int"):
+    with pytest.raises(InputError, match="must be strings, but one is of type int"):
         trained_translator(pd.Series([1]))
-    with pytest.raises(InputError, match="must be a string, a list of strings or a column, but is a int"):
+    with pytest.raises(InputError, match="must be a string, strings or a column, but is of type int"):
         trained_translator(1)  # type: ignore[call-overload]
 
 
@@ -926,7 +926,7 @@ def test_glossary_terms_may_be_a_mapping(trained_translator: Translator) -> None
     assert translate_to_texts(trained_translator, TEXTS, glossary=terms) == translate_to_texts(
         trained_translator, TEXTS, glossary=Glossary.from_terms(terms)
     )
-    with pytest.raises(InputError, match="must be strings, but one is a int"):
+    with pytest.raises(InputError, match="must be strings, but one is of type int"):
         trained_translator.translate(["A dog.", 3])
 
 

@@ -147,7 +147,7 @@ def test_a_panel_shows_its_lines_the_best_step_and_the_scale() -> None:
     assert plot is not None
     assert [text.text for text in losses.iter("tspan")] == ["training", "validation"]
     assert [text.text for text in losses.iter("title")] == ["best: step 1,000"]
-    assert [text.text for text in losses.iter("text")][1:-1] == ["3", "3.5", "4", *XTICKS]
+    assert [text.text for text in losses.iter("text")][1:-1] == ["3", "3.5", "4", *XTICKS, "step"]
     height, width = float(plot.attrib["height"]), float(plot.attrib["width"]) - 4
     training, validation = (line.attrib["points"].split() for line in plot.iter("polyline"))
     x, y = map(float, training[1].split(","))

@@ -179,7 +179,7 @@ def test_a_missing_folder_is_reported_once_and_training_continues(
     write(tmp_path / "nowhere" / "log.jsonl", STORY)
     stderr = capsys.readouterr().err
     assert stderr.count("\n") == 1
-    assert "training continues without this log" in stderr
+    assert "training continues without it" in stderr
     assert "No such file" in stderr
     assert read_events(tmp_path / "nowhere" / "log.jsonl") == []
 
@@ -216,7 +216,7 @@ def test_an_error_that_is_not_a_full_disk_is_named(
     for _ in range(2):
         log(Note(text="a"))
     assert capsys.readouterr().err == (
-        f"warning: {path}: cannot be written ({reason}); training continues without this log\n"
+        f"warning: {path}: cannot be written ({reason}); training continues without it\n"
     )
 
 
@@ -238,7 +238,7 @@ def test_a_line_that_is_written_in_part_ends_the_log(
     log(STORY[0])
     assert capsys.readouterr().err == (
         f"warning: {tmp_path / 'log.jsonl'}: cannot be written (only part of the line was written; is the disk full?); "
-        "training continues without this log\n"
+        "training continues without it\n"
     )
 
 

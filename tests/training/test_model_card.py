@@ -115,7 +115,7 @@ attent translate runs/en-de < input.txt > output.txt
 import attent
 
 translator = attent.Translator.load('runs/en-de')
-print(translator.translate(["..."])[0].text)
+print(translator("..."))
 ```
 
 ## Data

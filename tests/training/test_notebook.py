@@ -155,10 +155,10 @@ def generate_pairs() -> Iterator[tuple[str, str]]:
         (pandas.DataFrame({"en": ["a"], "de": [float("nan")]}), "must be text, but row 0 (from 0) has nan as de"),
         ([("a", "b"), ("c",)], "must have pairs (source, target), but row 1 (from 0) is ('c',)"),
         ([Path("a.tsv"), ("a", "b")], "must have pairs (source, target), but row 0"),
-        (generate_pairs(), "must be files, pairs or a table, but is a generator; make a list of it"),
-        ({"train": 1, "test": 2}, "must be files, pairs or a table, but is a dict; give one of train, test"),
+        (generate_pairs(), "must be files, pairs or a table, but is of type generator; make a list of it"),
+        ({"train": 1, "test": 2}, "must be files, pairs or a table, but is of type dict; give one of train, test"),
         (pandas.DataFrame({"id": [1], "a": ["x"], "b": ["y"]}), "must have the columns en and de, but has id, a, b"),
-        (3, "must be files, pairs or a table, but is a int"),
+        (3, "must be files, pairs or a table, but is of type int"),
     ],
 )
 def test_unusable_data_is_refused_with_its_row(data: Any, message: str) -> None:
@@ -229,7 +229,9 @@ def test_the_result_has_the_history_of_the_log(result: TrainResult, monkeypatch:
 
 def test_the_result_says_what_to_type_next(result: TrainResult) -> None:
     assert repr(result).startswith(f"{result.out}: trained for 3 steps\nvalidation ")
-    assert f"translator = attent.Translator.load({str(result.out)!r})" in repr(result)
+    code = f"translator = attent.Translator.load({str(result.out)!r})\nprint(translator(\"...\"))"
+    assert repr(result).endswith(f"\n\n{code}")
+    exec(code, {"attent": attent})
     assert "BLEU" in result._repr_html_()
     assert "<1>" not in result._repr_html_()
     stopped = TrainResult(out=Path("runs/x"), step=1, stop_reason="stopped")

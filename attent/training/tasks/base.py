@@ -330,9 +330,9 @@ class Task(ABC):
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
-    """Code that loads a model and prints the result of a call."""
+    """Code that loads a model and prints the result of a call: `("...")`, or `.classify(["..."])` of a method."""
     name = class_name.lower()
-    return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}.{call})"
+    return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}{call})"
 
 
 def select_evenly(items: Sequence[T], count: int) -> list[T]:

@@ -362,7 +362,7 @@ class CaptioningTask(GenerationTask):
         return base.ModelDescription(
             title="A caption model",
             shell_example=f"attent caption {shlex.quote(str(out))} picture.png{flag}",
-            python_example=base.build_python_example("Captioner", out, f'caption(["picture.png"]{to})[0].text'),
+            python_example=base.build_python_example("Captioner", out, f'.caption(["picture.png"]{to})[0].text'),
             note="Exact is the share of outputs that equal a reference.",
             samples_title="Sample captions",
             sample_labels=("Image", "References", "Output"),

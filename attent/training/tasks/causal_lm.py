@@ -126,7 +126,7 @@ class CausalLMTask(text_task.TextTask):
         return base.ModelDescription(
             title="A language model",
             shell_example=f'attent generate {folder} "Once upon a time"',
-            python_example=base.build_python_example("Generator", out, 'generate(["Once"])[0][0].text'),
+            python_example=base.build_python_example("Generator", out, '.generate(["Once"])[0][0].text'),
             next_step=f'try it: attent generate {folder} "Once"',
             loss_unit="token",
             note="Bits per character and byte do not depend on the tokenizer.",

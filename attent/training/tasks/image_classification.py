@@ -210,7 +210,7 @@ class ImageClassificationTask(base.Task):
         return base.ModelDescription(
             title=f"An image classifier ({', '.join(names[:4])}{' ...' * (len(names) > 4)})",
             shell_example=f"attent classify {shlex.quote(str(out))} picture.png",
-            python_example=base.build_python_example("Predictor", out, 'classify(["picture.png"])[0].label'),
+            python_example=base.build_python_example("Predictor", out, '.classify(["picture.png"])[0].label'),
             loss_unit="image",
             note="The confidence interval is Wilson's.",
         )

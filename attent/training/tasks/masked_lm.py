@@ -115,7 +115,7 @@ class MaskedLMTask(EncoderTask):
         return base.ModelDescription(
             title="A masked language model",
             shell_example=f"{fill}\nattent train --task classify --from {folder} --data labels.tsv --out labels",
-            python_example=base.build_python_example("Predictor", out, f'fill(["The {mask} is here."])'),
+            python_example=base.build_python_example("Predictor", out, f'.fill(["The {mask} is here."])'),
             next_step=f"try it: {fill}",
             loss_unit="masked token",
             note="Accuracy is the share of masked tokens whose first prediction is right.",

@@ -299,7 +299,7 @@ class SpeechTask(GenerationTask):
         return base.ModelDescription(
             title=" ".join(["-".join(filter(None, self.languages)), noun]).strip(),
             shell_example=f"attent transcribe {shlex.quote(str(out))} recording.wav",
-            python_example=base.build_python_example("Transcriber", out, 'transcribe("recording.wav").text'),
+            python_example=base.build_python_example("Transcriber", out, '.transcribe("recording.wav").text'),
             note="Exact is the share of outputs that equal the reference.",
             samples_title="Sample transcripts",
             sample_labels=("Recording", "Reference", "Output"),

@@ -117,7 +117,7 @@ class TextClassificationTask(EncoderTask):
         return base.ModelDescription(
             title="A text classifier",
             shell_example=f"attent classify {folder} < texts.txt",
-            python_example=base.build_python_example("Predictor", out, 'classify(["..."])[0].label'),
+            python_example=base.build_python_example("Predictor", out, '.classify(["..."])[0].label'),
             next_step=f'try it: attent classify {folder} "a text"',
             loss_unit="text",
             note=f"Labels: {format_labels(self.labels)}.",

@@ -186,7 +186,7 @@ def describe_translator(
     return base.ModelDescription(
         title=f"{source}-{target} translator" if source and target else "A text-to-text model",
         shell_example=f"attent translate {shlex.quote(folder)}{flag} < input.txt > output.txt",
-        python_example=base.build_python_example("Translator", folder, f'translate(["..."]{to})[0].text'),
+        python_example=base.build_python_example("Translator", folder, f'("..."{to})'),
         next_step=next_step,
         note="Exact is the share of outputs that equal the reference.",
         samples_title="Sample translations",
