@@ -21,7 +21,7 @@ from attent import __version__
 from attent.formatting import format_count
 from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
-EXTRAS = ("serve", "hf", "export", "viz", "images", "audio", "moses", "rouge", "ray")
+EXTRAS = ("serve", "hf", "viz", "images", "audio", "moses", "rouge", "ray")
 GIB = 2**30
 MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
 MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer

@@ -66,7 +66,7 @@ RESUMABLE_CHANGES = frozenset(
     f"train.{name}"
     for name in (
         "steps", "save_every", "save_share", "keep_last", "valid_every", "valid_share", "valid_sentences", "patience",
-        "average", "device", "threads", "workers", "compile", "micro_batch_tokens", "shard", "tensorboard",
+        "average", "device", "threads", "workers", "compile", "micro_batch_tokens", "shard",
     )
 ) | {"decode.beam_size", "decode.length_penalty", "data.test"}  # fmt: skip
 

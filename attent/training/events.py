@@ -1,4 +1,4 @@
-"""Events of a training run, for the progress display, `log.jsonl`, curves and TensorBoard.
+"""Events of a training run, for the progress display, `log.jsonl` and curves.
 
 Times are seconds of training, summed over all sessions of a resumed run.
 """

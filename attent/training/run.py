@@ -170,7 +170,7 @@ class TrainSession:
     callbacks: list[EventHandler]
     signals: StopSignals
     should_stop: Callable[[], bool]
-    open_files: ExitStack  # the log and the TensorBoard files
+    open_files: ExitStack  # the log
     early_events: list[Event] | None = field(default_factory=list)  # until the log is open
     new_parameters: list[str] = field(default_factory=list)  # heads that the pretrained model lacks
     unresolved: TrainConfig = field(default_factory=TrainConfig)  # as requested, with None where it is chosen
@@ -433,11 +433,6 @@ class TrainSession:
             if isinstance(callback, RunCallback):
                 callback.begin_run(title, history)
         self.callbacks += [log, CurveWriter(self.out / run_folder.CURVES_FILE, history)]
-        if trainer.config.tensorboard:
-            from attent.training.tensorboard import TensorBoardWriter
-
-            writer = TensorBoardWriter(self.out / "tensorboard", step)
-            self.callbacks.append(self.open_files.enter_context(closing(writer)))
 
     def read_run_summary(self, step: int) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if that was not at this step."""

@@ -27,7 +27,7 @@ REQUESTED_FILE, FINISHED_FILE, NEW_HEADS_FILE = "requested.json", "finished.json
 MODEL_FILES = {CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE}
 RUN_FILES = MODEL_FILES | {RUN_FILE, CARD_FILE, LOG_FILE}
 # Files that a run may have written before its first checkpoint.
-EARLY_FILES = {RUN_FILE, LOG_FILE, CURVES_FILE, "tensorboard"} | {
+EARLY_FILES = {RUN_FILE, LOG_FILE, CURVES_FILE} | {
     name for layout in TOKENIZER_FORMATS for name in (*layout.required_files, *layout.optional_files)
 }
 MAX_LISTED_CHANGES = 8

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from attent.training.config import TrainError
 from attent.training.event_log import EventLog, read_events
 from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
-from attent.training.tensorboard import TensorBoardWriter
 
 
 def make_progress(step: int, loss: float = 2.5) -> Progress:
@@ -247,47 +242,3 @@ class LongBytes(bytes):
 
     def __len__(self) -> int:
         return 99
-
-
-class FakeSummaryWriter:
-    """Stands in for torch's, which needs the package tensorboard."""
-
-    def __init__(self, folder: str, purge_step: int) -> None:
-        self.calls: list[tuple[object, ...]] = [(folder, purge_step)]
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.calls.append((name, value, step))
-
-    def flush(self) -> None:
-        self.calls.append(("flush",))
-
-    def close(self) -> None:
-        self.calls.append(("close",))
-
-
-def test_scalars_for_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(SummaryWriter=FakeSummaryWriter)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    writer = TensorBoardWriter(Path("runs/a/tensorboard"), 7)
-    for event in (STORY[0], make_progress(10), replace(make_validation(12), metrics={"bleu": 3.0})):
-        writer(event)
-    writer.close()
-    assert writer.writer.calls == [
-        (str(Path("runs/a/tensorboard")), 8),
-        ("train/loss", 2.5, 10),
-        ("train/perplexity", 9.5, 10),
-        ("train/lr", 1e-3, 10),
-        ("train/grad_norm", 0.7, 10),
-        ("train/tokens_per_second", 1000.0, 10),
-        ("flush",),
-        ("valid/loss", 2.0, 12),
-        ("valid/bleu", 3.0, 12),
-        ("flush",),
-        ("close",),
-    ]
-
-
-def test_a_missing_tensorboard_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(TrainError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
-        TensorBoardWriter(Path("runs/a/tensorboard"), 7)

@@ -229,7 +229,7 @@ def test_the_result_has_the_history_of_the_log(result: TrainResult, monkeypatch:
 
 def test_the_result_says_what_to_type_next(result: TrainResult) -> None:
     assert repr(result).startswith(f"{result.out}: trained for 3 steps\nvalidation ")
-    code = f"translator = attent.Translator.load({str(result.out)!r})\nprint(translator(\"...\"))"
+    code = f'translator = attent.Translator.load({str(result.out)!r})\nprint(translator("..."))'
     assert repr(result).endswith(f"\n\n{code}")
     exec(code, {"attent": attent})
     assert "BLEU" in result._repr_html_()

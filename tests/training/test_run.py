@@ -309,26 +309,6 @@ def test_a_complete_run_is_scored_again_with_other_search_options(tmp_path: Path
     assert train_small(tmp_path, beam_size=2) == again
 
 
-def test_tensorboard_listens_to_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-
-    class Writer:
-        def __init__(self, folder: Path, step: int) -> None:
-            calls.append((folder, step))
-
-        def __call__(self, event: Event) -> None:
-            calls.append(type(event))
-
-        def close(self) -> None:
-            calls.append("close")
-
-    monkeypatch.setattr("attent.training.tensorboard.TensorBoardWriter", Writer)
-    train_small(tmp_path, tensorboard=True)
-    assert calls[0] == (tmp_path / "run" / "tensorboard", 0)
-    assert Started in calls
-    assert calls[-1] == "close"
-
-
 @pytest.mark.parametrize("force_exit", [False, True])
 def test_signals_request_a_stop_once_a_checkpoint_can_be_saved(
     force_exit: bool, monkeypatch: pytest.MonkeyPatch
