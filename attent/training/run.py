@@ -250,8 +250,9 @@ class TrainSession:
             torch.set_num_threads(threads)
             if threads > (cores := count_usable_cores()) and self.distributed.device.type == "cpu":
                 problem = f"this run has {threads:,} threads, but this machine has {format_count(cores, 'core')}"
-                advice = f"with --threads {cores} steps are faster, and the weights differ by rounding"
-                self.emit(Note(text=f"{problem}; {advice}", level="warning"))
+                choice = "the threads stay, so that the weights stay the same, but steps are slow"
+                advice = f"with --threads {cores} they are faster, and the weights differ by rounding"
+                self.emit(Note(text=f"{problem}: {choice}; {advice}", level="warning"))
         rng.seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:

@@ -125,7 +125,7 @@ class TrainConfig:
         int | None, "validations without improvement before training stops; 0: never [default: 10; from scratch 0]"
     ] = None
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
-    compile: Annotated[bool | None, "use torch.compile [default: on a GPU; for translation from 10,000 steps]"] = None
+    compile: Annotated[bool | None, "torch.compile [default: on a GPU; translation models from 10,000 steps]"] = None
     device: Annotated[str | None, "cuda, cuda:1, mps or cpu"] = None
     threads: Annotated[int | None, "CPU threads [default: the fastest number, measured at the start]"] = None
     workers: Annotated[int, "threads that prefetch batches"] = 1
