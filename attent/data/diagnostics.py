@@ -119,36 +119,19 @@ def _diagnose_contamination(overlap: Contamination) -> Diagnostic:
     counts = (
         (same, "in this corpus"),
         (overlap.same_target, "with a target that is in this corpus"),
-        (overlap.near_duplicates, "nearly equal to a line of this corpus"),
     )
     summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
     if not summary:
-        text = f"No sentence of {overlap.name} is in this corpus, exactly or nearly"
+        text = f"No sentence of {overlap.name} is in this corpus"
         if overlap.short_matches:
             text += f", except {overlap.short_matches:,} of three words or less"
-        if limits := describe_limits(overlap):
-            text += f"; {limits}"
         severity = 1 if overlap.short_matches > MAX_SHORT_CONTAMINATION * overlap.sentences else 0
         return Diagnostic(severity, f"{text}.")
     summary = f"{overlap.name}: of {format_count(overlap.sentences, 'sentence')}, {summary}"
     if same > MAX_CONTAMINATION * overlap.sentences:
         return Diagnostic(2, f"{summary}: scores on it would be inflated.")
-    is_low = overlap.exact_matches + overlap.near_duplicates < 0.1 * overlap.sentences
+    is_low = same + overlap.same_target < 0.1 * overlap.sentences
     return Diagnostic(1, f"{summary}: {'so few are normal' if is_low else 'check the examples below'}.")
-
-
-def describe_limits(contamination: Contamination) -> str:
-    """Describe what the search for near duplicates left out, if anything."""
-    limits = []
-    if contamination.near_checked < contamination.sentences:
-        limits.append(
-            f"near duplicates were searched for the first {contamination.near_checked:,} of "
-            f"{contamination.sentences:,} sentences only"
-        )
-    if contamination.uncompared_lines:
-        lines = format_count(contamination.uncompared_lines, "line", "different lines")
-        limits.append(f"{lines} of the corpus had too many candidates to compare")
-    return "; ".join(limits)
 
 
 def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attent.data.contamination import Contamination, ContaminationMatch
-from attent.data.diagnostics import describe_limits, diagnose
+from attent.data.diagnostics import diagnose
 from attent.data.filters import FilterConfig
 from attent.data.pairs import Pair
 from attent.data.report import CorpusReport, SideStats
@@ -29,13 +29,6 @@ FILTER_LABELS = {
     "identical": "not translated: both sides equal",
     "script": "in the script of another language",
     "duplicates": "duplicates",
-}
-MATCH_LABELS = {
-    "pair": "same pair",
-    "source": "same source",
-    "target": "same target",
-    "near source": "nearly the same source",
-    "near target": "nearly the same target",
 }
 
 
@@ -155,32 +148,25 @@ def _render_test_set(overlap: Contamination) -> RenderableType:
         (overlap.same_pair, "in the corpus, with the same translation"),
         (overlap.same_source, "in the corpus, with another translation"),
         (overlap.same_target, "with the translation of another line of the corpus"),
-        (overlap.near_duplicates, "near duplicates: 70% or more of all words shared with a line of the corpus"),
         (overlap.short_matches, "of three words or less that recur, as such sentences do"),
         (overlap.bad_lines, "lines that are not pairs"),
     ]
     lines = [Text(f"{count:>11,}  {label}") for count, label in counts if count]
     if overlap.sentences:
-        rows += lines or [Text("none of them is in the corpus, exactly or nearly", "green")]
+        rows += lines or [Text("none of them is in the corpus", "green")]
     else:
         rows += lines or [Text("it has no pairs", "bold red")]
-    if limits := describe_limits(overlap):
-        rows.append(Text(limits, "yellow"))
     rows += [line for match in overlap.matches for line in _render_match(match)]
     return Group(*rows)
 
 
 def _render_match(match: ContaminationMatch) -> list[Text]:
-    """Render the matching side of the test sentence and of the training line.
-
-    Near duplicates are compared as sets of words: with another order, or a word twice, they share 100%.
-    """
-    side = "target" if match.kind.endswith("target") else "source"
-    share = f" ({100 * match.overlap:.0f}% of the words shared)" if match.kind.startswith("near") else ""
+    """Render the matching side of the test sentence and of the training line."""
+    side = "target" if match.kind == "target" else "source"
     locations = _format_location(match.test, side), _format_location(match.train, side)
     width = max(map(cell_len, locations))
     lines = [
         _render_line(location.ljust(width), str(getattr(pair, side)))
         for location, pair in zip(locations, (match.test, match.train), strict=True)
     ]
-    return [Text(f"  {MATCH_LABELS[match.kind]}{share}", "dim"), *lines]
+    return [Text(f"  same {match.kind}", "dim"), *lines]

@@ -193,12 +193,6 @@ def test_weight_and_single_pair_are_shown(tmp_path: Path, capsys: pytest.Capture
     assert " 1 pairs" not in text
 
 
-def test_near_duplicates_ignore_word_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    test = write(tmp_path / "t.tsv", ["The sea is about number 7, sentence.\tGanz anders gesagt, und neu."])
-    assert run(write(tmp_path / "c.tsv", GOOD), "--against", test) == 0
-    assert "nearly the same source (100% of the words shared)" in capsys.readouterr().out
-
-
 def test_stopped_clock_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attent.cli.data.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.setattr("time.monotonic", lambda: 5.0)

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from attent.data import contamination
 from attent.data import report as reports
 from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
-from attent.data.diagnostics import describe_limits, diagnose, format_names, list_ignored_files, to_json
+from attent.data.diagnostics import diagnose, format_names, list_ignored_files, to_json
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
 from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, summarize_lengths
 from attent.data.report_text import render_report
@@ -273,22 +272,7 @@ def test_short_matches_are_reported(tmp_path: Path) -> None:
     )
     test = (Pair("Click OK now", "Jetzt OK klicken", "test.tsv", 1),) * 3
     messages = list(format_diagnostics(survey_file(path, against=test).build_report()))
-    assert "1 No sentence of test is in this corpus, exactly or nearly, except 3 of three words or less." in messages
-
-
-def test_limits_of_the_search_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contamination, "MAX_NEAR_SENTENCES", 20)
-    path = write_lines(tmp_path / "c.tsv", [f"{a}\t{b}" for a, b in map(make_pair, range(50))])
-    test = tuple(Pair(f"Entirely new words {i}", f"Ganz neue Worte {i}", "test.tsv", i) for i in range(25))
-    report = survey_file(path, against=test).build_report()
-    assert any(
-        "near duplicates were searched for the first 20 of 25 sentences only" in text
-        for text in format_diagnostics(report)
-    )
-    assert to_json(report)["test_sets"][0]["near_checked"] == 20
-    overlap = replace(report.test_sets[0], near_checked=25, uncompared_lines=1_234)
-    assert describe_limits(overlap).startswith("1,234 different lines of the corpus had too many")
-    assert describe_limits(replace(overlap, uncompared_lines=0)) == ""
+    assert "1 No sentence of test is in this corpus, except 3 of three words or less." in messages
 
 
 @pytest.mark.parametrize(("empty", "is_reported"), [(1, False), (2, True)])
