@@ -140,14 +140,14 @@ def build_pipeline(
     from attent.decoding.glossary import Glossary
     from attent.decoding.loading import resolve_target_lang
     from attent.decoding.pipeline import TranslationPipeline
-    from attent.decoding.translator import check_constraints, load_translator
+    from attent.decoding.translator import Translator, check_constraints
 
     constraints = PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban)
     check_constraints(constraints, options)
     glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
     notify = None if progress is None else progress.print_message
-    device = search_flags.build_device_options(flags)
-    translator = load_translator((model, *flags.ensemble), device, notify, flags.src, flags.tgt)
+    device, folders = search_flags.build_device_options(flags), (model, *flags.ensemble)
+    translator = Translator.load(*folders, **vars(device), src=flags.src, tgt=flags.tgt, notify=notify)
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
     translator.translate([], options)  # loads the engine, so that its errors are not reported for a line

@@ -97,14 +97,12 @@ class Transcriber:
         whisper: WhisperSettings | None = None,
         language: str | None = None,
         task: WhisperTask | None = None,
-        options: SearchOptions | None = None,
     ) -> None:
         """
         max_seconds  of a segment of a long recording; None: the length of the model's training recordings
         whisper      how a Whisper model is searched
         language     of the recordings, for a Whisper model of several; None: that of the first segment of each
         task         of a Whisper model, by default transcribe; translate: to English
-        options      search options, unless others are given
         """
         config = model.config.frontend
         if not isinstance(config, AudioConfig):
@@ -114,7 +112,6 @@ class Transcriber:
         if not (whisper and whisper.is_multilingual) and (language is not None or task == "translate"):
             raise InputError("`language` and `task` must be left out: only multilingual Whisper models take them")
         self.whisper, self.language, self.task = whisper, language, task or "transcribe"
-        self.options = options or SearchOptions()
 
     @classmethod
     def load(
@@ -158,7 +155,7 @@ class Transcriber:
         word_times   also find the start and the end of each word
         should_stop  polled during the search; True raises `SearchCancelled`
         """
-        options = options or self.options
+        options = options or SearchOptions()
         options = options if beam_size is None else replace(options, beam_size=beam_size)
         (result,) = self.transcribe_all([recording], options, word_times=word_times, should_stop=should_stop)
         if isinstance(result, AudioError):
@@ -177,7 +174,7 @@ class Transcriber:
 
         A batch may hold segments of several recordings; memory is bounded whatever their length.
         """
-        options = options or self.options
+        options = options or SearchOptions()
         finished: list[tuple[TranscriptSegment, float]] = []  # of the current recording, with their overlap
         for block in self._read_blocks(recordings):
             segments = [item for item in block if isinstance(item, AudioSegment)]
@@ -308,7 +305,7 @@ class Transcriber:
         The growing segment is searched again after each second. The words on which two searches agree are final (local
         agreement, Liu et al. 2020), and later searches start with them.
         """
-        options = options or self.options
+        options = options or SearchOptions()
         window, searched = np.zeros(0, np.float32), 0
         stream = copy(self)  # whose language is that of this recording
         known: tuple[int, ...] = ()  # final tokens of the segment

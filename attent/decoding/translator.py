@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
@@ -42,7 +43,6 @@ from attent.decoding.loading import (
 )
 from attent.decoding.options import (
     NO_CONSTRAINTS,
-    DeviceOptions,
     EngineName,
     Hypothesis,
     InputError,
@@ -78,9 +78,6 @@ MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
 CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `compute_max_rows`
-
-
-TranslatorT = TypeVar("TranslatorT", bound="Translator")
 
 
 class TranslationError(InputError):
@@ -246,6 +243,10 @@ class Translator:
         if engine not in (None, *get_args(EngineName)):
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
         paths = [Path(folder).expanduser() for folder in folders]
+        for path in paths:
+            check_model_exists(path)
+        if threads is not None:
+            torch.set_num_threads(threads)
         models = [load_as(path, Seq2Seq) for path in paths]
         tokenizers = [load_tokenizer(path, src, tgt) for path in paths]
         check_tokenizers(tokenizers, [str(path) for path in paths])
@@ -380,7 +381,7 @@ class Translator:
         constraints: PhraseConstraints = NO_CONSTRAINTS,
         should_stop: StopCheck | None = None,
         **search: Unpack[SearchKeywords],
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield the translation in pieces, as soon as all beams agree on them. `translate` explains the arguments.
 
         >>> "".join(translator.stream("A dog sleeps.", beam_size=2))
@@ -411,25 +412,16 @@ class Translator:
         >>> "".join(asyncio.run(collect_pieces()))
         'Ein Hund schläft.'
         """
-        loop, cancelled = asyncio.get_running_loop(), threading.Event()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-
-        def search_pieces() -> None:
-            stop = cancelled.is_set
+        cancelled = threading.Event()
+        stream = self.stream(text, options, to=to, constraints=constraints, should_stop=cancelled.is_set, **search)
+        with ThreadPoolExecutor(1) as thread:
+            run = partial(asyncio.get_running_loop().run_in_executor, thread)
             try:
-                for piece in self.stream(text, options, to=to, constraints=constraints, should_stop=stop, **search):
-                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
+                while (piece := await run(next, stream, None)) is not None:
+                    yield piece
             finally:
-                loop.call_soon_threadsafe(pieces.put_nowait, None)
-
-        task = asyncio.create_task(asyncio.to_thread(search_pieces))
-        try:
-            while (piece := await pieces.get()) is not None:
-                yield piece
-        finally:
-            cancelled.set()
-            with suppress(SearchCancelled):
-                await task
+                cancelled.set()
+                await run(stream.close)
 
     def _stream_segment(
         self, segment: Segment, options: SearchOptions, to: str | None, should_stop: StopCheck | None
@@ -972,32 +964,6 @@ def translate_texts(
 
 
 # --- loading -------------------------------------------------------------------------------------------------------
-
-
-def load_translator(
-    folders: Sequence[Path],
-    options: DeviceOptions,
-    notify: Callable[[str], None] | None = None,
-    src: str | None = None,
-    tgt: str | None = None,
-) -> Translator:
-    return load_translator_as(Translator, folders, options, notify, src, tgt)
-
-
-def load_translator_as(
-    kind: type[TranslatorT],
-    folders: Sequence[Path],
-    options: DeviceOptions,
-    notify: Callable[[str], None] | None = None,
-    src: str | None = None,
-    tgt: str | None = None,
-) -> TranslatorT:
-    """Load model folders as a subclass of `Translator`; `src` and `tgt` are for models of many languages."""
-    for folder in folders:
-        check_model_exists(folder)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    return kind.load(*folders, **vars(options), src=src, tgt=tgt, notify=notify)
 
 
 def choose_dtype(device: torch.device, engine: str | None = None) -> str:

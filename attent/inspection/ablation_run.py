@@ -17,7 +17,7 @@ from typing import Literal
 from attent import settings
 from attent.data.pairs import LanguagePair
 from attent.decoding.options import DeviceOptions, SearchOptions
-from attent.decoding.translator import load_translator
+from attent.decoding.translator import Translator
 from attent.formatting import escape_markdown, format_count, format_duration, replace_section
 from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts
@@ -59,7 +59,7 @@ def ablate_folder(
     """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
     dispensable heads."""
     test_set = read_test_set(data, languages, notify)
-    translator = load_translator((folder,), device, notify)
+    translator = Translator.load(folder, **vars(device), notify=notify)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
     meter = ablate.AblationMeter(translator=translator, data=pairs, search=SearchOptions(beam_size=beam_size))
     return AblationJob(folder=folder, meter=meter, notify=notify).run(selection, prune_to, max_bleu_drop)

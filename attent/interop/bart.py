@@ -17,7 +17,7 @@ from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, Tens
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
-from attent.nn import LearnedConfig, SinusoidalConfig, StackConfig
+from attent.nn import LearnedConfig, SinusoidalConfig
 from attent.nn.positions import FAIRSEQ_START
 
 FamilyName = Literal["bart", "mbart", "m2m_100"]
@@ -50,12 +50,10 @@ TENSOR_MAPPINGS = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class BartKeys(marian.SharedKeys):
+class BartKeys(marian.TranslatorKeys):
     """The keys of a config.json that describe the model, with the defaults of `transformers`."""
 
     model_type: FamilyName
-    dropout: float = 0.1
-    scale_embedding: bool = False
     max_position_embeddings: int = 1024
     pad_token_id: int | None = 1
     eos_token_id: int | tuple[int, ...] | None = 2
@@ -88,32 +86,11 @@ CONFIG_KEYS = ConfigKeys(
 
 def to_config(keys: BartKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """`share` and `output_bias` are read from the tensors."""
-    encoder, decoder = (to_stack(keys, side, where) for side in ("encoder", "decoder"))
-    end_id = conversion.get_end_id(keys.eos_token_id, where)
     with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
-        return Seq2SeqConfig(
-            vocab=keys.vocab_size,
-            encoder=encoder,
-            decoder=decoder,
-            share_embeddings=share,
-            tie_output=keys.tie_word_embeddings,
-            output_bias=output_bias,
-            scale_embeddings=keys.scale_embedding,
-            start_id=conversion.get_start_id(keys.decoder_start_token_id, end_id, where),
-            end_id=end_id,
-        )
-
-
-def to_stack(keys: BartKeys, side: str, where: Path) -> StackConfig:
-    field_to_key = marian.get_stack_field_to_key(side)
-    with conversion.explain_config_errors(where, field_to_key | {"max_length": "max_position_embeddings"}):
-        return StackConfig(
-            **conversion.read_fields(keys, field_to_key | marian.SHARED_STACK_FIELDS),
-            **get_family_fields(keys.model_type, keys.max_position_embeddings),
-            causal=side == "decoder",
-            cross_attention=side == "decoder",
-            norm_eps=marian.NORM_EPS,
-        )
+        family_fields = get_family_fields(keys.model_type, keys.max_position_embeddings)
+        fields = marian.build_shared_fields(keys, share, output_bias, where, **family_fields)
+        start_id = conversion.get_start_id(keys.decoder_start_token_id, fields["end_id"], where)
+        return Seq2SeqConfig(**fields, start_id=start_id)
 
 
 def get_family_fields(family: str, max_length: int) -> dict[str, Any]:
@@ -159,34 +136,22 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 def check_expressible(config: Seq2SeqConfig, family: str) -> None:
     """Reject a model that the family's config cannot describe, by the name of the field."""
     name = ARCHITECTURES[family][0].removesuffix("ForConditionalGeneration")
-    encoder, decoder = config.stacks
-    length = encoder.positions.max_length if isinstance(encoder.positions, LearnedConfig) else 0
-    for side, stack in (("encoder", encoder), ("decoder", decoder)):
-        required = {key: (value,) for key, value in get_family_fields(family, length).items()}
-        conversion.check_stack(
-            stack,
-            name,
-            side=side,
-            expressed={"causal", "cross_attention", "activation_dropout"},
-            required=required | {"norm_eps": (marian.NORM_EPS,)},
-        )
-    marian.check_equal_sides(config, name, (*marian.SHARED_STACK_FIELDS, "positions"))
+    positions = config.stacks[0].positions
+    length = positions.max_length if isinstance(positions, LearnedConfig) else 0
+    marian.check_stacks(config, name, {key: (value,) for key, value in get_family_fields(family, length).items()})
     required_fields = {"frontend": None, "scale_output": False, "output_transform": False, "target_vocab": None}
     required_fields |= {"output_bias": False} if family == "m2m_100" else {}
     conversion.check_fields(config, name, required_fields)
 
 
 def to_hf_config(config: Seq2SeqConfig, family: str) -> dict[str, Any]:
-    encoder, decoder = config.stacks
-    positions = encoder.positions
+    positions = config.stacks[0].positions
     return {
         "model_type": family,
         "architectures": [ARCHITECTURES[family][0]],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
-        **conversion.write_fields(marian.get_stack_field_to_key("encoder"), encoder),
-        **conversion.write_fields(marian.get_stack_field_to_key("decoder"), decoder),
-        **conversion.write_fields(marian.SHARED_STACK_FIELDS, encoder),
+        **marian.write_stacks(config),
         "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else MAX_POSITIONS,
         "scale_embedding": config.scale_embeddings,
         "tie_word_embeddings": config.tie_output,

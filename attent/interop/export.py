@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf, whisper
-from attent.interop.hf_folder import to_json_bytes
+from attent.interop.hf_folder import CONFIG_FILE, read_json, to_json_bytes
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import has_manifest, read_extra_files, read_tokenizer
 from attent.nn import AudioConfig
@@ -24,19 +24,6 @@ TOKENIZER_FILES = (  # all that Hugging Face's libraries write; copied even if a
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
     "tokenizer.model spiece.model source.spm target.spm target_vocab.json chat_template.jinja"
 ).split()
-HF_CLASS_NAMES = {
-    "bert": "a BERT model",
-    "gpt2": "a GPT2LMHeadModel",
-    "llama": "a LlamaForCausalLM",
-    "bart": "a BartForConditionalGeneration",
-    "m2m_100": "an M2M100ForConditionalGeneration",
-    "marian": "a MarianMTModel",
-    "mbart": "an MBartForConditionalGeneration",
-    "t5": "a T5ForConditionalGeneration",
-    "vision-encoder-decoder": "a VisionEncoderDecoderModel",
-    "vit": "a ViT model",
-    "whisper": "a WhisperForConditionalGeneration",
-}
 
 
 def convert_model(
@@ -95,7 +82,7 @@ def write_ctranslate2(model: Model, tokenizer: Tokenizer | None, folder: Path, q
 def write_hf(model: Model, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes], folder: Path) -> str:
     family = detect_family(model)
     save_hf(model, folder, pad=tokenizer.target.pad if tokenizer else None)
-    name = f"{HF_CLASS_NAMES[family]} of transformers"
+    name = f"{read_json(folder / CONFIG_FILE)['architectures'][0]} of transformers"
     if family == "marian":
         assert tokenizer is not None
         write_files(folder, build_marian_tokenizer(tokenizer, folder))

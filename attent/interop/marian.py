@@ -88,14 +88,20 @@ class SharedKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarianKeys(SharedKeys):
+class TranslatorKeys(SharedKeys):
+    """The keys of Marian and BART."""
+
+    dropout: float = 0.1
+    scale_embedding: bool = False
+    pad_token_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianKeys(TranslatorKeys):
     """The keys of a Marian config.json that describe the model, with the defaults of `transformers`."""
 
     decoder_vocab_size: int | None = None
-    dropout: float = 0.1
-    scale_embedding: bool = False
     share_encoder_decoder_embeddings: bool = True
-    pad_token_id: int | None = None
 
 
 KeysT = TypeVar("KeysT", bound=SharedKeys)
@@ -141,20 +147,28 @@ CONFIG_KEYS = ConfigKeys(
 
 def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:
     """`share` and `output_bias` are read from the tensors."""
-    encoder, decoder = (to_stack(keys, side, where) for side in ("encoder", "decoder"))
     with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
         return Seq2SeqConfig(
-            vocab=keys.vocab_size,
             target_vocab=None if share else keys.decoder_vocab_size,
-            encoder=encoder,
-            decoder=decoder,
-            share_embeddings=share,
-            tie_output=keys.tie_word_embeddings,
-            output_bias=output_bias,
-            scale_embeddings=keys.scale_embedding,
             start_id=conversion.get_start_id(keys.decoder_start_token_id, keys.pad_token_id, where),
-            end_id=conversion.get_end_id(keys.eos_token_id, where),
+            **build_shared_fields(keys, share, output_bias, where, positions=SinusoidalConfig(order="halves")),
         )
+
+
+def build_shared_fields(
+    keys: TranslatorKeys, share: bool, output_bias: bool, where: Path, **stack_fields: Any
+) -> dict[str, Any]:
+    """Return the fields of `Seq2SeqConfig` that Marian and BART have in common."""
+    return {
+        "vocab": keys.vocab_size,
+        "encoder": build_stack(keys, "encoder", where, **stack_fields),
+        "decoder": build_stack(keys, "decoder", where, **stack_fields),
+        "share_embeddings": share,
+        "tie_output": keys.tie_word_embeddings,
+        "output_bias": output_bias,
+        "scale_embeddings": keys.scale_embedding,
+        "end_id": conversion.get_end_id(keys.eos_token_id, where),
+    }
 
 
 def get_stack_field_to_key(side: str) -> dict[str, str]:
@@ -166,16 +180,12 @@ def get_stack_field_to_key(side: str) -> dict[str, str]:
     }
 
 
-def to_stack(keys: MarianKeys, side: str, where: Path) -> StackConfig:
-    field_to_key = get_stack_field_to_key(side)
+def build_stack(keys: SharedKeys, side: str, where: Path, **family_fields: Any) -> StackConfig:
+    """`family_fields` are those in which Marian, BART and Whisper differ."""
+    field_to_key, is_decoder = get_stack_field_to_key(side), side == "decoder"
+    shared = conversion.read_fields(keys, field_to_key | SHARED_STACK_FIELDS)
     with conversion.explain_config_errors(where, field_to_key):
-        return StackConfig(
-            **conversion.read_fields(keys, field_to_key | SHARED_STACK_FIELDS),
-            causal=side == "decoder",
-            cross_attention=side == "decoder",
-            positions=SinusoidalConfig(order="halves"),
-            norm_eps=NORM_EPS,
-        )
+        return StackConfig(**shared, **family_fields, causal=is_decoder, cross_attention=is_decoder, norm_eps=NORM_EPS)
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
@@ -260,16 +270,17 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 def check_expressible(config: Seq2SeqConfig) -> None:
     """Reject a model that Marian's config cannot describe, by the name of the field."""
     orders = (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved"))
-    for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
-        conversion.check_stack(
-            stack,
-            "Marian",
-            side=side,
-            expressed={"causal", "cross_attention", "activation_dropout"},
-            required={"positions": orders, "norm_eps": (NORM_EPS,)},
-        )
-    check_equal_sides(config, "Marian", (*SHARED_STACK_FIELDS, "positions"))
+    check_stacks(config, "Marian", {"positions": orders})
     conversion.check_fields(config, "Marian", {"frontend": None, "scale_output": False, "output_transform": False})
+
+
+def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values) -> None:
+    """Reject stacks that the keys of Marian and BART cannot describe; `required` values are those of the family."""
+    for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
+        expressed = {"causal", "cross_attention", "activation_dropout"}
+        required = {**required, "norm_eps": (NORM_EPS,)}
+        conversion.check_stack(stack, family, side=side, expressed=expressed, required=required)
+    check_equal_sides(config, family, (*SHARED_STACK_FIELDS, "positions"))
 
 
 def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
@@ -321,19 +332,23 @@ def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[
     return tensors
 
 
+def write_stacks(config: Seq2SeqConfig) -> dict[str, Any]:
+    """Return the keys of both stacks, for Marian, BART and Whisper."""
+    encoder, decoder = (
+        conversion.write_fields(get_stack_field_to_key(side), stack)
+        for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True)
+    )
+    return encoder | decoder | conversion.write_fields(SHARED_STACK_FIELDS, config.stacks[0])
+
+
 def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
-    stack_keys = [
-        conversion.write_fields(get_stack_field_to_key(side), getattr(config, side)) for side in ("encoder", "decoder")
-    ]
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "is_encoder_decoder": True,
         "vocab_size": config.vocab,
         "decoder_vocab_size": config.output_vocab,
-        **stack_keys[0],
-        **stack_keys[1],
-        **conversion.write_fields(SHARED_STACK_FIELDS, config.encoder),
+        **write_stacks(config),
         "activation_function": ACTIVATION_TO_HF[config.stacks[0].activation],
         "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": config.share_embeddings,

@@ -197,7 +197,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
     (encoder, encoder_where), (decoder, decoder_where) = (read_section(s, opened.config_path) for s in MODEL_TYPES)
     keys = conversion.parse_section(encoder, vit.CONFIG_KEYS, encoder_where)
     opened.check_layer_count(keys, "num_hidden_layers")
-    image_size = vit.check_square("image_size", keys.image_size, encoder_where)
+    image_size = vit.parse_square_size("image_size", keys.image_size, encoder_where)
     preprocessing = vit.read_preprocessing(opened.root, keys.num_channels, image_size)
     vision = vit.to_config(keys, {"pooler": False, "labels": ()}, preprocessing, encoder_where)
     text = to_text_config(decoder, decoder_where, opened)

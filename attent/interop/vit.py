@@ -91,8 +91,8 @@ CONFIG_KEYS = ConfigKeys(
 
 def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:
     """`heads` and `preprocessing` are fields of `VisionConfig`."""
-    image, patch = (check_square(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
-    if patch < 1 or image % patch:
+    image, patch = (parse_square_size(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
+    if image % patch:
         raise FolderError(
             f"{where}: `image_size` must be a multiple of `patch_size`={patch}, but is {image}; correct it"
         )
@@ -110,16 +110,6 @@ def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[st
         return VisionConfig(
             image_size=image, patch_size=patch, channels=keys.num_channels, stack=stack, **heads, **preprocessing
         )
-
-
-def check_square(key: str, size: int | tuple[int, int], where: Path) -> int:
-    """Return the side of a square size; reject others."""
-    height, width = (size, size) if isinstance(size, int) else size
-    if height != width:
-        raise FolderError(
-            f"{where}: `{key}` must be of a square for a ViT model that attent can compute, but is {height} by {width}"
-        )
-    return height
 
 
 def read_preprocessing(root: Path, channels: int, image: int) -> dict[str, Any]:
@@ -206,7 +196,7 @@ def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal
 def parse_square_size(key: str, value: object, where: Path) -> int:
     """Return the side of a square, given as a number, as two equal ones, or as `height` and `width`."""
     sides = [value.get("height"), value.get("width")] if isinstance(value, dict) else value
-    side = sides[0] if isinstance(sides, list) and len(sides) == 2 and sides[0] == sides[1] else sides
+    side = sides[0] if isinstance(sides, list | tuple) and len(sides) == 2 and sides[0] == sides[1] else sides
     if not isinstance(side, int) or isinstance(side, bool) or side < 1:
         raise FolderError(f"{where}: `{key}` must be of a square, but is {quote_value(value)}; correct it")
     return side
@@ -216,7 +206,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
     keys, root = opened.keys, opened.root
     encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
-    image_size = check_square("image_size", keys.image_size, opened.config_path)
+    image_size = parse_square_size("image_size", keys.image_size, opened.config_path)
     preprocessing = read_preprocessing(root, keys.num_channels, image_size)
     # The classifier reads the class token: `transformers` has no ViT with both a classifier and a pooler.
     has_labels, pooler = CLASSIFIER in opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored

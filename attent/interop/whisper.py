@@ -134,18 +134,10 @@ def to_config(keys: WhisperKeys, where: Path) -> Seq2SeqConfig:
 
 
 def to_stack(keys: WhisperKeys, side: str, where: Path) -> StackConfig:
-    field_to_key = marian.get_stack_field_to_key(side)
-    is_decoder = side == "decoder"
-    position_key = "max_target_positions" if is_decoder else "max_source_positions"
-    with conversion.explain_config_errors(where, field_to_key | {"max_length": position_key}):
-        return StackConfig(
-            **conversion.read_fields(keys, field_to_key | marian.SHARED_STACK_FIELDS),
-            causal=is_decoder,
-            cross_attention=is_decoder,
-            positions=LearnedConfig(max_length=getattr(keys, position_key)),
-            norm_order="pre",
-            norm_eps=marian.NORM_EPS,
-        )
+    position_key = "max_target_positions" if side == "decoder" else "max_source_positions"
+    with conversion.explain_config_errors(where, {"max_length": position_key}):
+        positions = LearnedConfig(max_length=getattr(keys, position_key))
+        return marian.build_stack(keys, side, where, norm_order="pre", positions=positions)
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
@@ -305,9 +297,7 @@ def to_hf_config(config: Seq2SeqConfig, frontend: AudioConfig, dtype: str) -> di
         "num_mel_bins": frontend.mel_bins,
         **conversion.write_fields({"max_length": "max_source_positions"}, encoder.positions),
         **conversion.write_fields({"max_length": "max_target_positions"}, decoder.positions),
-        **conversion.write_fields(marian.get_stack_field_to_key("encoder"), encoder),
-        **conversion.write_fields(marian.get_stack_field_to_key("decoder"), decoder),
-        **conversion.write_fields(marian.SHARED_STACK_FIELDS, encoder),
+        **marian.write_stacks(config),
         "scale_embedding": False,
         "tie_word_embeddings": config.tie_output,
         "bos_token_id": config.end_id,

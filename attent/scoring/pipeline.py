@@ -34,7 +34,7 @@ from attent.decoding.options import (
 )
 from attent.decoding.source_search import IMAGE_MAX_LENGTH
 from attent.decoding.transcriber import Transcriber, Transcript
-from attent.decoding.translator import Translator, load_translator
+from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.interop import detect_frontend
 from attent.interop.conversion import get_dtype_name
@@ -410,8 +410,8 @@ class _Scorer:
         if isinstance(model, Translator) and others:
             raise ScoreError("an ensemble is loaded from folders, but the model is a translator; give its folder")
         if not isinstance(model, Translator):
-            languages = self.languages.source, self.languages.target
-            model = load_translator((model, *others), self.options.device, self.notify, *languages)
+            src, tgt, device = self.languages.source, self.languages.target, vars(self.options.device)
+            model = Translator.load(model, *others, **device, src=src, tgt=tgt, notify=self.notify)
         if problem := describe_wrong_direction(model, self.languages, self.test_set):
             self.warn(problem)
         return model

@@ -30,7 +30,7 @@ from attent.decoding.pipeline import (
     restore_whitespace,
     translate_document_texts,
 )
-from attent.decoding.translator import Translation, Translator, load_translator_as
+from attent.decoding.translator import Translation, Translator
 from attent.inspection.html_page import build_live_csp
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.interop import load
@@ -117,7 +117,9 @@ class TranslationService:
         if isinstance(model, CausalLM):
             self.generators[name] = Generator.load(folder, device=device.device, dtype=device.dtype, notify=notify)
         elif isinstance(model, Seq2Seq) and model.config.frontend is None:
-            translator = load_translator_as(BatchedTranslator, [folder], device, notify, *languages)
+            translator = BatchedTranslator.load(
+                folder, **vars(device), src=languages[0], tgt=languages[1], notify=notify
+            )
             translator.translate(["a"])  # loads the engine and its conversion
             self.translators[name] = translator
         else:

@@ -8,7 +8,7 @@ name, and a prefix for the names in errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from attent import settings
@@ -142,7 +142,7 @@ def load_m2m_100(files: Files, where: str) -> VocabularyPair:
     ids = pieces | {name: len(pieces) + i for i, name in enumerate(names)}
     both = MarianVocabulary(files["sentencepiece.bpe.model"], where + "sentencepiece.bpe.model", ids)
     both.language_ids = {name.strip("_"): ids[name] for name in names}
-    both.hide_tokens(both.language_ids.values())
+    both._skipped_ids.update(both.language_ids.values())
     return both, both
 
 
@@ -160,10 +160,6 @@ class MarianVocabulary(Vocabulary):
         self.start = self.pad
         self._skipped_ids = {self.end, self.unknown, self.pad, *self._tags.values()}
         self.prefix_ids, self.suffix_ids = (), (self.end,)
-
-    def hide_tokens(self, ids: Iterable[int]) -> None:
-        """Leave tokens out of decoded text."""
-        self._skipped_ids.update(ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         # By pieces, not by SentencePiece's ids: `vocab.json` may have pieces that this side's model lacks.

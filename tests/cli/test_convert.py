@@ -86,7 +86,7 @@ def test_transformers_loads_the_converted_model(joint: bool, tmp_path: Path, cap
     transformers.utils.logging.disable_progress_bar()
     ours = write_seq2seq_folder(tmp_path, joint)
     convert(ours, tmp_path / "theirs", to="hf")
-    assert "a MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids, except for" in (
+    assert "MarianMTModel of transformers, with its tokenizer; MarianTokenizer gives the same ids, except for" in (
         capsys.readouterr().out
     )
     words, their_words = Tokenizer.load(ours), transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
@@ -156,7 +156,7 @@ def test_a_language_model_survives_a_round_trip(tmp_path: Path, capsys: Capture)
     transformers = pytest.importorskip("transformers")
     folder = write_causal_lm_folder(tmp_path)
     convert(folder, tmp_path / "theirs", to="hf")
-    assert "a LlamaForCausalLM of transformers, with its tokenizer" in capsys.readouterr().out
+    assert "LlamaForCausalLM of transformers, with its tokenizer" in capsys.readouterr().out
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("abba").input_ids == [3, 2, 1]
     ids = torch.tensor([[1, 2, 3]])
@@ -179,7 +179,7 @@ def test_a_vision_model_needs_no_tokenizer(tmp_path: Path, capsys: Capture) -> N
     convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
     convert(tmp_path / "theirs", tmp_path / "back", to="attent")
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path / 'theirs'}: a ViT model of transformers",
+        f"{tmp_path / 'theirs'}: ViTForImageClassification of transformers",
         f"{tmp_path / 'back'}: an attent model",
     ]
     pixels = torch.rand(2, 3, 8, 8)
@@ -203,7 +203,7 @@ def test_a_captioner_survives_a_round_trip(tmp_path: Path, capsys: Capture) -> N
     )
     weights.save_model(randomize(build(config)), tmp_path / "ours", files)
     convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
-    assert "a VisionEncoderDecoderModel of transformers, with its tokenizer" in capsys.readouterr().out
+    assert "VisionEncoderDecoderModel of transformers, with its tokenizer" in capsys.readouterr().out
     pixels, target = torch.rand(2, 3, 8, 8), torch.tensor([[0, 1, 2], [0, 3, 3]])
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "theirs").eval()
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_a_missing_tokenizer_is_reported(tmp_path: Path, capsys: Capture) -> Non
     load(write_causal_lm_folder(tmp_path)).save(tmp_path / "bare")
     convert(tmp_path / "bare", tmp_path / "theirs", to="hf")
     assert capsys.readouterr().out.endswith(
-        "a LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n"
+        "LlamaForCausalLM of transformers, without a tokenizer (the original has none)\n"
     )
 
 

@@ -301,7 +301,7 @@ def test_conversions_keep_tokenizer_and_settings(tmp_path: Path) -> None:
         (tmp_path / "theirs" / name).write_text(json.dumps(data))
     assert convert_model(tmp_path / "theirs", tmp_path / "ours", "attent") == "an attent model, with its tokenizer"
     described = convert_model(tmp_path / "ours", tmp_path / "again", "hf")
-    assert described == "a WhisperForConditionalGeneration of transformers, with its tokenizer"
+    assert described == "WhisperForConditionalGeneration of transformers, with its tokenizer"
     for name in (*files, "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
     assert same_bits(load(tmp_path / "again"), load(tmp_path / "theirs"))
