@@ -20,7 +20,7 @@ import attent
 from attent import cli
 from attent.cli import look
 from attent.cli.line_progress import print_status
-from attent.inspection import Trace
+from attent.inspection import Inspection
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
@@ -69,7 +69,7 @@ def test_page_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_json_to_file_or_stdout(folder: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "-", "--kind", "cross", "--layer", "1"]) == 0
     printed = capfdbinary.readouterr().out.decode()
-    assert list(Trace.from_json(printed)) == ["decoder.blocks.1.cross_attn"]
+    assert list(Inspection.from_json(printed).attention) == ["decoder.blocks.1.cross_attn"]
     assert cli.main(["look", str(folder), TEXT, "--to", "de", "--json", "t.json", "--target", "Hallo"]) == 0
     assert json.loads(Path("t.json").read_text(encoding="utf-8"))["decoding"]["given"] is True
     assert not Path("look.html").exists()
@@ -292,7 +292,7 @@ def test_every_family(family: dict[str, Path], name: str) -> None:
     assert cli.main([*make_arguments(family, name), "-o", "a.html", "--json", "a.json", "--png", "a.png", *masked]) == 0
     page_data = read_page_data(Path("a.html").read_text(encoding="utf-8"))
     assert page_data == json.loads(Path("a.json").read_text(encoding="utf-8"))
-    layers = Trace.from_json(Path("a.json").read_text(encoding="utf-8"))
+    layers = Inspection.from_json(Path("a.json").read_text(encoding="utf-8")).attention
     assert list(layers) == [f"{stack}.blocks.{i}.self_attn" for i in range(2)]
     assert page_data["layers"][1]["masked_heads"] == [2]  # type: ignore[index]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")

@@ -165,7 +165,7 @@ def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
     ("text", "words"),
     [
         ("{", "JSON"),
-        ("[]", "JSON"),
+        ("[]", "must be an object"),
         ('{"format": "attent-trace", "version": 2}', 'must have "format": "attent-trace" and "version": 1'),
     ],
 )
