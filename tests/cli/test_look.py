@@ -20,7 +20,6 @@ import attent
 from attent import cli
 from attent.cli import look
 from attent.cli.line_progress import print_status
-from attent.inspection import Inspection
 from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
