@@ -718,11 +718,6 @@ FAULTS = """
 - self.decoder(self.embedding(ids), lengths, packing=packing)
 + self.decoder(self.embedding(ids), lengths)
 
-# models: cache without beams
-@ models/causal.py::CausalLM.init_decoder_state: decoding/generation/test_generator.py -k beam_search_scores
-- rows=rows, beams=beams)
-+ rows=rows)
-
 # models: output always tied
 @ models/causal.py::CausalLM.__init__: models/test_presets.py
 - tied_to = self.embedding if config.tie_output else None
@@ -1209,20 +1204,10 @@ FAULTS = """
 - self.context, self.pending_tokens = self.pending_tokens or self.context, []
 + self.context, self.pending_tokens = [], []
 
-# causal adapter: short prompts read with padding
-@ decoding/causal_adapter.py::prefill_cache: decoding/generation/test_generator.py -k company
+# generation: short prompts read with padding
+@ decoding/generation/loop.py::prefill_cache: decoding/generation/test_generator.py -k company
 - None if min(lengths) == max_length else torch.tensor(lengths, device=device)
 + None
-
-# causal adapter: end probability of the likeliest end only
-@ decoding/causal_adapter.py::CausalStepModel.step: decoding/generation/test_generator.py -k beam_search_scores
-- index_select(-1, self.end_ids).logsumexp(-1, keepdim=True)
-+ index_select(-1, self.end_ids).amax(-1, keepdim=True)
-
-# causal adapter: prompt length of the replaced row kept
-@ decoding/causal_adapter.py::PromptCache.replace_sources: decoding/generation/test_generator.py -k refilled_row
-- self.cached_prompt_lengths[row] = length
-+ pass
 
 # encoder inference: mean pooling includes padding
 @ decoding/predictor.py::pool_states: decoding/test_predictor.py -k vectors

@@ -37,10 +37,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     ImageDataConfig: {"flip": 0.5, "shift": 0.1, "erase": 0.25},
     ReadOptions: {},
     HeadSelection: {"shift": True},
-    GenerationOptions: {
-        "max_new_tokens": 200, "n": 1, "temperature": 0.8, "top_p": 0.95, "seed": 1, "beam_size": 1,
-        "length_penalty": 1.0,
-    },
+    GenerationOptions: {"max_new_tokens": 200, "n": 1, "temperature": 0.8, "top_p": 0.95, "seed": 1},
     SamplingOptions: {"temperature": 1.0, "top_p": 1.0, "seed": 1},
     SearchOptions: {
         "beam_size": 4, "n_best": 1, "length_penalty": 0.6, "length_penalty_type": "avg", "beam_groups": 1,

@@ -103,19 +103,11 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
     if prompt is not None and (surrogate := SURROGATE.search(prompt)):
         byte = len(prompt[: surrogate.start()].encode()) + 1
         return f"the prompt must be UTF-8, but byte {byte} is not; convert it, as with `iconv -f latin1 -t utf-8`"
-    has_beams = flags.beam_size is not None and flags.beam_size > 1
-    sampling = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(flags, name) is not None]
-    if has_beams and flags.temperature == 0:
-        sampling.remove("temperature")  # agrees with beam search
-    if has_beams and sampling:
-        reason = f"--beam-size {flags.beam_size} is beam search"
-    elif flags.temperature == 0 and sampling[1:]:
-        sampling, reason = sampling[1:], "--temperature 0 is greedy search"
-    elif flags.length_penalty is not None and not has_beams:
-        return "--length-penalty is for beam search and has no effect without; add --beam-size, or leave it out"
-    else:
-        return None
-    return f"--{sampling[0].replace('_', '-')} is for sampling, but {reason}; leave one of them out"
+    sampling = [name for name in ("top_k", "top_p", "seed") if getattr(flags, name) is not None]
+    if flags.temperature == 0 and sampling:
+        name = sampling[0].replace("_", "-")
+        return f"--{name} is for sampling, but --temperature 0 is greedy search; leave one of them out"
+    return None
 
 
 @dataclass(frozen=True)

@@ -342,51 +342,33 @@ class GenerationOptions:
     seed: int = option(
         1, "the same seed gives the same text; by default 1, on the command line random", group="Sampling"
     )
-    beam_size: int = option(1, "beam search with this many beams instead of sampling", "-b --beam --num-beams")
-    length_penalty: float = option(1.0, "of beam search: score = log_prob / length^alpha, by default 1")
     min_new_tokens: int = option(0, "minimum tokens to generate", "--min-length")
     no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice")
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "n", "beam_size"):
+        for name in ("max_new_tokens", "n"):
             check_minimum(name, getattr(self, name), 1)
-        for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size", "length_penalty"):
+        for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size"):
             check_minimum(name, getattr(self, name), 0)
         if not all(self.stop):
             raise InputError("`stop` must be non-empty strings, but one is empty; leave it out")
-        if self.n > 1 and self.beam_size == 1 and not self.temperature:
+        if self.n > 1 and not self.temperature:
             raise InputError(
                 f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a "
-                f"`temperature` above 0, or a `beam_size`"
+                f"`temperature` above 0"
             )
         if self.min_new_tokens >= self.max_new_tokens:
             raise InputError(
                 f"`min_new_tokens` must be less than `max_new_tokens`={self.max_new_tokens}, but is "
                 f"{self.min_new_tokens}"
             )
-        if self.beam_size > 1:
-            _ = self.search_options
-        elif self.temperature:
-            _ = self.sampling
+        _ = self.sampling
 
     @property
     def sampling(self) -> SamplingOptions | None:
-        if self.beam_size > 1 or not self.temperature:
+        if not self.temperature:
             return None
         return SamplingOptions(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
-
-    @property
-    def search_options(self) -> SearchOptions:
-        if self.n > self.beam_size:
-            raise InputError(f"`n` must be at most `beam_size`={self.beam_size}, but is {self.n}; widen the beam")
-        return SearchOptions(
-            beam_size=self.beam_size,
-            n_best=self.n,
-            length_penalty=self.length_penalty,
-            min_length=self.min_new_tokens,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            rank_truncated_equally=True,  # unlike a translation, a text may never end by itself
-        )
 
 
 def check_minimum(name: str, value: float, minimum: float) -> None:

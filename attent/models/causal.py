@@ -31,15 +31,15 @@ class CausalLM(SavableModel):
         """(B, T) -> (B, T, E), the input of `output`."""
         return self.decoder(self.embedding(ids), lengths, packing=packing)
 
-    def init_decoder_state(self, *, rows: int, capacity: int, beams: int = 1) -> Cache:
-        """Create a cache for `capacity` tokens of each beam of each row."""
-        return self.decoder.new_cache(capacity, rows=rows, beams=beams)
+    def init_decoder_state(self, *, rows: int, capacity: int) -> Cache:
+        """Create a cache for `capacity` tokens of each row."""
+        return self.decoder.new_cache(capacity, rows=rows)
 
     @torch.no_grad()
     def step(self, ids: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
         """Decode the next tokens, (B, T), after those in the cache -> logits (B, T, V).
 
-        `lengths` counts the real tokens of each row where these differ, as prompts do. In a cache of beams, T is their
-        number. The cache is updated in place, so this has no gradient: train with `forward`.
+        `lengths` counts the real tokens of each row where these differ, as prompts do. The cache is updated in place,
+        so this has no gradient: train with `forward`.
         """
         return self.output(self.decoder(self.embedding(ids), lengths, cache=cache))

@@ -74,7 +74,7 @@ def test_lines_before_a_too_long_prompt_are_written(
     model_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_stdin(monkeypatch, f"A man\nx\n{'x' * 70}\nA dog\n")
-    code, out, err = run(capsys, model_folder, "-b", 2, "-t", 0, "-l", 3)
+    code, out, err = run(capsys, model_folder, "-t", 0, "-l", 3)
     assert code == 1
     assert [line[:1] for line in out.splitlines()] == ["A", "x"]
     assert "standard input, line 3: must have at most the model's 60 tokens, but has" in err
@@ -106,7 +106,7 @@ def test_json_fields(model_folder: Path, capsys: Capture, tmp_path: Path) -> Non
 
 
 def test_several_texts_are_separated(model_folder: Path, capsys: Capture) -> None:
-    code, out, _ = run(capsys, model_folder, "A man", "--beam-size", 2, "-n", 2, "-l", 4, "--stop", "q", "--stop", "zz")
+    code, out, _ = run(capsys, model_folder, "A man", "-n", 2, "-l", 4, "--stop", "q", "--stop", "zz")
     assert code == 0
     assert out.count("A man") == 2
     assert "\n---\n" in out
@@ -133,15 +133,9 @@ def test_an_unusable_prompt_is_reported(
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ({"beam_size": 1, "top_k": 3}, None),  # one beam is no beam search
-        ({"beam_size": 1, "temperature": 0.5, "seed": 2}, None),
-        ({"beam_size": 2, "temperature": 0}, None),  # both are deterministic
-        ({"beam_size": 2, "temperature": 0, "seed": 1}, "--seed is for sampling, but --beam-size 2"),
-        ({"beam_size": 2, "top_p": 0.9}, "--top-p is for sampling, but --beam-size 2"),
+        ({"temperature": 0.5, "seed": 2}, None),
         ({"temperature": 0}, None),
         ({"temperature": 0, "top_k": 1}, "--top-k is for sampling, but --temperature 0"),
-        ({"beam_size": 2, "length_penalty": 1.0}, None),
-        ({"beam_size": 1, "length_penalty": 1.0}, "--length-penalty is for beam search"),
     ],
 )
 def test_flags_without_effect_are_named(flags: dict[str, Any], problem: str | None) -> None:

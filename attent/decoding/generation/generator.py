@@ -3,7 +3,7 @@
     generator = Generator.load("runs/shakespeare")
     generator.generate(["O Romeo,"], max_new_tokens=50)[0][0].text
 
-Tokens are generated in `loop`, or for beams in `search`; `detokenizer` turns them into text.
+Tokens are generated in `loop`; `detokenizer` turns them into text.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attent.decoding.causal_adapter import LAST_PROMPT_TOKEN, CausalStepModel, PromptCache
-from attent.decoding.constraints import TargetVocabulary, build_constraints
-from attent.decoding.engines.reference import SearchCancelled, TorchEngine
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
 from attent.decoding.generation.detokenizer import IncrementalDetokenizer, decode_continuation
 from attent.decoding.generation.loop import (
@@ -35,7 +33,7 @@ from attent.decoding.generation.loop import (
     compute_cache_columns,
 )
 from attent.decoding.loading import compute_max_rows, load_tokenizer, resolve_device_and_dtype
-from attent.decoding.options import GenerationOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import GenerationOptions, SearchOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
 from attent.models import CausalLM
@@ -124,7 +122,7 @@ class Generator:
         should_stop: StopCheck | None = None,
         **overrides: Any,
     ) -> list[list[Generation]]:
-        """Return the `n` texts of each prompt, with beam search the best first.
+        """Return the `n` texts of each prompt.
 
         options      see `GenerationOptions`; `overrides` are fields of it
         first_index  index of the first prompt in the whole input, on which sampling depends
@@ -135,17 +133,12 @@ class Generator:
         rows = [self.encode_prompt(prompt) for prompt in prompts]
         limits = self._compute_max_new_tokens(rows, options, first_index)
         with eval_mode(self.model):
-            if options.beam_size > 1:
-                return self._search_beams(prompts, rows, limits, options, should_stop)
             return self._generate_sequences(prompts, rows, limits, options, first_index, should_stop)
 
     def stream(self, prompt: str, options: GenerationOptions | None = None, **overrides: Any) -> Iterator[str]:
-        """Yield the text in pieces, as soon as later tokens cannot change them; with beam search, the whole."""
+        """Yield the text in pieces, as soon as later tokens cannot change them."""
         check_list_of_strings([prompt], "prompt")
         options = replace(override_options(options, overrides), n=1)
-        if options.beam_size > 1:
-            yield self.generate([prompt], options)[0][0].text
-            return
         row = self.encode_prompt(prompt)
         limit = self._compute_max_new_tokens([row], options, 0)[0]
         key = derive_rng_key(options.seed, 0, 0)
@@ -202,7 +195,7 @@ class Generator:
                     f"{which}: prompt and text have at most {max_positions:,} tokens in this model"
                 )
         longest = max((len(row) + limit for row, limit in zip(rows, limits, strict=True)), default=0)
-        is_cuda, needed = self.device.type == "cuda", self._compute_sequence_bytes(longest) * options.beam_size
+        is_cuda, needed = self.device.type == "cuda", self._compute_sequence_bytes(longest)
         total = torch.cuda.mem_get_info(self.device)[1] if is_cuda else measure_memory()[0]
         if needed > total:
             raise GenerationError(
@@ -220,7 +213,7 @@ class Generator:
             )
         return limits
 
-    # --- greedy search and sampling ------------------------------------------------------------------------------
+    # --- sequences ------------------------------------------------------------------------------
 
     def _generate_sequences(
         self,
@@ -332,69 +325,6 @@ class Generator:
         key_bytes_per_token = self_attn.kv_heads * self_attn.head_width * config.stack.layers
         key_bytes_per_token *= next(self.model.parameters()).element_size()
         return 16 * config.vocab + (2 * key_bytes_per_token + 12) * columns
-
-    # --- beam search ---------------------------------------------------------------------------------------------
-
-    def _search_beams(
-        self,
-        prompts: Sequence[str],
-        rows: Sequence[list[int]],
-        max_new_tokens: Sequence[int],
-        options: GenerationOptions,
-        should_stop: StopCheck | None,
-    ) -> list[list[Generation]]:
-        step_model = CausalStepModel(self.model, self.end_ids)
-        vocabulary = TargetVocabulary(self.vocabulary, self.model.config.vocab, [step_model.end_id], self.device)
-        engine = TorchEngine[PromptCache](
-            model=step_model,
-            start_id=LAST_PROMPT_TOKEN,
-            end_id=step_model.end_id,
-            suppressed_tokens=self._suppressed_tokens,
-            pad=0,
-            device=self.device,
-            choose_batch_size=lambda source, target, beams: max(
-                1, self._compute_batch_size((source + target) * beams) // beams
-            ),
-            build_constraints=partial(build_constraints, vocabulary=vocabulary),
-            should_stop=should_stop,
-        )
-        n_best: list[list[Hypothesis]] = [[] for _ in rows]
-        # A prompt with little room left is searched alone: others need more columns than the model has positions for.
-        roomy = [index for index, limit in enumerate(max_new_tokens) if limit == options.max_new_tokens]
-        groups = ([roomy] if roomy else []) + [[index] for index in range(len(rows)) if index not in set(roomy)]
-        for indices in groups:
-            requests = [SearchRequest(source_ids=rows[i], rng_key=i, max_length=max_new_tokens[i]) for i in indices]
-            for i, hypotheses in engine.search(requests, options.search_options):
-                n_best[indices[i]] = hypotheses
-        return [
-            [self._build_searched_generation(prompt, row, hypothesis, options) for hypothesis in hypotheses]
-            for prompt, row, hypotheses in zip(prompts, rows, n_best, strict=True)
-        ]
-
-    def _build_searched_generation(
-        self, prompt: str, row: Sequence[int], hypothesis: Hypothesis, options: GenerationOptions
-    ) -> Generation:
-        reason: FinishReason = "end" if hypothesis.is_finished else "length"
-        detokenizer = IncrementalDetokenizer(self.vocabulary, row, options.stop)
-        for token in hypothesis.token_ids:
-            detokenizer.add_token(token)
-        detokenizer.flush()
-        token_ids, log_prob = hypothesis.token_ids, hypothesis.log_prob
-        if detokenizer.is_stopped:
-            token_ids, reason = token_ids[: detokenizer.token_count], "stop"
-            log_prob = self._score_tokens(row, token_ids)
-        return Generation(
-            prompt=prompt, text=detokenizer.text, token_ids=token_ids, log_prob=log_prob, finish_reason=reason
-        )
-
-    @torch.no_grad()
-    def _score_tokens(self, row: Sequence[int], token_ids: Sequence[int]) -> float:
-        """Return the sum of the log-probabilities of tokens after a prompt."""
-        inputs = torch.tensor([[*row, *token_ids[:-1]]], device=self.device)
-        logits = self.model(inputs)[0, len(row) - 1 :].double()
-        logits[:, list(self._suppressed_tokens)] = float("-inf")
-        targets = torch.tensor(token_ids, device=self.device)[:, None]
-        return float(logits.log_softmax(-1).gather(1, targets).sum())
 
 
 def override_options(options: GenerationOptions | None, overrides: dict[str, Any]) -> GenerationOptions:

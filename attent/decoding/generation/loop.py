@@ -1,4 +1,4 @@
-"""Generate tokens after prompts, greedily or by sampling. Token ids in, token ids out; beam search is in `search`.
+"""Generate tokens after prompts, greedily or by sampling. Token ids in, token ids out.
 
 A step is one function on a small state. On an NVIDIA GPU it is captured as a CUDA graph that includes the choice of the
 token, the cache and the end test, and the host polls only now and then for finished sequences. A graph attends to cache
@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attent.decoding.causal_adapter import prefill_cache
 from attent.decoding.constraints import (
     NEG_INF,
     Constraint,
@@ -30,6 +29,7 @@ from attent.decoding.sampling import sample_tokens
 from attent.decoding.search import map_tensors
 from attent.models import CausalLM
 from attent.nn import Cache
+from attent.nn.devices import get_device
 from attent.nn.kernels.cuda_graphs import capture_graph
 
 FinishReason = Literal["end", "stop", "length"]
@@ -161,6 +161,19 @@ def append_tokens(
         is_done=sequences.is_done | is_end | (lengths >= sequences.max_lengths),
         constraint_states=tuple(constraint.advance_state(state, token) for constraint, state in pairs),
     )
+
+
+@torch.no_grad()
+def prefill_cache(model: CausalLM, cache: Cache, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """Fill an empty cache with all but the last token of each prompt; return those last tokens, (B,)."""
+    device = get_device(model)
+    lengths = [len(prompt) - 1 for prompt in prompts]
+    max_length = max(lengths)
+    if max_length:
+        rows = [[*prompt[:-1], *[0] * (max_length - length)] for prompt, length in zip(prompts, lengths, strict=True)]
+        row_lengths = None if min(lengths) == max_length else torch.tensor(lengths, device=device)
+        model.decoder(model.embedding(torch.tensor(rows, device=device)), row_lengths, cache=cache)
+    return torch.tensor([prompt[-1] for prompt in prompts], device=device)
 
 
 class DynamicState:

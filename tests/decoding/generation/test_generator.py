@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from attent.decoding import GenerationOptions, Generator, SearchCancelled
-from attent.decoding.causal_adapter import LAST_PROMPT_TOKEN, CausalStepModel
 from attent.decoding.generation import loop
 from attent.decoding.generation.detokenizer import decode_continuation
 from attent.decoding.generation.loop import (
@@ -26,7 +25,6 @@ from attent.decoding.generation.loop import (
     select_tokens,
 )
 from attent.decoding.options import SamplingOptions, SearchOptions
-from attent.decoding.search import beam_search
 from attent.models import CausalLM
 from attent.nn import RotaryConfig
 from attent.text.tokenizer import Tokenizer
@@ -152,65 +150,6 @@ def test_finished_rows_are_removed() -> None:
     assert work.state.sequences.input_tokens.shape == (1,)
 
 
-@every_model
-@pytest.mark.parametrize("ends", [(5,), (5, 6), ()], ids=["one end", "two ends", "no end"])
-def test_beam_search_scores_match_a_forward_pass(make: Any, ends: tuple[int, ...]) -> None:
-    model, prompts = make(sentencepiece_tokenizer()).double(), make_prompts((3, 9, 1), (8, 8, 8))
-    writer = CausalStepModel(model, ends)
-    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt.token_ids) for prompt in prompts], batch_first=True)
-    lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts])
-    wide, narrow = (
-        beam_search(
-            writer,
-            rows,
-            lengths,
-            start_id=LAST_PROMPT_TOKEN,
-            end_id=writer.end_id,
-            max_length=8,
-            options=SearchOptions(beam_size=k, length_penalty=0),
-        )
-        for k in (4, 1)
-    )
-    for index, prompt in enumerate(prompts):
-        ids = [
-            token
-            for token in narrow.tokens[index, 0].tolist()[: int(narrow.lengths[index, 0])]
-            if token != writer.end_id
-        ]
-        if len(ends) < 2:
-            assert ids == [token for token in generate_by_hand(model, prompt, ends)[0] if token not in ends]
-        best = wide.tokens[index, 0].tolist()[: int(wide.lengths[index, 0])]
-        assert float(wide.log_probs[index, 0]) == pytest.approx(
-            score_by_hand(model, prompt, best, ends, writer.end_id), abs=1e-5
-        )
-
-
-def test_a_refilled_row_gives_the_same_as_a_new_one() -> None:
-    model = gpt2(sentencepiece_tokenizer()).double()
-    writer, long = CausalStepModel(model, (5,)), torch.tensor([[9, 8, 7, 6, 5, 4]])
-    room = writer.init_decoder_state(
-        torch.tensor([[3, 2, 1, 1], [4, 0, 0, 0]]), torch.tensor([4, 1]), capacity=9, beams=2
-    )
-    for token in (LAST_PROMPT_TOKEN, 11, 12, 13, 14):
-        writer.step(torch.full((2, 2), token), room)
-        room.reorder_beams(torch.tensor([[1, 0], [1, 1]]))
-    room.replace_sources(torch.tensor([1]), writer.init_decoder_state(long, capacity=1, beams=2))
-    room.set_row_lengths([5, 0])
-    fresh = writer.init_decoder_state(long, capacity=3, beams=2)
-    for tokens in ((LAST_PROMPT_TOKEN, LAST_PROMPT_TOKEN), (21, 22)):
-        both = (
-            writer.step(torch.tensor([tokens] * len(state.cached_prompt_lengths)), state)[-1] for state in (room, fresh)
-        )
-        torch.testing.assert_close(*both)
-
-
-def score_by_hand(model: CausalLM, prompt: EncodedPrompt, tokens: list[int], ends: tuple[int, ...], end: int) -> float:
-    body = [token for token in tokens if token != end]
-    logits = model(torch.tensor([[*prompt.token_ids, *body]]))[0, len(prompt.token_ids) - 1 :].detach().log_softmax(-1)
-    total = sum(float(row[token]) for row, token in zip(logits, body, strict=False))
-    return total + (float(logits[len(body), list(ends)].logsumexp(-1)) if len(tokens) > len(body) else 0.0)
-
-
 # --- against transformers ---------------------------------------------------------------------------------------------
 
 
@@ -251,30 +190,6 @@ def test_greedy_tokens_match_transformers(family: str, tmp_path: Path) -> None:
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0
         )[0, ids.shape[1] :].tolist()
         assert list(generation.token_ids) == [token for token in written if token not in (0, 40)]
-
-
-@pytest.mark.parametrize("penalty", [1.0, 2.0])
-def test_beam_search_matches_transformers_also_when_truncated(penalty: float, tmp_path: Path) -> None:
-    theirs = write_transformers_folder("gpt2", tmp_path)
-    end = 168  # a frequent token
-    theirs.generation_config.eos_token_id = theirs.config.eos_token_id = end
-    mine = Generator.load(tmp_path, device="cpu")
-    mine.end_ids = (end,)  # type: ignore[misc]  # transformers handles several end ids differently
-    generations = mine.generate(PROMPTS, beam_size=3, max_new_tokens=8, length_penalty=penalty)
-    assert {generation.finish_reason for samples in generations for generation in samples} == {"end", "length"}
-    for prompt, (generation,) in zip(PROMPTS, generations, strict=True):
-        ids = torch.tensor([mine.encode_prompt(prompt)])
-        written = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            num_beams=3,
-            early_stopping="never",
-            length_penalty=penalty,
-            max_new_tokens=8,
-            pad_token_id=0,
-        )[0, ids.shape[1] :].tolist()
-        assert list(generation.token_ids) == written[: written.index(end) if end in written else None]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -321,16 +236,6 @@ def test_captured_steps_generate_the_same(stop: tuple[str, ...], monkeypatch: py
     assert "".join(quick.stream(PROMPTS[0], option_sets[-1])) == known[-1][0][0].text
 
 
-def test_beam_search_in_small_batches_matches_each_prompt_alone() -> None:
-    few = Generator(generator().model, byte_level(), batch_size=4)
-    prompts = [*PROMPTS, "Two women", "A dog again"]
-    generations = few.generate(prompts, beam_size=2, max_new_tokens=6, min_new_tokens=2)
-    alone = [
-        few.generate([prompt], beam_size=2, max_new_tokens=6, min_new_tokens=2)[0][0].token_ids for prompt in prompts
-    ]
-    assert [samples[0].token_ids for samples in generations] == alone
-
-
 def test_samples_differ_and_repeat_with_their_seed() -> None:
     mine, writing = generator(), GenerationOptions(n=4, temperature=1.2, max_new_tokens=12, seed=7)
     first = mine.generate(["A man"], writing)[0]
@@ -342,15 +247,6 @@ def test_samples_differ_and_repeat_with_their_seed() -> None:
     assert mine.generate(["A man"], writing, seed=8)[0][0].token_ids != first[0].token_ids
     parts = [mine.generate([prompt], writing, first_index=index)[0] for index, prompt in enumerate(["A man", "A man"])]
     assert mine.generate(["A man", "A man"], writing) == parts
-
-
-def test_two_beams_score_no_worse_than_greedy() -> None:
-    mine = generator()
-    greedy = [samples[0] for samples in mine.generate(PROMPTS, temperature=0, max_new_tokens=6, min_new_tokens=5)]
-    wide = [samples[0] for samples in mine.generate(PROMPTS, beam_size=8, max_new_tokens=6, min_new_tokens=5)]
-    assert all(b.log_prob >= a.log_prob - 1e-4 for a, b in zip(greedy, wide, strict=True))
-    two = mine.generate(["A man"], beam_size=3, n=2, max_new_tokens=6)[0]
-    assert two[0].token_ids != two[1].token_ids
 
 
 @pytest.mark.parametrize(
@@ -369,21 +265,6 @@ def test_streamed_pieces_join_to_the_whole_text(words: Any, stop: tuple[str, ...
         assert stop or mine.generate(["Ein Mann läuft"], writing, stop=["never comes"])[0][0].text == whole.text
 
 
-def test_beam_search_truncates_and_rescores_at_a_stop_string() -> None:
-    mine = generator()
-    free = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11)[0][0]
-    word = free.text[3:5]
-    held = mine.generate(["A man"], beam_size=2, max_new_tokens=12, min_new_tokens=11, stop=[word])[0][0]
-    assert (held.text, held.finish_reason) == (free.text[: free.text.index(word)], "stop")
-    assert held.token_ids == free.token_ids[: len(held.token_ids)]
-    assert len(held.token_ids) < len(free.token_ids)
-    row = mine.encode_prompt("A man")
-    logits = mine.model(torch.tensor([[*row, *held.token_ids]]))[0, len(row) - 1 : -1].detach()
-    logits[:, list(mine._suppressed_tokens)] = float("-inf")
-    message = logits.log_softmax(-1).gather(1, torch.tensor(held.token_ids)[:, None]).sum()
-    assert held.log_prob == pytest.approx(float(message), abs=1e-4)
-
-
 def test_an_end_id_beyond_the_vocabulary_ends_the_text() -> None:
     words = byte_level()
     end = words.target.size + 1
@@ -391,10 +272,9 @@ def test_an_end_id_beyond_the_vocabulary_ends_the_text() -> None:
     often = mine.generate(["A man"], temperature=0, max_new_tokens=3)[0][0].token_ids[-1]
     with torch.no_grad():
         mine.model.embedding.weight[end] = 1.1 * mine.model.embedding.weight[often]
-    for beams in (1, 2):
-        (generation,) = mine.generate(["A man"], temperature=0, beam_size=beams, max_new_tokens=9)[0]
-        assert generation.finish_reason == "end"
-        assert end not in generation.token_ids
+    (generation,) = mine.generate(["A man"], temperature=0, max_new_tokens=9)[0]
+    assert generation.finish_reason == "end"
+    assert end not in generation.token_ids
 
 
 def test_extra_tokens_without_text_are_accepted() -> None:
@@ -480,8 +360,6 @@ def test_prompt_and_text_fit_into_the_positions() -> None:
     assert [len(samples[0].token_ids) for samples in generations] == expected_lengths
     (message,) = messages
     assert message.startswith("fewer than 40 tokens (at least 11) are generated after 1 of 2 prompts")
-    both = mine.generate(["x" * 50, "x"], beam_size=2, max_new_tokens=40)
-    assert [len(samples[0].token_ids) for samples in both] == expected_lengths
     assert [len(samples[0].token_ids) for samples in mine.generate(["x" * LONGEST], temperature=0)] == [1]
     with pytest.raises(ValueError, match=r"prompt 2 must have at most the model's 60 tokens, but has 61; shorten it"):
         mine.generate(["x", "x" * 61])
@@ -516,7 +394,6 @@ def test_an_empty_prompt_becomes_the_start_token() -> None:
         ({"temperature": -1}, "`temperature` must be 0 or more"),
         ({"top_p": 0}, "`top_p` must be greater than 0"),
         ({"temperature": 0, "n": 2}, "all texts would be equal"),
-        ({"beam_size": 2, "n": 3}, "`n` must be at most `beam_size`=2"),
         ({"stop": [""]}, "but one is empty"),
         ({"min_new_tokens": 300}, "`min_new_tokens` must be less than"),
     ],
