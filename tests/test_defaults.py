@@ -74,10 +74,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
 
 # Limits and thresholds that decide about a result; sizes of blocks and caches change the speed only.
 CONSTANTS: dict[str, dict[str, object]] = {
-    "attent.data.contamination": {
-        "NEAR_THRESHOLD": 0.7, "MIN_WORDS": 4, "MIN_NEAR_WORDS": 6, "MAX_NEAR_SENTENCES": 20_000,
-        "MAX_NEAR_MATCHES": 50,
-    },
+    "attent.data.contamination": {"MIN_WORDS": 4},
     "attent.data.dates": {"TEST_FRACTION": 0.02, "VALID_FRACTION": 0.01, "TEXTS_PER_DATE": 4},
     "attent.data.diagnostics": {
         "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,

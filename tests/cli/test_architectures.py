@@ -130,7 +130,7 @@ def test_a_run_file_of_another_architecture_is_refused(folder: Path, arch: str) 
     file = folder / "lstm" / "run.toml"
     assert read_user_settings(file, {"arch": "lstm"}, [])["arch"] == read_user_settings(file, {}, [])["arch"] == "lstm"
     key = "decoder.attention`=additive" if arch == "lstm-no-attention" else "encoder.kind`=lstm"
-    message = f"`arch` must match `model.{key}, but is {arch}; leave out one of them"
+    message = f"`arch` must match `model.{key}, but is {arch}; leave one out"
     for flags, overrides in (({"arch": arch}, []), ({}, [f"arch={arch}"])):
         with pytest.raises(TrainError, match=message):
             read_user_settings(file, flags, overrides)

@@ -230,7 +230,7 @@ def test_invalid_inputs_raise_an_error(ours: Tokenizer) -> None:
     predictor = Predictor(encoder(ours, labels=("a", "b")), ours)
     with pytest.raises(ValueError, match="text 2 must have a mask"):
         predictor.fill(["The [MASK]", "The cat"])
-    with pytest.raises(ValueError, match="item 1 must be a text, but is a PosixPath"):
+    with pytest.raises(ValueError, match="item 1 must be a text, but is of type PosixPath"):
         predictor.classify([Path("x.png")])
     with pytest.raises(ValueError, match="`top_k` must be 1 or more"):
         predictor.fill(["The [MASK]"], top_k=0)
