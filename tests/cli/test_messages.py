@@ -61,23 +61,15 @@ $ attent fill nowhere "The [MASK]"
 $ attent generate M A -l 0
 2 `--max-new-tokens` must be 1 or more, but is 0
 $ attent generate M A -n 2 --temperature 0
-2 `--n` must be 1 for greedy search, since all texts would be equal, but is 2; set a `--temperature` above 0, or a `--beam-size`
+2 `--n` must be 1 for greedy search, since all texts would be equal, but is 2; set a `--temperature` above 0
 $ attent generate M A --top-p 2
 2 `--top-p` must be greater than 0 and at most 1, but is 2.0
-$ attent generate M A --beam-size 2 -n 3
-2 `--n` must be at most `--beam-size`=2, but is 3; widen the beam
 $ attent generate M A --file b
 2 give a prompt or a --file of prompts, but not both
 $ attent generate M A --threads 0
 2 --threads must be 1 or more, but is 0
-$ attent generate M A -b 2 --top-k 3
-2 --top-k is for sampling, but --beam-size 2 is beam search; leave one of them out
 $ attent generate M A -t 0 --seed 3
 2 --seed is for sampling, but --temperature 0 is greedy search; leave one of them out
-$ attent generate M A -t 0.5 -b 2
-2 --temperature is for sampling, but --beam-size 2 is beam search; leave one of them out
-$ attent generate M A --length-penalty 1
-2 --length-penalty is for beam search and has no effect without; add --beam-size, or leave it out
 $ attent generate M A B
 2 unexpected argument `B`; put a sentence in quotes
 $ attent generate nowhere A
