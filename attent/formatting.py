@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
 HARMLESS_INVISIBLE = "\u200c\u200d\u00ad"  # joiners and soft hyphens: part of how words are written
@@ -107,16 +107,3 @@ def markdown_table(
 def _code_cell(text: str) -> str:
     """A code span, except for text with `|` or a backslash, which cannot be escaped inside of one."""
     return format_code(text) if _join_lines(text) and not set(text) & set("|\\") else escape_markdown(text)
-
-
-def replace_section(document: str, title: str, paragraphs: Iterable[str], before: Sequence[str] = ()) -> str:
-    """Insert a `## title` section in place of the one with this title, else before the first of `before`, else last."""
-    section = "\n\n".join([f"## {title}", *paragraphs])
-    parts = re.split(r"^(?=## )", document, flags=re.MULTILINE)
-    titles = [part.partition("\n")[0].removeprefix("## ") if part.startswith("## ") else "" for part in parts]
-    other_parts = [part for part, name in zip(parts, titles, strict=True) if name != title]
-    candidates = [i for i, name in enumerate(titles) if name == title]
-    candidates = candidates or [i for i, name in enumerate(titles) if name in before]
-    index = candidates[0] if candidates else len(other_parts)
-    texts = [part.strip("\n") for part in [*other_parts[:index], section, *other_parts[index:]]]
-    return "\n\n".join(text for text in texts if text) + "\n"

@@ -20,7 +20,6 @@ from attent.formatting import (
     format_precise_percent,
     format_short,
     markdown_table,
-    replace_section,
 )
 
 
@@ -53,14 +52,6 @@ def test_code_spans_hold_backticks() -> None:
     cells = ["plain", "a|b", "a\\b", " ", ""]
     rows = markdown_table(("a", "b"), [(cell, "x") for cell in cells], code_columns=(0,)).split("\n")[2:]
     assert rows == ["| `plain` | x |", "| a\\|b | x |", "| a\\\\b | x |", "|  | x |", "|  | x |"]
-
-
-def test_a_section_is_inserted_before_others_and_replaced() -> None:
-    card = "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Limits\n\nMany.\n"
-    once = replace_section(card, "Heads", ["One.", "Two."], ("Limits",))
-    assert once == "# Title\n\nWords.\n\n## Scores\n\nNone.\n\n## Heads\n\nOne.\n\nTwo.\n\n## Limits\n\nMany.\n"
-    assert replace_section(once, "Heads", ["Three."], ("Scores",)) == once.replace("One.\n\nTwo.", "Three.")
-    assert replace_section("# Title\n", "Heads", ["One."]) == "# Title\n\n## Heads\n\nOne.\n"
 
 
 def test_invisible_characters_are_escaped() -> None:

@@ -1,4 +1,4 @@
-"""Reports of ablation and pruning: tables for the terminal, sections for the model card.
+"""Reports of ablation and pruning: tables for the terminal, and the card of a pruned model.
 
 Lines are never wrapped, so that tables can be piped and signatures copied.
 """
@@ -12,15 +12,13 @@ from pathlib import Path
 from rich.text import Text
 
 from attent.decoding.options import SearchOptions
-from attent.formatting import escape_markdown, format_code, format_count, markdown_table
+from attent.formatting import escape_markdown, format_code, format_count
 from attent.inspection.ablate import ABLATION_FILE, Ablation, AblationEffect, get_sort_key
-from attent.inspection.head_masking import PART_KINDS, PartKind
+from attent.inspection.head_masking import PartKind
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection
 from attent.scoring.report import render_heading, render_table
 
 CARD_FILE = "card.md"
-SECTION_TITLE = "Ablation"
-MAX_CARD_ROWS = 20  # the most important parts
 MIN_USEFUL_BLEU = 1.0
 SIGNIFICANCE_LEVEL = 0.05
 KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
@@ -60,7 +58,7 @@ def render_ablation(result: AblationResult) -> Iterator[Text]:
     for kind in kinds:
         yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
     if result.saved:
-        yield Text(f"saved to {folder / ABLATION_FILE} and {folder / CARD_FILE}", "dim")
+        yield Text(f"saved to {folder / ABLATION_FILE}", "dim")
     if result.pruned is not None:
         yield from (Text(sentence) for sentence in summarize_pruning(result.pruned, ablation))
 
@@ -128,25 +126,6 @@ def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
         f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
     )
     yield f"The pruned model is in {pruned.folder}."
-
-
-def build_card_section(ablation: Ablation) -> Iterator[str]:
-    conditions = ablation.conditions
-    yield (
-        f"Each part was masked in turn (its contribution to the residual stream set to zero), and "
-        f"{format_count(conditions.sentences, 'pair')} of {escape_markdown(conditions.dataset)} were translated and "
-        f"scored with the same search ({escape_markdown(describe_search(conditions.search))}) and engine "
-        f"({escape_markdown(conditions.engine)}). The unmasked model has **{ablation.bleu:.2f} BLEU** and a loss of "
-        f"{ablation.loss:.4f} nats per token. Effects of several parts do not add up: parts can replace one another."
-    )
-    for kind in PART_KINDS:
-        effects = ablation.get_effects(kind)
-        if effects:
-            yield escape_markdown(" ".join(summarize_ablation(ablation, kind)))
-            columns = (f"Masked {KIND_NAMES[kind]}", "BLEU", "Difference", "Loss", "Difference", "Changed", "p")
-            rows = [format_effect(effect, ablation) for effect in effects[:MAX_CARD_ROWS]]
-            yield markdown_table(columns, rows, right_aligned=range(1, 6), code_columns=(0,))
-    yield f"sacreBLEU signature: {format_code(conditions.signature)}. All parts are in {format_code(ABLATION_FILE)}."
 
 
 def build_pruned_card(folder: Path, original_card: str, ablation: Ablation, pruned: PruneResult) -> str:

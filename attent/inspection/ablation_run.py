@@ -1,6 +1,6 @@
 """`attent look --ablate` and `--prune` on a model folder: measure parts, store the results, write the pruned model.
 
-Results are stored in `ablation.json` after each part, so that an interrupted run resumes, and in the model card.
+Results are stored in `ablation.json` after each part, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attent import settings
 from attent.data.pairs import LanguagePair
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
-from attent.formatting import escape_markdown, format_count, format_duration, replace_section
+from attent.formatting import format_count, format_duration
 from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, prune_heads, select_heads
@@ -30,7 +30,6 @@ from attent.storage.atomic import atomic_folder, make_folder, write_atomic
 from attent.storage.errors import AttentError
 from attent.storage.manifest import explain_save_errors
 
-LIMITS_SECTION = "Limits"
 RUN_FILE, CURVES_FILE = "run.toml", "curves.svg"  # of the training run; the original card shows the curves
 REPORT_INTERVAL = 10.0  # seconds between progress lines
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
@@ -109,8 +108,6 @@ class AblationJob:
             except KeyboardInterrupt:
                 self.notify("finished parts are saved; run the same command again to resume")
                 raise
-            if self.should_save:
-                self.write_card(ablation)
         return ablation
 
     @cached_property
@@ -149,12 +146,6 @@ class AblationJob:
     def read_card(self) -> str:
         path = self.model_folder / ablation_report.CARD_FILE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-    def write_card(self, ablation: ablate.Ablation) -> None:
-        text = self.read_card() or f"# {escape_markdown(self.model_folder.name)}\n"
-        section = ablation_report.build_card_section(ablation)
-        text = replace_section(text, ablation_report.SECTION_TITLE, section, (LIMITS_SECTION,))
-        write_atomic(self.model_folder / ablation_report.CARD_FILE, text.encode())
 
     def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
         """Write the model without as many heads as the bound allows to a new folder, and measure it."""

@@ -15,7 +15,6 @@ from attent.inspection.json_arrays import pack_array
 from attent.nn import Stack
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.positions import Angles
-from attent.storage.errors import AttentError
 
 DEFAULT_LENGTH = 64  # positions shown
 
@@ -44,8 +43,6 @@ UNKNOWN_SCHEME = ("", "A custom scheme.")
 
 def describe_positions(model: nn.Module, length: int = DEFAULT_LENGTH) -> list[dict[str, Any]]:
     """Return the section `positions` of a document: an entry for each stack with a positional encoding."""
-    if length < 1:
-        raise AttentError(f"`length` must be 1 or more positions, but is {length}")
     stacks = {path.replace(COMPILED_PREFIX, ""): m for path, m in model.named_modules() if isinstance(m, Stack)}
     entries = []
     for path, stack in stacks.items():

@@ -364,9 +364,6 @@ def test_invalid_language_tag_never_reaches_a_url(tag: str) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"../../Tatoeba.de-en.de": "x"}, r"`\.\./\.\./Tatoeba\.de-en\.de` points out of the archive"),
-        ({"/etc/passwd": "x"}, "`/etc/passwd` points out of the archive"),
-        ({"C:\\evil": "x"}, "points out of the archive"),
         ({"Tatoeba.de-en.de": "x\n"}, r"there is no Tatoeba\.de-en\.en in it"),
         ({"Tatoeba.de-en.de": "x\ny\n", "Tatoeba.de-en.en": "x\n"}, "its two sides have different numbers of lines"),
         (

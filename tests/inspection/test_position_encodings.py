@@ -123,8 +123,6 @@ def test_unknown_scheme_is_shown() -> None:
     assert unpack_array(info["values"])[:, 0].tolist() == [0, 1, 2]
 
 
-def test_half_precision_and_invalid_length() -> None:
+def test_half_precision() -> None:
     (info,) = describe_positions(stack(LearnedConfig()).bfloat16(), 5)
     assert info["pairwise"]["shape"] == [5, 5]
-    with pytest.raises(ValueError, match="`length` must be 1 or more positions, but is 0"):
-        describe_positions(stack(SinusoidalConfig()), 0)
