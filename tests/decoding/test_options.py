@@ -39,10 +39,9 @@ LIMITS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...], tuple[Any, ...]]] 
     (GenerationOptions, {}, "temperature", (0.0, 1e-9), (-1e-9, INFINITY)),
     (GenerationOptions, {}, "top_p", (1e-9, 1.0), (0.0, 1.001)),
     (GenerationOptions, {}, "top_k", (0,), (-1,)),
-    (GenerationOptions, {"beam_size": 2}, "n", (1, 2), (0, 3)),
+    (GenerationOptions, {}, "n", (1, 5), (0, -1)),
     (GenerationOptions, {"temperature": 0.0}, "n", (1,), (0, 2)),
     (GenerationOptions, {}, "stop", ((), ("\n",)), (("",), ("a", ""))),
-    (GenerationOptions, {"beam_size": 2}, "length_penalty", (0.0,), (-0.1,)),
 ]
 
 
@@ -61,7 +60,6 @@ def test_sampled_texts_may_outnumber_the_beams() -> None:
     assert SearchOptions(beam_size=1, n_best=5, sampling=SamplingOptions()).n_best == 5
     assert GenerationOptions(n=5).sampling == SamplingOptions(temperature=0.8, top_p=0.95, seed=1)
     assert GenerationOptions(temperature=0).sampling is None
-    assert GenerationOptions(beam_size=2).sampling is None
 
 
 def test_length_penalties_at_length_0_and_above() -> None:
