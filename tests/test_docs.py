@@ -27,6 +27,7 @@ from tests.code_blocks import PYTHON, check_block, read_blocks, read_commands, s
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+SLOW_PAGES = ("inspection.md", "translating.md")  # half a minute together
 MODELS = ("M", "M2", "runs/en-de")
 PAIRS = (
     ("A man rides a bike.", "Ein Mann fährt Rad."),
@@ -75,7 +76,9 @@ def save_example_model(folder: Path) -> None:
     save_model(model, folder, {"tokenizer.model": (example / "tokenizer.model").read_bytes()})
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW_PAGES else page for page in PAGES]
+)
 def test_code_of_the_documentation_runs(
     page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_public_functions_do_not_share_a_name_with_a_package() -> None:
     assert not functions & packages
 
 
+@pytest.mark.slow
 def test_public_functions_work_twice(tmp_path: Path) -> None:
     """The second call of each would find a package, if a function of the first had imported one of the same name."""
     corpus, folder, run = tmp_path / "numbers.tsv", tmp_path / "model", tmp_path / "run"

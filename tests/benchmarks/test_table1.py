@@ -122,6 +122,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table1.main(["--quick", "--device", "cpu", "--out", str(tmp_path)])

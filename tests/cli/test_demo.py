@@ -100,6 +100,7 @@ def test_the_demo_learns_its_task(seed: int, tmp_path: Path, capsys: pytest.Capt
     assert exact >= 99
 
 
+@pytest.mark.slow
 def test_a_second_demo_only_shows_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,6 +471,7 @@ def use_model(out: Path) -> tuple[list[str], object]:
     return [repr(translation) for translation in aligned], shown
 
 
+@pytest.mark.slow
 def test_every_file_that_influences_a_result_is_verified(run: Path) -> None:
     expected = use_model(run)
     chosen, harmless = random.Random(0), {"card.md", "curves.svg", "log.jsonl"}

@@ -794,6 +794,7 @@ def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:
 # ---- typing at a terminal --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code", "last_words"), [("ctrl-d", 0, ""), ("ctrl-c", 130, "attent: interrupted")])
 def test_typed_lines_are_answered_until_ctrl_d_or_ctrl_c(
     trained_model: Path, ending: str, code: int, last_words: str

@@ -127,6 +127,7 @@ def test_no_batch_exceeds_its_token_budget(lengths: list[tuple[int, int]], confi
             assert side.ids.numel() <= limit <= config.batch_tokens
 
 
+@pytest.mark.slow
 @without_deadline
 @given(lengths.filter(bool), st.sampled_from(LAYOUTS), st.integers(0, 1), st.data())
 def test_get_batch_equals_iteration(

@@ -161,6 +161,7 @@ def test_resampled_stores_keep_few_epochs(tmp_path: Path, tokenizer: Tokenizer) 
     assert read_files(again(3)) == stores[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_serial_pairs", [10**6, 10], ids=["an epoch per worker", "workers share an epoch"])
 def test_stores_sampled_ahead_are_the_same(
     max_serial_pairs: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +206,7 @@ def test_loader_stops_the_sampling_workers(tmp_path: Path, tokenizer: Tokenizer)
     assert ahead._pool is None
 
 
+@pytest.mark.slow
 def test_number_of_workers_does_not_change_the_store(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,7 @@ def test_pinned_token_is_in_the_url_until_escape(open_page: Open) -> None:
     assert page.url.endswith("&key=1")
 
 
+@pytest.mark.slow
 def test_unknown_url_values_fall_back(open_page: Open) -> None:
     page = open_page(translation(), "#tab=masking&layer=nowhere.9&heads=77,x&query=99999")
     eventually(page, "#saying", "cross-attention")
@@ -305,6 +306,7 @@ def test_tokens_that_look_like_html_are_text(open_page: Open) -> None:
     assert page.evaluate("[...document.scripts].length") == 2
 
 
+@pytest.mark.slow
 def test_tokens_have_their_own_direction(open_page: Open) -> None:
     arabic, chinese = ["صعد", "الرجل", "ABC"], ["男人", "上", "了"]
     page = open_page(translation(arabic, chinese))
@@ -315,6 +317,7 @@ def test_tokens_have_their_own_direction(open_page: Open) -> None:
     eventually(page, "#saying", "男人")
 
 
+@pytest.mark.slow
 def test_continuation_tokens_are_marked(open_page: Open) -> None:
     document = one_sided_document("erk lä re . 男人 die".split(), torch.eye(6)[None])
     for number in (1, 2, 3, 4):
@@ -351,6 +354,7 @@ def test_long_texts_draw_only_the_visible_part(open_page: Open) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["one"]], ids=["no word", "one word"])
 def test_tiny_and_empty_documents(open_page: Open, words: list[str]) -> None:
     n = len(words)
@@ -386,6 +390,7 @@ def test_phone_layout_does_not_scroll_sideways(open_page: Open) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_masked_heads_are_marked(open_page: Open) -> None:
     document = translation()
     document["layers"][0]["masked_heads"] = [1]
@@ -513,6 +518,7 @@ def test_examples_and_target_languages(start_server: Callable[..., Server]) -> N
     assert server.wait_for_request(2)["to"] == "fr"
 
 
+@pytest.mark.slow
 def test_head_aligned_on_input_is_labeled_by_input(open_page: Open) -> None:
     values = {"aligned_on_input": 0.9, "aligned_on_output": 0.4, "alignment": 0.9}
     late = {"path": "decoder.blocks.1.cross_attn", "head": 2, "description": "aligns late", "values": values}
@@ -533,6 +539,7 @@ def test_head_aligned_on_input_is_labeled_by_input(open_page: Open) -> None:
     assert first.inner_text().strip() == "start"
 
 
+@pytest.mark.slow
 def test_heads_are_compared_without_a_keyboard(open_page: Open) -> None:
     document = translation()
     n, m = len(SOURCE) + 1, len(TARGET) + 1

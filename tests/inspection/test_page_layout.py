@@ -65,6 +65,7 @@ def with_stats(entropy: float) -> dict[str, Any]:
 # --- geometry ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
 def test_description_covers_no_figure(open_on: Open, screen: dict[str, Any]) -> None:
     page = open_on(screen, translation(LONG, LONG))
@@ -86,6 +87,7 @@ def test_heat_map_of_a_usual_sentence_fits_the_window(open_on: Open) -> None:
     assert box["y"] + box["height"] <= 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("tab", ["heads", "equation", "decoding", "head_stats", "positions"])
 def test_no_view_scrolls_sideways_or_clips_its_text(open_on: Open, screen: dict[str, Any], tab: str) -> None:
@@ -114,6 +116,7 @@ def test_entry_box_is_as_high_as_its_text(open_on: Open, screen: dict[str, Any])
     assert button["x"] + button["width"] <= screen["viewport"]["width"]
 
 
+@pytest.mark.slow
 def test_no_line_begins_with_closing_punctuation(open_on: Open) -> None:
     words = ["Mann", ",", "Frau", ","] * 3
     trace = translation(words, words)
@@ -151,6 +154,7 @@ def test_no_line_begins_with_closing_punctuation(open_on: Open) -> None:
         assert page.evaluate(starts) == []
 
 
+@pytest.mark.slow
 def test_parentheses_are_as_high_as_the_fraction(open_on: Open) -> None:
     page = open_on(DESK, document(), "#tab=equation")
     sides = """inner => ["::before", "::after"].map((side) => parseFloat(getComputedStyle(inner, side).height))"""
@@ -172,6 +176,7 @@ def test_curves_have_axes(open_on: Open) -> None:
 # --- wording ---
 
 
+@pytest.mark.slow
 def test_touch_screens_are_told_to_tap(open_on: Open) -> None:
     trace = document()
     for screen, words, other in ((PHONE, "Tap", "Point at"), (DESK, "Point at", "Tap")):
@@ -197,6 +202,7 @@ def test_tap_on_the_heat_map_shows_the_weight(open_on: Open) -> None:
     page.locator(".tip").wait_for(state="hidden")
 
 
+@pytest.mark.slow
 def test_uniform_cross_attention_asks_to_train_longer(open_on: Open) -> None:
     page = open_on(DESK, with_stats(0.9))
     assert "train longer" in text(page, ".unformed")
@@ -212,6 +218,7 @@ def test_uniform_cross_attention_asks_to_train_longer(open_on: Open) -> None:
     assert not formed.locator(".unformed").is_visible()
 
 
+@pytest.mark.slow
 def test_columns_and_rows_are_explained_in_place(open_on: Open) -> None:
     trace = with_stats(0.5)
     page = open_on(PHONE, trace, "#tab=head_stats")
@@ -238,6 +245,7 @@ def test_equation_opens_on_a_word_with_divided_weight(open_on: Open) -> None:
 # --- scales ---
 
 
+@pytest.mark.slow
 def test_bars_of_a_view_have_one_scale(open_on: Open) -> None:
     page = open_on(DESK, document(), "#tab=decoding")
     widths = """(bars) => bars.map((bar) => parseFloat(bar.style.width))"""
@@ -260,6 +268,7 @@ def image_document(weight: float) -> dict[str, Any]:
     return trace | {"layers": [plain_layer("encoder.blocks.0.self_attn", "image", "image", weights)]}
 
 
+@pytest.mark.slow
 def test_tint_leaves_the_picture_visible_and_its_scale_follows_the_data(open_on: Open) -> None:
     page = open_on(DESK, image_document(0.12))
     canvas = page.locator(".picture-frame canvas")

@@ -100,6 +100,7 @@ def test_labels_have_bars(open_page: Open, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_every_head_shows_attended_patches(open_page: Open, tmp_path: Path) -> None:
     document = VisionInspector(vision()).inspect(InspectionRequest(text=str(write_ring(tmp_path))))
     page = open_page(document, "#layer=encoder.blocks.0.self_attn&heads=0")
@@ -118,6 +119,7 @@ def test_every_head_shows_attended_patches(open_page: Open, tmp_path: Path) -> N
     assert pixel(page.locator(".pos-square canvas").first, 0.1, 0.1)[3] > 0
 
 
+@pytest.mark.slow
 def test_words_of_a_caption_tint_the_picture(open_page: Open, tmp_path: Path) -> None:
     inspector = CaptioningInspector(captioner(), tokenizer())
     document = inspector.inspect(InspectionRequest(text=str(write_ring(tmp_path)), target="A dog waiting."))
@@ -141,6 +143,7 @@ def test_words_of_a_caption_tint_the_picture(open_page: Open, tmp_path: Path) ->
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_words_of_a_transcript_play_what_they_attend_to(open_page: Open, tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     inspector = SpeechInspector(Transcriber(speech(), tokenizer()))
@@ -183,6 +186,7 @@ def test_words_of_a_transcript_play_what_they_attend_to(open_page: Open, tmp_pat
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_encoder_of_a_recording(open_page: Open, tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     document = SpeechInspector(Transcriber(speech(), tokenizer())).inspect(

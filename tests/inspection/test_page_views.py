@@ -291,6 +291,7 @@ def test_equation_equals_python(open_page: Open, changes: dict[str, Any]) -> Non
         assert f"÷ √{WIDTH}" in page.locator(".eq-steps").inner_text()
 
 
+@pytest.mark.slow
 def test_causal_mask_is_shown(open_page: Open) -> None:
     page = open_page(document(), "equation", layer="decoder.blocks.0.self_attn", heads=0, query=1)
     page.wait_for_selector(".eq-row")
@@ -323,6 +324,7 @@ def test_hover_shows_products_and_contributions(open_page: Open) -> None:
     assert abs(parts - right["output"][0, 0, 1].item()) < 0.003
 
 
+@pytest.mark.slow
 def test_equation_view_reports_what_is_missing(open_page: Open) -> None:
     whole = document()
     wrong = 0.5 * worked_out(whole["layers"][0])["weights"] + 0.125
@@ -346,6 +348,7 @@ def test_equation_view_reports_what_is_missing(open_page: Open) -> None:
     assert page.locator(".eq-body").is_hidden()
 
 
+@pytest.mark.slow
 def test_largest_weights_are_listed_first(open_page: Open) -> None:
     entry = layer("encoder.blocks.0.self_attn", "source", "source", (60, 60), 9)
     whole = document(layers=[entry], sides={"source": side([f"w{i}" for i in range(60)])})
@@ -477,6 +480,7 @@ def test_head_statistics_and_positions_need_no_sentence(open_page: Open) -> None
     page.locator(".pos-values canvas").wait_for()
 
 
+@pytest.mark.slow
 def test_positions_view_shows_values(open_page: Open) -> None:
     whole = document()
     page = open_page(whole, "positions")

@@ -144,6 +144,7 @@ def test_long_text_fits_the_page_budget(inspector: TranslationInspector, monkeyp
     json.dumps(document, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_two_thousand_tokens(inspector: TranslationInspector) -> None:
     text = " ".join(["two dogs"] * 290)
     document = inspector.inspect(InspectionRequest(text=text, target=text))

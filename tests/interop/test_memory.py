@@ -53,6 +53,7 @@ for folder in folders:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is available on Linux only")
 def test_peak_memory_is_close_to_the_model_size(tmp_path: Path) -> None:
     model = build_empty(CONFIG).to_empty(device="cpu")

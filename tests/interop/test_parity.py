@@ -25,7 +25,7 @@ def every_family(quick: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("family", "case"), params)
 
 
-@every_family(quick=12)
+@every_family(quick=8)
 def test_outputs_and_gradients_match_transformers(family: Family, case: int, tmp_path: Path) -> None:
     theirs = family.make_model(case)
     inputs = family.make_inputs(theirs.config, case)
@@ -44,7 +44,7 @@ def test_outputs_and_gradients_match_transformers(family: Family, case: int, tmp
     assert errors.keys() <= {"output.bias"}  # BART's is a buffer there, without a gradient
 
 
-@every_family(quick=6)
+@every_family(quick=3)
 def test_round_trip_in_float32(family: Family, case: int, tmp_path: Path) -> None:
     theirs = family.make_model(case)
     inputs = family.make_inputs(theirs.config, case)

@@ -36,6 +36,7 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_padded_batches_of_any_size_share_two_graphs() -> None:
     """One for the first size, one for all others."""
     model, graphs = small(), CompileCounter()

@@ -92,6 +92,7 @@ def random_sentences(count: int, words: int, generator: torch.Generator) -> list
     return [torch.randint(FIRST, FIRST + words, (n,), generator=generator).tolist() for n in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "task"),
     [

@@ -109,6 +109,7 @@ def send_large_body(port: int, chunked: bool, megabytes: int = 100) -> tuple[int
     return int(answer.split()[1]), sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(50, marks=SLOW)])
 def test_large_bodies_are_refused_before_they_are_read(server: RunningServer, count: int) -> None:
     assert server.client.get("/health").status == 200
@@ -144,6 +145,7 @@ def test_half_sent_requests_are_closed_and_good_ones_answered(server: RunningSer
 # --- overload --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [2, pytest.param(120, marks=SLOW)])
 def test_overload_is_refused_quickly_and_a_second_client_is_served(seconds: float) -> None:
     """Many more requests than the server can answer: each gets a translation, 429 or 503; none waits in vain."""

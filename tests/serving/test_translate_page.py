@@ -287,6 +287,7 @@ def test_alignment_is_highlighted_on_both_sides(page: Any) -> None:
     assert list_linked(page, "translation") == []
 
 
+@pytest.mark.slow
 def test_words_of_the_layer_lie_under_those_of_the_textarea(page: Any) -> None:
     page.fill("#source-text", "a big dog runs " * 3 + "\n\n")
     texts = page.evaluate("""["source-text", "source-words"].map((id) => {
@@ -321,6 +322,7 @@ def test_alternatives_by_keyboard(page: Any, service: DictionaryService) -> None
     page.wait_for_function("() => document.querySelector('#source-words .linked')?.textContent === 'dog'")
 
 
+@pytest.mark.slow
 def test_copy(page: Any) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.fill("#source-text", "a\ndog")
@@ -346,6 +348,7 @@ def test_glossary_is_sent_and_stored(page: Any) -> None:
     assert page.inner_text("#glossary-count") == "1"
 
 
+@pytest.mark.slow
 def test_history(page: Any) -> None:
     page.clock.install()
     page.reload()
@@ -369,6 +372,7 @@ def test_history(page: Any) -> None:
     assert page.evaluate("localStorage.getItem('attent-history')") == "[]"
 
 
+@pytest.mark.slow
 def test_theme(page: Any) -> None:
     page.check("[name=theme][value=dark]")
     page.reload()
@@ -499,6 +503,7 @@ def test_server_without_a_translator(page: Any, url: str) -> None:
     assert page.is_hidden("#translator")
 
 
+@pytest.mark.slow
 def test_phone_has_no_horizontal_scroll(url: str, open_tab: Callable[..., Any]) -> None:
     page = open_tab(url, **PHONE)
     page.fill("#source-text", "a dog runs\n" + "x" * 45)

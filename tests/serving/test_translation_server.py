@@ -388,6 +388,7 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_answered(service: Tran
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_requests_wait_for_a_worker_that_is_being_started() -> None:
     async def run() -> None:
         async with start_pool() as pool:

@@ -72,6 +72,7 @@ def read_results(home: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted((home / "out" / "results").glob("*.json"))}
 
 
+@pytest.mark.slow
 def test_entries_with_the_same_settings_share_a_run(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "out" / "runs").iterdir()) == [
         "lstm-seed1",
@@ -324,6 +325,7 @@ def test_speed_is_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [(["a", "b"], "options", "de")] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1400, 390])
 def test_page_in_a_browser(folder: Path, browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
@@ -390,6 +392,7 @@ def test_missing_corpus_is_reported_once(tmp_path: Path) -> None:
     assert messages == ["2 of 2 runs to train, 1 at a time"]
 
 
+@pytest.mark.slow
 def test_same_flops_for_other_batches(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "out", tmp_path, dirs_exist_ok=True)
     common = COMMON | {"data.train": [str(folder / "corpus.tsv")]}

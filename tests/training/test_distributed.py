@@ -152,6 +152,7 @@ def test_only_connection_errors_mean_a_lost_process() -> None:
 # ---- two processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_match_one_and_only_rank_0_logs(corpus: Path, tmp_path: Path) -> None:
     few = ("--steps", "6", "--valid-every", "3")
     assert main(make_arguments(corpus, tmp_path / "one", *few)) == 0

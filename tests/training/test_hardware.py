@@ -119,6 +119,7 @@ for kind in ("cuda", "cpu"):
 """
 
 
+@pytest.mark.slow
 def test_libraries_are_loaded_in_a_thread_without_errors() -> None:
     """In a new process, where nothing is imported yet. A device that does not work is reported where it is used."""
     process = subprocess.run([sys.executable, "-c", PRELOAD], capture_output=True, text=True, check=False)

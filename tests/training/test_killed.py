@@ -65,6 +65,7 @@ def uninterrupted_run(fork_server: ForkServer, corpus: Path, home: Path) -> Unin
     return UninterruptedRun(fork_server, corpus, home / "uninterrupted")
 
 
+@pytest.mark.slow
 def test_two_runs_are_bitwise_equal(
     fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_two_hundred_kills_do_not_change_the_result(
     assert not killer.differ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [pytest.param(30, marks=pytest.mark.slow), 64, pytest.param(72, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_checkpoint_starts_over(
     at: int, fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
@@ -204,6 +206,7 @@ def test_an_interrupt_saves_and_the_run_resumes_exactly(
     assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_exits_at_once_without_loss(
     fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
@@ -266,6 +269,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -294,6 +298,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_used(
     assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
+@pytest.mark.slow
 def test_a_damaged_final_checkpoint_is_recomputed(
     fork_server: ForkServer, corpus: Path, uninterrupted_run: UninterruptedRun, tmp_path: Path
 ) -> None:
@@ -305,6 +310,7 @@ def test_a_damaged_final_checkpoint_is_recomputed(
     assert fingerprint(out) == uninterrupted_run.fingerprint
 
 
+@pytest.mark.slow
 def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(
     fork_server: ForkServer, corpus: Path, half_run: Path, tmp_path: Path
 ) -> None:

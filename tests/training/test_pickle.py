@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.training.runs import ROOT, command, write_corpus
 
 PROGRAM = """
@@ -37,6 +39,7 @@ print("after the control:", sorted(set(seen)))
 """
 
 
+@pytest.mark.slow
 def test_training_and_resuming_unpickle_nothing(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus.tsv", 60)
     words = command(data, tmp_path / "run", "--set", "train.steps=4")

@@ -215,6 +215,7 @@ def test_a_run_killed_before_its_best_model_was_exported_exports_it_when_resumed
 # ---- a time budget and threads ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "recipe_steps"), [(30.0, 3), (0.02, 2_000)])
 def test_a_cpu_run_ends_after_its_recipe_or_its_default_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, recipe_steps: int
@@ -263,6 +264,7 @@ def test_a_stop_while_steps_are_measured_saves_nothing(tmp_path: Path) -> None:
     assert checkpoint.list_steps(tmp_path / "run" / "state") == []
 
 
+@pytest.mark.slow
 def test_measured_threads_are_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setattr(hardware, "MAX_TIME_RATIO", 1e9)  # whatever is fastest
