@@ -70,7 +70,9 @@ def get_resident_bytes(pid: int) -> int:
 
 
 def run_stage(name: str, home: Path) -> None:
-    from attent.data import EncodingConfig, learn_tokenizer, open_corpora, prepare_store
+    from attent.data.corpus import open_corpora
+    from attent.data.encode import EncodingConfig, learn_tokenizer
+    from attent.data.token_store import prepare_store
     from attent.text import Tokenizer, TokenizerConfig
 
     start = time.perf_counter()

@@ -25,6 +25,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -262,10 +263,8 @@ def has_translations(source: str | None, target: str | None) -> bool:
 
 def choose_text_columns(source: str | None, target: str | None) -> tuple[str, ...]:
     """Return the columns that may have the texts of recordings in the language `source`, best first."""
-    language = target or source
-    return (
-        *([language] if language else []), *(["translation"] if has_translations(source, target) else []), *TEXT_COLUMNS
-    )  # fmt: skip
+    own = (target or source, "translation" if has_translations(source, target) else None)
+    return (*filter(None, own), *TEXT_COLUMNS)
 
 
 def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_COLUMNS) -> dict[str, list[Recording]]:
@@ -287,13 +286,9 @@ def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_C
             f"{path}: must be a table of recordings and texts, or a folder of them, but is a recording; to recognize "
             "it there is `attent transcribe`"
         )
-    files = find_text_files([str(data)], TABLE_SUFFIXES)
-    splits = {"train": files.train, "valid": files.valid, "test": files.test}
-    return {
-        split: [recording for table in tables for recording in _read_table(table, text_columns)]
-        for split, tables in splits.items()
-        if tables
-    }
+    splits = vars(find_text_files([str(data)], TABLE_SUFFIXES)).items()
+    read_table = partial(_read_table, text_columns=text_columns)
+    return {split: list(chain.from_iterable(map(read_table, tables))) for split, tables in splits if tables}
 
 
 def _read_folder(root: Path) -> dict[str, list[Recording]]:
@@ -365,9 +360,8 @@ def _read_rows(content: str, delimiter: str, path: Path) -> Iterator[tuple[int, 
         try:
             yield from ((reader.line_num, row) for row in reader if row)
         except csv.Error as error:
-            raise AudioError(
-                f"{path}:{reader.line_num}: must be comma-separated cells, but is not ({error})"
-            ) from error
+            problem = f"must be comma-separated cells, but is not ({error})"
+            raise AudioError(f"{path}:{reader.line_num}: {problem}") from error
         return
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():

@@ -94,10 +94,8 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
         raise CorpusError(
             f"{key}: {error}. Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
         ) from error
-    except CorpusError:
-        raise
     except StorageError as error:
-        raise CorpusError(str(error)) from error
+        raise error if isinstance(error, CorpusError) else CorpusError(str(error)) from error
     _verify_checksums(folder)
     return folder
 

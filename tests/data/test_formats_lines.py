@@ -73,21 +73,6 @@ def test_crlf_and_byte_order_mark_are_removed() -> None:
     assert list(streams.read_lines([b"\xef\xbb\xbfone\r\ntwo\r\r\n\r\n"], "a")) == ["one", "two\r", ""]
 
 
-def test_carriage_returns_end_lines_if_there_is_no_newline() -> None:
-    assert read_tsv(b"a b\tc d\re f\tg h\r") == [Pair("a b", "c d", "a.tsv", 1), Pair("e f", "g h", "a.tsv", 2)]
-    assert list_texts(read_tsv("\ufeffé\tß\rc\td\r".encode("utf-16-le"))) == [("é", "ß"), ("c", "d")]
-    assert list_texts(read_tsv(gzip.compress(b"a\tb\r\rc\td"))) == [("a", "b"), ("c", "d")]
-    assert list(streams.read_lines([b"a\rb\n"], "a")) == ["a\rb"]
-
-
-@pytest.mark.parametrize("size", [1, 7, 2**16])
-def test_carriage_returns_are_handled_across_blocks_of_any_size(size: int) -> None:
-    data = b"".join(b"%d\t%d\r" % (n, n) for n in range(9000)) + b"later\ta\r\nlast\tb\nend\tc"
-    blocks = [data[start : start + size] for start in range(0, len(data), size)]
-    lines = list(streams.read_lines(blocks, "a"))
-    assert lines == [*(f"{n}\t{n}" for n in range(9000)), "later\ta", "last\tb", "end\tc"]
-
-
 @given(st.text(), st.integers(1, 7))
 def test_lines_do_not_depend_on_block_sizes(text: str, size: int) -> None:
     data = text.encode()

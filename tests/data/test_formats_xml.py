@@ -158,7 +158,7 @@ def test_lang_attribute_of_old_tmx_is_read() -> None:
 def test_header_language_is_the_default_source() -> None:
     data = make_tmx(make_unit(de_DE="b", en_US="a"), make_unit(en_GB="c", de_DE="d"))
     assert list_texts(read_tmx(data, ANY_LANGUAGES)) == [("a", "b"), ("c", "d")]
-    assert tmx.read_languages([data.encode()], "a") == LanguagePair("en", "de")
+    assert tmx.TmxReader.read_languages([data.encode()], "a") == LanguagePair("en", "de")
 
 
 def test_unit_without_a_requested_language_is_a_bad_line() -> None:
@@ -287,7 +287,7 @@ def test_xliff_is_read_backwards_on_request(write: Callable[..., str]) -> None:
     assert list_texts(read_xliff(data, LanguagePair("de", "en"))) == [("b", "a")]
     assert list_texts(read_xliff(data, LanguagePair("de", None))) == [("b", "a")]
     assert list_texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")]
-    assert xliff.read_languages([data.encode()], "a") == EN_DE
+    assert xliff.XliffReader.read_languages([data.encode()], "a") == EN_DE
     with pytest.raises(LanguageMismatchError, match="does not contain en and fr: it has de, en"):
         read_xliff(data, LanguagePair("en", "fr"))
 
@@ -306,7 +306,7 @@ def test_regional_variants_match_the_language() -> None:
     )
     data = f"<xliff>{file.format('en-US')}{file.format('en_GB')}</xliff>"
     assert list_texts(read_xliff(data, ANY_LANGUAGES)) == [("a", "b")] * 2
-    assert xliff.read_languages([data.encode()], "a") == LanguagePair("en", None)
+    assert xliff.XliffReader.read_languages([data.encode()], "a") == LanguagePair("en", None)
 
 
 def test_only_files_in_the_requested_languages_are_read() -> None:

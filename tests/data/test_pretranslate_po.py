@@ -185,11 +185,6 @@ def test_lone_percent_sign_is_refused_in_format_strings() -> None:
     assert pretranslate(strict, "a.po", lambda texts: ["%d Prozent davon"]).filled_count == 1
 
 
-def test_carriage_returns_alone_end_lines() -> None:
-    result = pretranslate('msgid "a"\rmsgstr ""\r', "a.po")
-    assert result.content == b'#, fuzzy\rmsgid "a"\rmsgstr "(a)"\r'
-
-
 @pytest.mark.parametrize(
     ("src", "tgt", "message"),
     [("en", "fr", "a.po does not contain en and fr: it has de"), ("de", "en", "catalog for de, but en is requested")],

@@ -50,7 +50,7 @@ FORMATS = {
     "tmx": FileFormat(
         suffixes=(".tmx",),
         read_pairs=tmx.read_pairs,
-        read_languages=tmx.read_languages,
+        read_languages=tmx.TmxReader.read_languages,
         is_ambiguous=lambda *_: False,  # every unit names its languages
         scan_units=tmx.scan_units,
         sniff=tmx.SCHEMA.matches_head,
@@ -58,7 +58,7 @@ FORMATS = {
     "xliff": FileFormat(
         suffixes=(".xliff", ".xlf", ".sdlxliff", ".mqxliff", ".mxliff"),
         read_pairs=xliff.read_pairs,
-        read_languages=xliff.read_languages,
+        read_languages=xliff.XliffReader.read_languages,
         scan_units=xliff.scan_units,
         sniff=xliff.SCHEMA.matches_head,
         labeling_advice="name both languages in its <file>",

@@ -164,33 +164,15 @@ def _read_compressed(source: io.BufferedReader, suffix: str, name: str) -> Itera
 
 
 def read_lines(content: Iterable[bytes], name: str) -> Iterator[str | BadLine]:
-    """Yield each line without its line ending. Only a newline ends a line: U+2028 and the like do not.
-
-    If the first 64 KiB have no newline, a carriage return ends a line, as in files of old Macs and their spreadsheets.
-    """
+    """Yield each line without its line ending. Only a newline ends a line: U+2028 and the like do not."""
     line_count = 0
     try:
-        for chunk in _cut_at_newlines(_normalize_newlines(_convert_to_utf8(content))):
+        for chunk in _cut_at_newlines(_convert_to_utf8(content)):
             lines = _decode_lines(chunk, name, line_count)
             line_count += len(lines)
             yield from lines
     except DamagedFileError as damage:
         raise damage.at_line(line_count) from None
-
-
-def _normalize_newlines(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Replace carriage returns by newlines if the head has no newline."""
-    head, blocks = peek_head(content)
-    head = head[:HEAD_SIZE]
-    if b"\n" in head or b"\r" not in head[:-1]:
-        yield from blocks
-        return
-    pending = b""
-    for block in blocks:
-        text = pending + block
-        pending = b"\r" if text.endswith(b"\r") else b""  # a newline may follow in the next block
-        yield text.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    yield pending.replace(b"\r", b"\n")
 
 
 def _cut_at_newlines(content: Iterable[bytes]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import MAX_LISTED, BadLine, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 LINE_BREAK_TYPES = ("lb", "pb")
@@ -50,35 +50,19 @@ def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, _: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit. Open sides are those of the first unit; a third language later is an error."""
-    return _TmxReader(name, requested).read(content)
+    return TmxReader(name, requested).read(content)
 
 
-def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
-    """Return the languages of the first unit."""
-    reader = _TmxReader(name, ANY_LANGUAGES)
-    next(reader.read(content), None)
-    return reader.languages
+class TmxReader(xml.UnitReader):
+    schema = SCHEMA
+    header_language = ""
+    unit_languages: tuple[str, ...] | None = None  # of the last unit
+    chosen_sides: tuple[str, str] | None = None
 
+    def read_head(self, head: XmlElement) -> None:
+        self.header_language = head.attributes.get("srclang", "")
 
-class _TmxReader:
-    def __init__(self, name: str, requested: LanguagePair) -> None:
-        self.name, self.languages, self.has_open_side = name, requested, requested.is_open
-        self.header_language = ""
-        self.unit_languages: tuple[str, ...] | None = None  # of the last unit
-        self.chosen_sides: tuple[str, str] | None = None
-        self.seen_languages: set[str] = set()
-        self.has_match = False
-
-    def read(self, content: Iterable[bytes]) -> Iterator[Pair | BadLine]:
-        for element in xml.parse_xml(content, self.name, SCHEMA):
-            if element.tag == "header":
-                self.header_language = element.attributes.get("srclang", "")
-            else:
-                yield from self._read_unit(element)
-        if self.seen_languages and not self.has_match:
-            raise self.languages.make_mismatch_error(self.name, self.seen_languages)
-
-    def _read_unit(self, unit: XmlElement) -> Iterator[Pair | BadLine]:
+    def read_unit(self, unit: XmlElement) -> Iterator[Pair | BadLine]:
         segments: dict[str, XmlElement] = {}
         duplicates: list[tuple[str, XmlElement]] = []
         for variant in unit.find_children("tuv"):
@@ -122,7 +106,7 @@ class _TmxReader:
         if sides and not self.has_match:
             self.has_match = True
             self.languages = self.languages.fill_open_sides(*sides)
-        if self.has_open_side and any(not self.languages.is_requested(tag) for tag in source_first):
+        if self.requested.is_open and any(not self.languages.is_requested(tag) for tag in source_first):
             raise self.languages.make_mismatch_error(self.name, self.seen_languages)
         return sides
 

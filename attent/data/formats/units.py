@@ -69,9 +69,8 @@ class FileText:
 
     @property
     def newline(self) -> str:
-        """The ending of its first line; a carriage return if there is no newline at all."""
-        first = self.utf8.find(b"\n")
-        return "\r" if first < 0 and b"\r" in self.utf8 else "\r\n" if self.utf8[first - 1 : first] == b"\r" else "\n"
+        """The ending of its first line."""
+        return "\r\n" if self.utf8.partition(b"\n")[0].endswith(b"\r") else "\n"
 
     def encode_edited(self, edits: Iterable[Edit], errors: str = "surrogateescape") -> bytes:
         """Apply edits and return the file's bytes; insertions at the same offset keep their order."""
@@ -96,9 +95,9 @@ class FileText:
         return ""
 
     def split_lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (byte offset, line without its ending). Without any newline, a carriage return ends a line."""
+        """Yield (byte offset, line without its ending)."""
         offset = 0
-        for line in self.utf8.split(b"\n" if b"\n" in self.utf8 else b"\r"):
+        for line in self.utf8.split(b"\n"):
             yield offset, line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
             offset += len(line) + 1
 

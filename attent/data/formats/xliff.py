@@ -18,7 +18,7 @@ from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG, UNTRANSLATED
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import ANY_LANGUAGES, MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 LINE_BREAK_TYPES = ("lb", "pb", "x-html-br", "xlf:lb", "xlf:pb")  # `ctype` of 1.2, `subType` of 2.x
 UNTRANSLATED_STATES = ("new", "needs-translation")  # of a target
@@ -82,36 +82,20 @@ def read_pairs(
     content: Iterable[bytes], name: str, requested: LanguagePair, options: ReadOptions = pairs.DEFAULT_READ_OPTIONS
 ) -> Iterator[Pair | BadLine]:
     """Yield a pair per unit; an en-de file is read backwards if de to en is requested."""
-    return _XliffReader(name, requested, fuzzy=options.fuzzy).read(content)
+    reader = XliffReader(name, requested)
+    reader.fuzzy = options.fuzzy
+    return reader.read(content)
 
 
-def read_languages(content: Iterable[bytes], name: str) -> LanguagePair:
-    """Return the languages of the first unit."""
-    reader = _XliffReader(name, ANY_LANGUAGES)
-    next(reader.read(content), None)
-    return reader.languages
+class XliffReader(xml.UnitReader):
+    schema = SCHEMA
+    fuzzy = False
+    is_reversed = False
+    mismatch_reason = ""  # if the current file has other languages
 
-
-class _XliffReader:
-    def __init__(self, name: str, requested: LanguagePair, *, fuzzy: bool = False) -> None:
-        self.name, self.requested, self.fuzzy = name, requested, fuzzy
-        self.languages = requested  # open sides are filled from the first file
-        self.seen_languages: set[str] = set()
-        self.is_reversed = False
-        self.mismatch_reason = ""  # if the current file has other languages
-        self.has_match = False
-
-    def read(self, content: Iterable[bytes]) -> Iterator[Pair | BadLine]:
-        for element in xml.parse_xml(content, self.name, SCHEMA):
-            if element.tag == "file":
-                self._start_file(_get_declared_languages(element))
-            else:
-                yield self._make_item(element)
-        if self.seen_languages and not self.has_match:
-            raise self.requested.make_mismatch_error(self.name, self.seen_languages)
-
-    def _start_file(self, declared: LanguagePair) -> None:
+    def read_head(self, head: XmlElement) -> None:
         """Determine the direction of the units of a file."""
+        declared = _get_declared_languages(head)
         self.seen_languages.update(declared.tags[: MAX_LISTED - len(self.seen_languages)])
         is_reversed = self.languages.is_reversed(declared)
         self.mismatch_reason = self.languages.describe_missing(declared.tags) if is_reversed is None else ""
@@ -123,7 +107,7 @@ class _XliffReader:
         sides = declared.swap() if is_reversed else declared
         self.languages = self.languages.fill_open_sides(sides.source, sides.target)
 
-    def _make_item(self, unit: XmlElement) -> Pair | BadLine:
+    def read_unit(self, unit: XmlElement) -> Iterator[Pair | BadLine]:
         target_element = unit.find_child("target")
         source, target = (xml.extract_text(side, SCHEMA) for side in (unit.find_child("source"), target_element))
         state = target_element.attributes.get("state", "") if target_element else ""
@@ -136,8 +120,9 @@ class _XliffReader:
             reason = reason or "fuzzy"
         elif not reason:
             source, target = (target, source) if self.is_reversed else (source, target)
-            return Pair(source, target, self.name, unit.line)
-        return BadLine(reason, self.name, unit.line, (source or target or "")[:EXCERPT_CHARS])
+            yield Pair(source, target, self.name, unit.line)
+            return
+        yield BadLine(reason, self.name, unit.line, (source or target or "")[:EXCERPT_CHARS])
 
 
 # ---- pre-translation -------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from attent.data.formats.streams import MAX_LINE_BYTES, DamagedFileError
 from attent.data.formats.units import Edit, FileText, InlineCode, InlineContent, Role, ScanResult, decode_file
-from attent.data.pairs import CorpusError
+from attent.data.pairs import ANY_LANGUAGES, BadLine, CorpusError, LanguagePair, Pair
 
 MAX_DEPTH = 256  # nested elements; real files have about ten
 MAX_TAG_BYTES = 2**22  # of a tag or comment, which expat must hold in memory
@@ -219,6 +219,40 @@ class _TreeBuilder:
     def _fail(self, problem: str) -> NoReturn:
         position = _format_position(self.parser)
         raise CorpusError(f"{self.name} {problem} ({position}): remove that, or export it again")
+
+
+class UnitReader:
+    """Reads the pairs of a file. Subclasses read its heads, which declare languages, and its units."""
+
+    schema: ClassVar[XmlSchema]
+
+    def __init__(self, name: str, requested: LanguagePair) -> None:
+        self.name, self.requested = name, requested
+        self.languages = requested  # open sides are filled by the first that the file declares
+        self.seen_languages: set[str] = set()
+        self.has_match = False
+
+    def read(self, content: Iterable[bytes]) -> Iterator[Pair | BadLine]:
+        for element in parse_xml(content, self.name, self.schema):
+            if element.tag in self.schema.heads:
+                self.read_head(element)
+            else:
+                yield from self.read_unit(element)
+        if self.seen_languages and not self.has_match:
+            raise self.requested.make_mismatch_error(self.name, self.seen_languages)
+
+    def read_head(self, head: XmlElement) -> None:
+        raise NotImplementedError
+
+    def read_unit(self, unit: XmlElement) -> Iterator[Pair | BadLine]:
+        raise NotImplementedError
+
+    @classmethod
+    def read_languages(cls, content: Iterable[bytes], name: str) -> LanguagePair:
+        """Return the languages of the first unit."""
+        reader = cls(name, ANY_LANGUAGES)
+        next(reader.read(content), None)
+        return reader.languages
 
 
 def extract_text(segment: XmlElement | None, schema: XmlSchema) -> str | None:
