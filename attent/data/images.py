@@ -148,8 +148,8 @@ def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     split_folders = {split: folders[name] for split, names in SPLIT_NAMES.items() for name in names if name in folders}
     train = split_folders.get("train")  # may also be a class, next to cars and buses
-    if train and (list_class_folders(train) or any(is_idx_file(path, "images") for path in train.iterdir())):
-        return {split: open_split(path) for split, path in split_folders.items()}
+    if train and list_class_folders(train):
+        return {split: open_folder_split(path) for split, path in split_folders.items()}
     return {"train": open_folder_split(root)}
 
 
@@ -172,14 +172,6 @@ def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
                 f"for `{split}`; put each dataset into a folder of its own"
             )
     return {split: open_idx_split(path) for split, path in images.items()}
-
-
-def open_split(path: Path) -> ImageSplit:
-    splits = find_idx_splits(path)
-    if len(splits) > 1:
-        names = " and ".join(split.name for split in splits.values())
-        raise ImageError(f"{path}: must contain one split, but contains {names}; give this folder itself")
-    return next(iter(splits.values()), None) or open_folder_split(path)
 
 
 def is_idx_file(path: Path, kind: str) -> bool:

@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent import settings
 from attent.decoding.forced_decoding import (
     BATCH_TOKENS,
     EncodedPair,
@@ -34,7 +33,7 @@ from attent.decoding.forced_decoding import (
     encode_pairs,
 )
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_file, write_side_file
+from attent.models.folder import read_side_settings, write_side_settings
 from attent.nn import get_attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
@@ -384,19 +383,15 @@ def load_selection(folder: Path | None, model: nn.Module) -> HeadSelection:
 
 def load_measured_selection(folder: Path, model: nn.Module) -> MeasuredSelection | None:
     """Return None if there is no file or its weights differ, such as those before fine-tuning."""
-    path = Path(folder) / ALIGNMENT_FILE
-    content = read_side_file(folder, ALIGNMENT_FILE)
-    if content is None:
+    measured = read_side_settings(folder, ALIGNMENT_FILE, MeasuredSelection)
+    if measured is None or measured.fingerprint != compute_fingerprint(model):
         return None
-    measured = settings.from_dict(MeasuredSelection, settings.parse_json(content, str(path)), where=str(path))
-    if measured.fingerprint != compute_fingerprint(model):
-        return None
-    check_selection(measured.selection, model, f"{path}: ")
+    check_selection(measured.selection, model, f"{folder / ALIGNMENT_FILE}: ")
     return measured
 
 
 def save_measured_selection(folder: Path, measured: MeasuredSelection) -> None:
-    write_side_file(folder, ALIGNMENT_FILE, settings.to_json(settings.to_dict(measured)))
+    write_side_settings(folder, ALIGNMENT_FILE, measured)
 
 
 def check_selection(selection: HeadSelection, model: nn.Module, location: str = "") -> None:

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from attent import settings
 from attent.decoding.alignment import compute_fingerprint
 from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pairs, score_token_ids
 from attent.decoding.loading import resolve_target_lang
@@ -26,7 +25,7 @@ from attent.decoding.translator import Translator
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_heads
 from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_file, write_side_file
+from attent.models.folder import read_side_settings, write_side_settings
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.scoring.metrics import MetricScore, compare_outputs, compute_metrics
 from attent.scoring.pipeline import TestSet, find_language_tag
@@ -269,13 +268,12 @@ def select_engine(translator: Translator) -> EngineName:
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:
-    write_side_file(folder, ABLATION_FILE, settings.to_json(settings.to_dict(ablation)))
+    write_side_settings(folder, ABLATION_FILE, ablation)
 
 
 def load_ablation(folder: Path) -> Ablation | None:
     """Load the folder's ablation, of any weights."""
-    content, where = read_side_file(folder, ABLATION_FILE), str(Path(folder) / ABLATION_FILE)
-    return None if content is None else settings.from_dict(Ablation, settings.parse_json(content, where), where=where)
+    return read_side_settings(folder, ABLATION_FILE, Ablation)
 
 
 def load_matching_ablation(folder: Path, model: nn.Module) -> Ablation | None:

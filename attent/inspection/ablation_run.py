@@ -61,7 +61,7 @@ def ablate_folder(
     translator = Translator.load(folder, **vars(device), notify=notify)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
     meter = ablate.AblationMeter(translator=translator, data=pairs, search=SearchOptions(beam_size=beam_size))
-    return AblationJob(folder=folder, meter=meter, notify=notify).run(selection, prune_to, max_bleu_drop)
+    return AblationJob(folder=folder.expanduser(), meter=meter, notify=notify).run(selection, prune_to, max_bleu_drop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,6 @@ class AblationJob:
     meter: ablate.AblationMeter
     notify: Callable[[str], None]
 
-    @property
-    def model_folder(self) -> Path:
-        return self.folder.expanduser()
-
-    @property
-    def model(self) -> Seq2Seq:
-        return self.meter.model
-
     def run(
         self, selection: PartSelection, prune_to: Path | None, max_bleu_drop: float
     ) -> ablation_report.AblationResult:
@@ -89,7 +81,7 @@ class AblationJob:
                 raise AttentError(f"{prune_to}: must be a new or an empty folder, but it has files; give another")
             selection = selection if selection == "heads" else "all"
         kinds = SELECTED_KINDS[selection]
-        ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.model, kind)])
+        ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.meter.model, kind)])
         pruned = None if prune_to is None else self.prune_model(ablation, prune_to, max_bleu_drop)
         return ablation_report.AblationResult(
             folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned, saved=self.should_save
@@ -100,11 +92,11 @@ class AblationJob:
         previous = self.find_reusable()
         pairs = format_count(len(self.meter.data.sources), "pair")
         self.notify(f"ablating {len(parts):,} parts of {self.folder} on {pairs} ...")
-        with explain_save_errors(self.model_folder, "ablation"):
+        with explain_save_errors(self.folder, "ablation"):
             try:
                 for ablation in report_progress(self.meter.ablate(parts, previous), parts, self.notify):
                     if self.should_save:
-                        ablate.save_ablation(self.model_folder, ablation)
+                        ablate.save_ablation(self.folder, ablation)
             except KeyboardInterrupt:
                 self.notify("finished parts are saved; run the same command again to resume")
                 raise
@@ -114,7 +106,7 @@ class AblationJob:
     def stored(self) -> ablate.Ablation | None:
         """The ablation in the folder, of any weights."""
         try:
-            return ablate.load_ablation(self.model_folder)
+            return ablate.load_ablation(self.folder)
         except settings.SettingsError as error:
             self.notify(f"{error}; measuring all parts again")
             return None
@@ -143,59 +135,55 @@ class AblationJob:
             self.notify(f"{ablate.ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
         return None
 
-    def read_card(self) -> str:
-        path = self.model_folder / ablation_report.CARD_FILE
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
     def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
         """Write the model without as many heads as the bound allows to a new folder, and measure it."""
+        original = self.meter.model
         self.notify(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
-        selection = select_heads(
-            ablation,
-            lambda heads: self.measure_model(prune_heads(self.model, heads)),
-            max_bleu_drop=max_bleu_drop,
-            progress=self.report_trial,
-        )
+
+        def measure_without(heads: Sequence[ModelPart]) -> tuple[float, float]:
+            # In int8 the scores differ slightly from those with masked heads, whose activations still affect the
+            # quantization scales.
+            translator = ablate.copy_translator(self.meter.translator, prune_heads(original, heads))
+            baseline = replace(self.meter, translator=translator).baseline
+            return baseline.bleu, baseline.loss
+
+        def report_trial(num_removed: int, bleu: float, loss: float, accepted: bool) -> None:
+            heads, verdict = format_count(num_removed, "head"), "accepted" if accepted else "rejected"
+            self.notify(f"without {heads} {bleu:.2f} BLEU, loss {loss:.3f}: {verdict}")
+
+        selection = select_heads(ablation, measure_without, max_bleu_drop=max_bleu_drop, progress=report_trial)
         if not selection.heads:
             raise AttentError(
                 f"no head of {self.folder} can be pruned within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f}; "
                 f"allow more with --max-bleu-drop"
             )
-        model = prune_heads(self.model, selection.heads)
+        model = prune_heads(original, selection.heads)
         result = ablation_report.PruneResult(
             folder=out,
             max_bleu_drop=max_bleu_drop,
             selection=selection,
             num_heads_before=len(ablation.get_effects("head")),
             parameters=sum(p.numel() for p in model.parameters()),
-            parameters_before=sum(p.numel() for p in self.model.parameters()),
+            parameters_before=sum(p.numel() for p in original.parameters()),
         )
         self.write_pruned(out.expanduser().absolute(), model, ablation, result)
         return result
 
-    def measure_model(self, model: Seq2Seq) -> tuple[float, float]:
-        """Return BLEU and loss of a pruned model. In int8 they differ slightly from those with masked heads, whose
-        activations still affect the quantization scales."""
-        meter = replace(self.meter, translator=ablate.copy_translator(self.meter.translator, model))
-        return meter.baseline.bleu, meter.baseline.loss
-
     def write_pruned(
         self, out: Path, model: Seq2Seq, ablation: ablate.Ablation, pruned: ablation_report.PruneResult
     ) -> None:
+        card = self.folder / ablation_report.CARD_FILE
+        original_card = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
         with explain_save_errors(out, "pruned model"):
             make_folder(out.parent)
             with atomic_folder(out) as folder:
                 save_model(model, folder, self.meter.translator.tokenizer.files)
-                if (run := read_side_file(self.model_folder, RUN_FILE)) is not None:
+                if (run := read_side_file(self.folder, RUN_FILE)) is not None:
                     write_side_file(folder, RUN_FILE, run)
-                if (self.model_folder / CURVES_FILE).is_file():
-                    shutil.copyfile(self.model_folder / CURVES_FILE, folder / CURVES_FILE)
-                card = ablation_report.build_pruned_card(self.folder, self.read_card(), ablation, pruned)
-                write_atomic(folder / ablation_report.CARD_FILE, card.encode())
-
-    def report_trial(self, num_removed: int, bleu: float, loss: float, accepted: bool) -> None:
-        heads, verdict = format_count(num_removed, "head"), "accepted" if accepted else "rejected"
-        self.notify(f"without {heads} {bleu:.2f} BLEU, loss {loss:.3f}: {verdict}")
+                if (self.folder / CURVES_FILE).is_file():
+                    shutil.copyfile(self.folder / CURVES_FILE, folder / CURVES_FILE)
+                text = ablation_report.build_pruned_card(self.folder, original_card, ablation, pruned)
+                write_atomic(folder / card.name, text.encode())
 
 
 def report_progress(

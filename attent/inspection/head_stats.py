@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attent import settings
 from attent.decoding import Translator
 from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_fingerprint, count_mutual_links
 from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, encode_pairs
@@ -27,7 +26,7 @@ from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
-from attent.models.folder import read_side_file, write_side_file
+from attent.models.folder import read_side_settings, write_side_settings
 from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -139,16 +138,13 @@ class HeadStatsReport:
 
 
 def save_head_stats(folder: Path, head_stats: HeadStatsReport) -> None:
-    write_side_file(folder, HEAD_STATS_FILE, settings.to_json(settings.to_dict(head_stats)))
+    write_side_settings(folder, HEAD_STATS_FILE, head_stats)
 
 
 def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:
     """Load the folder's statistics; None if there are none of these weights."""
-    content, where = read_side_file(folder, HEAD_STATS_FILE), str(Path(folder) / HEAD_STATS_FILE)
-    if content is None:
-        return None
-    report = settings.from_dict(HeadStatsReport, settings.parse_json(content, where), where=where)
-    return report if report.weights_digest == compute_fingerprint(model) else None
+    report = read_side_settings(folder, HEAD_STATS_FILE, HeadStatsReport)
+    return report if report is not None and report.weights_digest == compute_fingerprint(model) else None
 
 
 # ---- parallel text ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,7 +52,11 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 READ_ATTEMPTS = 5  # while another process saves
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 R = TypeVar("R")
+C = TypeVar("C", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +257,17 @@ def read_side_file(folder: str | os.PathLike[str], name: str) -> bytes | None:
         paths = _retry_while_changing(root, lambda root: _find_files(root, [name]))
         return paths[name].read_bytes() if name in paths else None
     return None if stat_plain_file(root / name) is None else (root / name).read_bytes()
+
+
+def write_side_settings(folder: str | os.PathLike[str], name: str, config: DataclassInstance) -> None:
+    """Write a dataclass as a side file in JSON."""
+    write_side_file(folder, name, settings.to_json(settings.to_dict(config)))
+
+
+def read_side_settings(folder: str | os.PathLike[str], name: str, cls: type[C]) -> C | None:
+    """Read a side file in JSON as a `cls`; None if there is none."""
+    content, where = read_side_file(folder, name), str(Path(folder) / name)
+    return None if content is None else settings.from_dict(cls, settings.parse_json(content, where), where=where)
 
 
 def has_manifest(root: Path) -> bool:

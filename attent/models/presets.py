@@ -160,11 +160,6 @@ def gpt2() -> CausalConfig:
     return CausalConfig(vocab=50_257, stack=GPT2, start_id=50_256, end_ids=(50_256,))
 
 
-def gpt2_xl() -> CausalConfig:
-    """GPT-2, the largest: 1.5B parameters."""
-    return replace(gpt2(), stack=replace(GPT2, layers=48, width=1600, heads=25, ffn_width=6400))
-
-
 def llama_2_7b() -> CausalConfig:
     """LLaMA 2 (Touvron et al. 2023), the smallest: 7B parameters."""
     return CausalConfig(vocab=32_000, stack=LLAMA, tie_output=False, start_id=1, end_ids=(2,))
@@ -192,11 +187,6 @@ def t5_small() -> Seq2SeqConfig:
     return replace(config, scale_embeddings=False, scale_output=True)
 
 
-def t5_base() -> Seq2SeqConfig:
-    """T5, base: 220M parameters."""
-    return replace_stacks(t5_small(), layers=12, width=768, heads=12, ffn_width=3072)
-
-
 def t5_v1_1_small() -> Seq2SeqConfig:
     """T5 1.1, small: a gated feed-forward with GELU, and an untied output layer."""
     config = replace_stacks(t5_small(), layers=8, heads=6, ffn_width=1024, activation="gelu_tanh", gated=True)
@@ -221,7 +211,7 @@ def replace_stacks(config: ConfigT, **changes: Any) -> ConfigT:
 PRESETS |= {
     preset.__name__: preset
     for preset in (
-        base, big, small, tiny, lstm, lstm_no_attention, conv, gpt2, gpt2_xl, llama_2_7b, llama_3_8b, bert_base,
-        vit_b_16, t5_small, t5_base, t5_v1_1_small, t5_v1_1_base,
+        base, big, small, tiny, lstm, lstm_no_attention, conv, gpt2, llama_2_7b, llama_3_8b, bert_base,
+        vit_b_16, t5_small, t5_v1_1_small, t5_v1_1_base,
     )
 }  # fmt: skip
