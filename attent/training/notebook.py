@@ -100,8 +100,8 @@ class NotebookDisplay(AbstractContextManager["NotebookDisplay"]):
             )
         if history.progress is not None:
             yield _render_line("   ".join(list_progress(history.progress, history.steps)), "white-space: pre-wrap")
-        if history.validations:
-            yield _render_line(format_validation(history.validations[-1]), "white-space: pre-wrap")
+        if history.validated is not None:
+            yield _render_line(format_validation(history.validated), "white-space: pre-wrap")
         yield from render_panels(self._curve_events)[:2]
         for note in self._notes:
             if note.level == "warning":

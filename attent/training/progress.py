@@ -1,4 +1,4 @@
-"""The progress display of training on stderr: live at a terminal, plain lines in a file or a pipe.
+"""The progress display of training on stderr: lines, and at a terminal a bar below them that is redrawn in place.
 
 It draws only when an event arrives, at most four times a second and in at most 1% of the time.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
@@ -19,12 +18,11 @@ from rich.text import Text
 
 from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
 from attent.scoring.metrics import METRICS
-from attent.training.events import Ended, Event, Note, Progress, Started, Validated, ValidationSample
+from attent.training.events import Ended, Event, Note, Progress, Started, Validated
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
 MIN_REDRAW_INTERVAL = 0.25  # seconds
 MAX_DRAW_FRACTION = 0.01  # of the time, so that slow machines draw less often
-MAX_VALIDATIONS = 8
 MAX_SAMPLES = 3
 MAX_WIDTH = 100  # columns
 
@@ -69,6 +67,11 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         elif isinstance(event, Note):
             if not self.quiet:
                 self._print(Text(escape_invisible(event.text)))
+        elif isinstance(event, Validated) and not self.quiet:
+            self._print(Text(escape_invisible(format_validation(event)), "green" if event.best else ""))
+            for sample in event.samples[:MAX_SAMPLES]:
+                for label, text in (("source", sample.source), ("target", sample.reference), ("output", sample.output)):
+                    self._print(Text(f"    {label}  {escape_invisible(text)}"))
         elif self._live is not None:
             self._draw(force=not isinstance(event, Progress))
         elif not self.quiet:
@@ -82,8 +85,7 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         began = self._clock()
         if self._live is None or (not force and began < self._next_draw):
             return
-        width, height = self.console.size
-        screen = render_display(self._history, self.title, min(width, MAX_WIDTH), height)
+        screen = render_display(self._history, self.title, min(self.console.width, MAX_WIDTH))
         self._live.update(screen, refresh=True)
         self._next_draw = self._clock() + max(MIN_REDRAW_INTERVAL, (self._clock() - began) / MAX_DRAW_FRACTION)
 
@@ -103,11 +105,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
             if self._clock() - self._last_line >= LINE_INTERVAL:
                 self._last_line, self._unprinted = self._clock(), None
                 self._print(Text(format_progress(event, self._history.steps)))
-        elif isinstance(event, Validated):
-            self._print(Text(format_validation(event)))
-            for sample in event.samples[:MAX_SAMPLES]:
-                for label, text in (("source", sample.source), ("target", sample.reference), ("output", sample.output)):
-                    self._print(Text(f"    {label}  {escape_invisible(text)}"))
 
 
 class EventHistory:
@@ -116,7 +113,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.started: Started | None = None
         self.progress: Progress | None = None
-        self.validations: deque[Validated] = deque(maxlen=MAX_VALIDATIONS)
+        self.validated: Validated | None = None
         self.best: Validated | None = None
 
     @property
@@ -129,30 +126,19 @@ class EventHistory:
         elif isinstance(event, Progress):
             self.progress = event
         elif isinstance(event, Validated):
-            if self.validations and self.validations[-1].step == event.step:
-                self.validations.pop()  # repeated by a resumed run
-            self.validations.append(event)
+            self.validated = event
             self.best = event if event.best else self.best
 
 
-def render_display(history: EventHistory, title: str, width: int, height: int) -> RenderableType:
-    """Render the lines of a log that fit: at a low terminal, samples and then older validations are left out."""
+def render_display(history: EventHistory, title: str, width: int) -> RenderableType:
+    """Render the title, a bar and the last progress."""
     parts: list[RenderableType] = []
-    done = history.progress.step if history.progress else history.started.step if history.started else 0
     if history.started:
+        done = history.progress.step if history.progress else history.started.step
         bar = ProgressBar(total=max(history.steps, 1), completed=done, width=width, complete_style="cyan")
         parts += [truncate_line(format_header(title, history.started), width, "bold"), Padding(bar, 0)]
     if history.progress:
         parts.append(truncate_line(format_progress(history.progress, history.steps), width))
-    rows, room = list(history.validations), height - 6
-    samples = rows[-1].samples[: min(MAX_SAMPLES, max(0, room - 4) // 4)] if rows else ()
-    if rows and room > 1:
-        parts.append("")
-    for row in rows[-max(1, room - 1 - 4 * len(samples)) :] if room > 1 else ():
-        is_best = history.best is not None and row.step == history.best.step
-        parts.append(truncate_line(format_validation(row), width, "bold green" if is_best else ""))
-    for sample in samples:
-        parts += ["", _render_sample(sample, width)]
     return Group(*parts)
 
 
@@ -167,14 +153,6 @@ def format_header(title: str, started: Started) -> str:
     trained = f", {format_short(trainable)} trainable" if trainable != total else ""
     parts = [title, f"{format_short(total)} parameters{trained}", started.device]
     return "  ".join(part for part in parts if part)
-
-
-def _render_sample(sample: ValidationSample, width: int) -> RenderableType:
-    style = "bold green" if sample.output == sample.reference else "bold"
-    rows = (("source", sample.source, "dim"), ("target", sample.reference, ""), ("output", sample.output, style))
-    return Group(
-        *(Text.assemble((f"{name}  ", "dim"), truncate_line(text, width - 8, style)) for name, text, style in rows)
-    )
 
 
 def format_progress(event: Progress, steps: int) -> str:
