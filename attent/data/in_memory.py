@@ -42,7 +42,9 @@ class InMemoryCorpus:
         self.data, self.argument = data, argument
         self.languages = [tag.strip() for tags in languages if tags for tag in tags.split(",")]
         if isinstance(data, Mapping) or not hasattr(data, "__len__"):
-            advice = f"give one of {', '.join(map(str, data))}" if isinstance(data, Mapping) else "make a list of it"
+            advice = "make a list of it"
+            if isinstance(data, Mapping):
+                advice = f"give one of {', '.join(map(str, data))}, or a list of pairs (source, target)"
             raise self._error("must be files, pairs or a table, but is of type " + type(data).__name__, advice)
         digest = hashlib.sha256()
         for line in self._iterate_lines():

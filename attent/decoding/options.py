@@ -372,5 +372,5 @@ class GenerationOptions:
 
 
 def check_minimum(name: str, value: float, minimum: float) -> None:
-    if not minimum <= value < float("inf"):
-        raise InputError(f"`{name}` must be {minimum} or more, but is {value}")
+    if not isinstance(value, int | float) or not minimum <= value < float("inf"):
+        raise InputError(f"`{name}` must be {minimum} or more, but is {value!r}")

@@ -38,9 +38,9 @@ class ModelPart:
 
     @classmethod
     def parse(cls, text: str) -> ModelPart:
-        match = PART_PATTERN.fullmatch(text)
+        match = PART_PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise AttentError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {text[:80]!r}")
+            raise AttentError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {str(text)[:80]!r}")
         return cls(match["path"], None if match["head"] is None else int(match["head"]))
 
     def __str__(self) -> str:
@@ -82,7 +82,9 @@ def mask_heads(model: nn.Module | Translator, *parts: str | ModelPart) -> Iterat
     Ein Mann singt.
     """
     module = model.model if isinstance(model, Translator) else model
-    chosen = [ModelPart.parse(part) if isinstance(part, str) else part for part in parts]
+    if not isinstance(module, nn.Module):
+        raise AttentError(f"`model` must be a model or a Translator, but is of type {type(model).__name__}")
+    chosen = [part if isinstance(part, ModelPart) else ModelPart.parse(part) for part in parts]
     views = [view for part in chosen for view in iter_output_weights(module, part)]
     saved = [(view, view.clone()) for view in views]
     # CTranslate2 translates with its own copy of the weights.

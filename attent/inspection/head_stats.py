@@ -170,7 +170,11 @@ def measure_heads(
     >>> stats.to_frame().columns[:5].tolist()  # a pandas table with a line for each head
     ['path', 'head', 'description', 'current', 'previous']
     """
+    if not isinstance(translator, Translator):
+        raise AttentError(f"`translator` must be a Translator, but is of type {type(translator).__name__}")
     model, tokenizer, pairs = translator.model, translator.tokenizer, list(pairs)
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+        raise AttentError("`pairs` must be [(source, target), ...]; read a file of them first")
     if not isinstance(model, Seq2Seq):
         raise AttentError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
     if not pairs:

@@ -48,6 +48,8 @@ def record(
     >>> trace.to_frame().columns.tolist()
     ['path', 'call', 'row', 'head', 'query', 'key', 'weight']
     """
+    if not isinstance(model, nn.Module):
+        raise AttentError(f"`model` must be a model, but is of type {type(model).__name__}; see `attent.load`")
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)
     observers = {path: trace.make_observer(path, qkv) for path in chosen}

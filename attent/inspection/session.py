@@ -63,13 +63,13 @@ def look(
     target: str | None = None,
     to: str | None = None,
     beam_size: int = 4,
-    mask: Sequence[str] = (),
+    mask: str | Sequence[str] = (),
     kind: AttentionKind | None = None,
-    layers: Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
 ) -> Inspection:
     """Run a model on a text and record every attention head; a notebook shows the result as an interactive page.
 
-    model      a model folder, a `Translator`, or an inspector that is already open
+    model      a model folder, or a `Translator`
     text       a sentence; for vision and caption models the path of an image, for speech models that of a recording
     text_pair  second segment, for text encoders
     target     inspect this translation instead of searching for one
@@ -80,16 +80,20 @@ def look(
     >>> inspection
     Inspection of 'A man sings.' -> 'Ein Mann singt.': 3 attention layers; save_html(path) writes the page
     >>> inspection.save_html("look.html")
+
+    `help(attent.Inspection)` lists the rest: `attention` (arrays), `plot` (a figure) and `to_frame` (a table).
     """
+    if not isinstance(text, str | Path):
+        raise AttentError(f"`text` must be one string, but is of type {type(text).__name__}; give one text")
     request = InspectionRequest(
-        text=text,
+        text=str(text),
         text_pair=text_pair,
         target=target,
         to=to,
         search=SearchOptions(beam_size=beam_size),
-        masked_parts=tuple(map(ModelPart.parse, mask)),
+        masked_parts=tuple(map(ModelPart.parse, [mask] if isinstance(mask, str) else mask)),
         kind=kind,
-        layers=None if layers is None else tuple(layers),
+        layers=None if layers is None else (layers,) if isinstance(layers, int) else tuple(layers),
     )
     return Inspection(open_inspector(model).inspect(request))
 
@@ -110,6 +114,8 @@ def open_inspector(
         return model
     if isinstance(model, Translator):
         return open_translator(model, warn)
+    if not isinstance(model, str | Path):
+        raise AttentError(f"`model` must be a folder or a Translator, but is of type {type(model).__name__}")
     folder = Path(model).expanduser()
     name = folder.resolve().name
     if options.threads is not None:

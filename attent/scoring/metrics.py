@@ -422,6 +422,13 @@ def check_same_length(outputs: Sequence[str], references: Sequence[Reference]) -
         raise ScoreError("there must be at least one output to score, but there is none; give a test set with pairs")
 
 
+def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of metrics; raise an error if there are none, or for one that is not in the table."""
+    if not names or not set(names) <= set(SCORE_METRICS):
+        raise ScoreError(f"`metrics` must be some of {', '.join(SCORE_METRICS)}, but is {list(names)}")
+    return tuple(names)
+
+
 def make_metric(
     name: str, language: str | None, references: Sequence[Reference], *, per_sentence: bool = False
 ) -> SacreMetric:

@@ -48,6 +48,7 @@ from attent.scoring.metrics import (
     SPEECH_METRICS,
     Reference,
     ScoreError,
+    check_metrics,
     compare_outputs,
     make_metric,
 )
@@ -121,7 +122,7 @@ def score(
     save: str | Path | None = None,
     sentences: str | Path | None = None,
     search: SearchOptions | None = None,
-    device: DeviceOptions | None = None,
+    device: str | DeviceOptions | None = None,
     notify: Notify = lambda _: None,
     warn: Notify = warnings.warn,
     **keywords: Unpack[SearchKeywords],
@@ -148,11 +149,14 @@ def score(
     save          a file for the translations
     sentences     a TSV file for the scores of each sentence
     search        search options as an object; keyword arguments change them
-    device        engine and device of the models that are loaded
+    device        of the models that are loaded: cuda, cuda:1, mps or cpu; or device and engine as an object
     notify, warn  receive progress, and doubts about the test set
     """
+    if not isinstance(model, Translator | str | Path | None):
+        raise ScoreError(f"`model` must be a translator or a model folder, but is of type {type(model).__name__}")
+    device = DeviceOptions(device=device) if isinstance(device, str) else device
     options = ScoreOptions(
-        metrics=metrics,
+        metrics=check_metrics([metrics] if isinstance(metrics, str) else metrics),
         search=(search or SearchOptions()).change(**keywords),
         ensemble=[Path(folder) for folder in ensemble],
         hypotheses=None if hypotheses is None else Path(hypotheses),
@@ -252,6 +256,8 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
 def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notify) -> TestSet:
     """Read pairs or a table, by way of a temporary file."""
     corpus = InMemoryCorpus(data, "data", (languages.source, languages.target))
+    if not len(cast(Sequence[Any], data)):
+        raise CorpusError("`data` must have at least one pair, but is empty")
     with TemporaryDirectory() as folder:
         path = Path(folder, corpus.name)
         corpus.write(path)

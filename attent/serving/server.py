@@ -11,7 +11,7 @@ import errno
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,9 @@ def serve_app(
 
     port  None: the first free port from 8017; 0: any free port
     """
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ServeError("models cannot be served from a notebook or a coroutine; run `attent serve` in a terminal")
     with reserve_port(host, port) as reserved:
 
         async def main() -> None:
@@ -54,8 +57,8 @@ def serve_app(
 
 def reserve_port(host: str, port: int | None) -> socket.socket:
     """Return a socket that listens at a free port."""
-    if port is not None and not 0 <= port <= 65535:
-        raise ServeError(f"`port` must be 0 to 65535, but is {port}; 0 means any free port")
+    if port is not None and (not isinstance(port, int) or not 0 <= port <= 65535):
+        raise ServeError(f"`port` must be 0 to 65535, but is {port!r}; 0 means any free port")
     try:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

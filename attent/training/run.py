@@ -71,7 +71,7 @@ def train(
     config: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
-    callbacks: Sequence[EventHandler] = (),
+    callbacks: EventHandler | Sequence[EventHandler] = (),
     progress: bool = True,
     should_stop: Callable[[], bool] | None = None,
     force_exit: bool = False,
@@ -91,6 +91,7 @@ def train(
     call resumes. The result has the `scores`, the `history` of the losses and metrics, and `to_frame()` for pandas.
     """
     folder = Path(out).expanduser()
+    handlers = [callbacks] if callable(callbacks) else callbacks
     stored: dict[Path, InMemoryCorpus] = {}  # corpora that are stored in the run's folder
     corpora: dict[str, Any] = {"data": data, "valid": options.get("valid"), "test": options.get("test")}
     for name, value in corpora.items():
@@ -129,7 +130,7 @@ def train(
             out=folder,
             requested=requested,
             distributed=distributed,
-            callbacks=[*display, *callbacks] if distributed.is_main else [],
+            callbacks=[*display, *handlers] if distributed.is_main else [],
             signals=signals,
             should_stop=lambda: (
                 signals.should_stop() or session.callback_error is not None or bool(should_stop and should_stop())

@@ -187,7 +187,7 @@ class PythonOptions:
     ] = None
     overrides: Annotated[Sequence[str], 'the same as text: ["model.dropout=0.2"]'] = ()
     callbacks: Annotated[
-        Sequence[Callable[[Event], object]],
+        Callable[[Event], object] | Sequence[Callable[[Event], object]],
         "functions called with each event (`attent.training.events`); if one raises, the run is saved and stops",
     ] = ()
     progress: Annotated[bool, "show progress: in a notebook with curves, elsewhere on stderr"] = True

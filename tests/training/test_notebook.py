@@ -205,7 +205,7 @@ def test_a_callback_that_raises_stops_the_run_after_it_is_saved(tmp_path: Path) 
     assert isinstance(events[-1], Ended)
     assert any(isinstance(event, Progress) for event in read_events(tmp_path / "log.jsonl"))
     notes: list[Event] = []
-    assert train_tiny(tmp_path, callbacks=[notes.append]).stop_reason == "steps"
+    assert train_tiny(tmp_path, callbacks=notes.append).stop_reason == "steps"
     assert any(isinstance(event, Note) and "from step 1" in event.text for event in notes)
 
 
