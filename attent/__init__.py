@@ -1,7 +1,12 @@
 """attent: train translation models and other Transformers, inspect their attention, score and serve them.
 
-This file holds the version and the public names. They are imported on first use (PEP 562), so that `import attent` and
-`attent --help` do not import torch.
+>>> translator = attent.Translator.load("runs/en-de")  # a folder that `attent.train` has written
+>>> print(translator("A dog sleeps."))
+Ein Hund schläft.
+>>> report = attent.score(translator, "test.tsv")  # prints as a table
+>>> inspection = attent.look(translator, "A dog sleeps.")  # every attention head; in a notebook, an interactive page
+
+Start with `help(attent.train)`, then `help(attent.Translator)`, `help(attent.look)` and `help(attent.score)`.
 """
 
 from importlib import import_module
@@ -32,7 +37,8 @@ __all__ = [
     "build", "load", "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
 ]  # fmt: skip
 
-# Public name -> the module that defines it, or that is itself public.
+# Public name -> the module that defines it, or that is itself public. It is imported on first use (PEP 562), so that
+# `import attent` and `attent --help` do not import torch.
 _PUBLIC_MODULES = {
     "AttentError": "attent.storage.errors",
     "Captioner": "attent.decoding.captioner",

@@ -1,8 +1,4 @@
-"""Captions of images by an encoder-decoder model with image patches as its source.
-
-captioner = Captioner.load("runs/captions")
-captioner.caption(["picture.png"])[0].text
-"""
+"""Captions of images by an encoder-decoder model with image patches as its source."""
 
 from __future__ import annotations
 
@@ -27,7 +23,12 @@ BATCH_IMAGES = {"cpu": 16, "cuda": 256}
 
 
 class Captioner:
-    """A caption model with its tokenizer."""
+    """A caption model with its tokenizer.
+
+    >>> captioner = attent.Captioner.load("runs/captions")
+    >>> captioner.caption(["picture.png"])
+    [Hypothesis('...', score=-...)]
+    """
 
     def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, *, name: str = "the model") -> None:
         """`name` is that of the model in error messages."""

@@ -69,7 +69,16 @@ class TokenizedText:
 
 
 class Predictor:
-    """A model with its tokenizer, if it reads text."""
+    """An encoder of texts or images that fills masks, classifies and embeds.
+
+    >>> predictor = attent.Predictor.load("runs/bert")
+    >>> predictor.fill(["A <mask> sings."], top_k=3)[0].text
+    'A ... sings.'
+    >>> predictor.classify(["A man sings."])[0].label
+    'music'
+    >>> predictor.embed(["A man sings.", "A dog sleeps."]).shape
+    torch.Size([2, 24])
+    """
 
     def __init__(
         self,

@@ -82,10 +82,11 @@ class Transcript:
 class Transcriber:
     """A speech model with its tokenizer, ready to transcribe.
 
-    transcriber = attent.Transcriber.load("runs/asr")
-    transcript = transcriber.transcribe("talk.wav")
-    for word in transcript.words:
-        print(word.start, word.end, word.text)
+    >>> transcriber = attent.Transcriber.load("runs/asr")
+    >>> transcript = transcriber.transcribe("talk.wav")
+    >>> transcript.text
+    '...'
+    >>> times = [(word.start, word.end, word.text) for word in transcript.words]  # in seconds
     """
 
     def __init__(

@@ -172,6 +172,8 @@ class Translator:
     >>> translator = attent.Translator.load("runs/en-de")
     >>> print(translator("A dog sleeps."))
     Ein Hund schläft.
+
+    `Translator.load` explains how to load it, `translate` the result and its options.
     """
 
     def __init__(
@@ -210,6 +212,10 @@ class Translator:
         self._notified: set[str] = set()
         self._notify = notify
         self._locks = TranslatorLocks(self)
+
+    def __repr__(self) -> str:
+        name = "ensemble" if self.folder is None else repr(str(self.folder))
+        return f"Translator({name}, {self.device}, engine={self.engine!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_locks"}
@@ -311,6 +317,11 @@ class Translator:
 
         >>> translator("A dog sleeps.")
         Translation('Ein Hund schläft.', score=-0.0...)
+        >>> translation = translator("A dog sleeps.", n_best=2)
+        >>> [hypothesis.text for hypothesis in translation.n_best]
+        ['Ein Hund schläft.', '...']
+        >>> translation.alignment.pharaoh, translation.scores  # word pairs, log-probabilities of `translation.tokens`
+        ('0-0 ... 2-2', (-0.0..., -0.0...))
         >>> [str(translation) for translation in translator(["A man sings.", "A dog sleeps."], beam_size=1)]
         ['Ein Mann singt.', 'Ein Hund schläft.']
         >>> print(translator("A dog sleeps.", prefix="Der"))

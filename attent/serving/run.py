@@ -36,6 +36,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP until Ctrl-C or SIGTERM: a page, attent's API, and those of LibreTranslate and others.
 
+    >>> attent.serve("runs/en-de", src="en", tgt="de", port=0, on_ready=print_and_stop)  # default: serve until Ctrl-C
+    http://127.0.0.1:...
+
     models        folders of translators and language models
     port          None: the first free port from 8017; 0: any free port
     src, tgt      languages of a model whose folder does not say them
@@ -43,7 +46,7 @@ def serve(
     devices       such as cuda:0 and cuda:1; by default the fastest
     replicas      processes with all models on a Ray cluster, or their minimum and maximum; None: without Ray
     allow_public  accept connections from other machines without an API key
-    on_ready      gets the address
+    on_ready      gets the address; by default it is printed
     """
     folders = [Path(model) for model in ([models] if isinstance(models, str | Path) else models)]
     check_host(host, options, allow_public)

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 
 class AttentError(ValueError):
-    """A mistake of the user, or input that cannot be used. A notebook shows its message without a traceback."""
+    """A mistake of the user, or input that cannot be used. A notebook shows its message without a traceback.
+
+    >>> try:
+    ...     attent.load("nowhere")
+    ... except attent.AttentError as error:
+    ...     print(error)
+    nowhere: must be a model folder, but does not exist; give the folder that holds config.json
+    """
 
     def _render_traceback_(self) -> list[str]:  # called by IPython
         return [f"{type(self).__name__}: {self}"]

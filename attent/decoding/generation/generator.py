@@ -69,7 +69,15 @@ class Generation:
 
 
 class Generator:
-    """A decoder-only model with its tokenizer. Not thread-safe."""
+    """A decoder-only model with its tokenizer. Not thread-safe.
+
+    >>> generator = attent.Generator.load("runs/lm")
+    >>> texts = generator.generate(["A man", "A dog"], n=2, max_new_tokens=5)  # a list for each prompt
+    >>> texts[0][1].text
+    '...'
+    >>> "".join(generator.stream("A man", max_new_tokens=5))  # pieces, as soon as they are known
+    '...'
+    """
 
     def __init__(
         self,
