@@ -33,7 +33,7 @@ PRESETS: dict[str, Callable[..., Any]] = {}  # the functions of `presets` by nam
 
 
 class ShortRepr:
-    """Writes a config as the preset with the fewest changes."""
+    """Writes a config as a preset with changes: the preset that makes this shortest."""
 
     def __repr__(self) -> str:
         candidates = []
@@ -43,7 +43,7 @@ class ShortRepr:
                 base, text = preset(**arguments), "".join(f"vocab={vocab}" for vocab in arguments.values())
                 if type(base) is type(self):
                     candidates.append((find_changes(self, base), f"presets.{name}({text})"))
-        changes, text = min(candidates, key=lambda candidate: len(candidate[0]))
+        changes, text = min(candidates, key=lambda candidate: len("".join(candidate[0])))
         return f"{text} with {', '.join(changes)}" if changes else text
 
 

@@ -168,6 +168,9 @@ CONFIGS = {
     "presets.base(vocab=8000)": presets.base(8_000),
     "presets.tiny(vocab=300) with encoder.dropout=0.0, decoder.dropout=0.0": presets.replace_stacks(TINY, dropout=0.0),
     "presets.tiny(vocab=300) with tie_output=False": replace(TINY, tie_output=False),
+    "presets.base(vocab=300) with encoder.layers=2, encoder.heads=4, decoder.layers=2, decoder.heads=4": (
+        presets.replace_stacks(presets.base(300), layers=2, heads=4)  # not an LSTM with two other stacks
+    ),
     "presets.gpt2() with stack.layers=2": presets.replace_stacks(presets.gpt2(), layers=2),
     "presets.vit_b_16() with labels=('cat',)": presets.vit_b_16(("cat",)),
     "presets.base(vocab=300) with encoder.layers=2": replace(presets.base(300), encoder=StackConfig(layers=2)),
