@@ -217,12 +217,6 @@ def fill_defaults(
     )
 
 
-def describe_choices(run: RunConfig, size_reason: str, data_size: DataSize) -> Iterator[str]:
-    """Sentences about the model and the schedule of a translation run."""
-    yield describe_model(run, size_reason)
-    yield from describe_schedule(run.train, count_batches(run.train, data_size), "greedy")
-
-
 def describe_model(run: RunConfig, size_reason: str) -> str:
     model: Any = run.model
     stacks = list(get_stack_configs(model).values())

@@ -45,7 +45,7 @@ from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, EventHandler, Progress, Started, Validated, ValidationSample
 from attent.training.hardware import activate_device, get_device_name
 from attent.training.tasks.base import RunContext, select_evenly
-from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_texts
+from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_set
 
 TABLE3_FILE = Path(__file__).with_name("table3.toml")
 RUNS_FOLDER, RESULTS_FOLDER = "runs", "results"
@@ -312,16 +312,15 @@ def measure_run(folder: Path) -> RunMeasurements:
     config = read_run(folder / run_folder.RUN_FILE)
     translator = Translator.load(folder, device=activate_device(config.train.device), engine="torch")
     prepared = open_data(config, translator.tokenizer, folder)
-    texts = read_eval_texts(prepared.splits.tests[:1] or prepared.splits.valid, prepared.splits.use_tags)
-    if len(set(texts.target_languages)) != 1:
+    texts = read_eval_set(prepared.splits.tests[:1] or prepared.splits.valid, prepared.splits.use_tags, "test")
+    to = texts.language if prepared.splits.use_tags else None
+    if not texts or (prepared.splits.use_tags and to is None):
         raise TrainError("a comparison needs a test set in one target language; name them with --test and --tgt")
-    to = texts.target_languages[0]
+    sources, references = texts.titles, [str(reference) for reference in texts.references]
     options = SearchOptions(beam_size=config.decode.beam_size, length_penalty=config.decode.length_penalty)
-    translations, speed = measure_speed(translator, texts.sources, options, to)
+    translations, speed = measure_speed(translator, sources, options, to)
     outputs, metrics = [item.text for item in translations], ("bleu", "chrf")
-    evaluation = evaluate(
-        texts.sources, texts.references, outputs, metrics=metrics, language=texts.language, resamples=0
-    )
+    evaluation = evaluate(sources, references, outputs, metrics=metrics, language=texts.language, resamples=0)
     events = read_events(folder / LOG_FILE)
     started = [event for event in events if isinstance(event, Started)][-1]
     ended = [event for event in events if isinstance(event, Ended)][-1]
@@ -333,7 +332,7 @@ def measure_run(folder: Path) -> RunMeasurements:
     step_seconds = step_tokens / train_speed
     step_flops = count_step_flops(config, load_as(folder, Seq2Seq), prepared)
     by_length = sorted(evaluation.sentences, key=lambda sentence: (len(sentence.source.split()), sentence.number))
-    drawn = next((i for i, text in enumerate(texts.sources) if len(text.split()) in ATTENTION_WORDS), 0)
+    drawn = next((i for i, text in enumerate(sources) if len(text.split()) in ATTENTION_WORDS), 0)
     return RunMeasurements(
         name=folder.name,
         data=", ".join(Path(name).name for name in config.data.train),
@@ -361,7 +360,7 @@ def measure_run(folder: Path) -> RunMeasurements:
             ValidationSample(source=sentence.source, reference=sentence.reference, output=sentence.output)
             for sentence in select_evenly(by_length, NUM_SAMPLES)
         ),
-        attention=record_attention(folder, texts.sources[drawn], texts.references[drawn], to),
+        attention=record_attention(folder, sources[drawn], references[drawn], to),
         peak_memory=max((event.peak_memory for event in progress if event.peak_memory), default=None),
     )
 

@@ -53,7 +53,9 @@ class ModelCard:
     curves_file: str = ""
 
 
-def build_card(task: Task, run: RunConfig, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended) -> ModelCard:
+def build_card(
+    task: Task, run: RunConfig, trainer: Trainer, scores: Sequence[FinalScores], ended: Ended, weights_label: str
+) -> ModelCard:
     return ModelCard(
         description=task.describe_model(trainer.out),
         unit=task.unit,
@@ -63,6 +65,7 @@ def build_card(task: Task, run: RunConfig, trainer: Trainer, scores: Sequence[Fi
         settings=tuple(_list_settings(task, run)),
         scores=tuple(scores),
         training=tuple(_list_training_facts(task, run, trainer, ended)),
+        weights_label=weights_label,
         base_model=run.init_from or "",
         samples=scores[-1].samples if scores else (),
         curves_file=CURVES_FILE if (trainer.out / CURVES_FILE).exists() else "",

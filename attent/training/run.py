@@ -44,7 +44,7 @@ from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptio
 from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.task_heads import describe_new_heads, find_new_head_parameters
 from attent.training.tasks import TASKS, TaskName, get_task_class
-from attent.training.tasks.base import FinalScores, RunContext, Task
+from attent.training.tasks.base import RunContext, Task
 
 MODEL_DESCRIPTIONS: dict[type[Model], str] = {
     Seq2Seq: "an encoder-decoder model",
@@ -210,9 +210,7 @@ class TrainSession:
         if ended.reason == "stopped":
             return self.build_result(task, trainer, "stopped")
         try:
-            finalizer = Finalizer(self, run, task, trainer, ended)
-            finalizer.choose_weights()
-            finalizer.write_results()
+            self.write_results(run, task, trainer, ended, self.choose_weights(trainer, ended))
         except (StopRequested, SearchCancelled):
             self.distributed.barrier()  # the other ranks wait in `write_results`
             return self.build_result(task, trainer, "stopped")
@@ -452,8 +450,66 @@ class TrainSession:
         self.emit(Note(text=f"{self.out}: this run is complete at step {trainer.state.step:,}; {advice}"))
         if finished.get("scoring") != get_scoring_settings(run):
             ended = Ended(step=trainer.state.step, reason=finished["reason"], seconds=0)
-            Finalizer(self, run, task, trainer, ended, finished["weights"]).write_results()
+            self.write_results(run, task, trainer, ended, finished["weights"])
         return self.build_result(task, trainer, finished["reason"])
+
+    def choose_weights(self, trainer: Trainer, ended: Ended) -> str:
+        """Average the last checkpoints, and keep the average if it scores better than the best of them. Return which
+        weights are exported."""
+        config, best_step = trainer.config, trainer.state.best_step
+        exported = f"best, step {best_step:,}" if best_step else f"last, step {ended.step:,}"
+        steps = checkpoint.list_steps(self.state_dir)[-config.average :]
+        # EMA weights are averaged already, and an average of LoRA's factors is not the factors of an average.
+        if len(steps) < 2 or config.ema or config.lora or config.average < 2 or trainer.valid_batches is None:
+            return exported
+        try:
+            weights = average_checkpoints([checkpoint.checkpoint_path(self.state_dir, step) for step in steps])
+        except checkpoint.CheckpointError as error:
+            trainer.warn(f"{error}. Checkpoint averaging is skipped")
+            return exported
+        trainer.load_weights(weights)
+        previous = trainer.state.best_score
+        event = trainer.evaluate_and_update_best(trainer.gather_model())
+        metric = str(config.metric) if trainer.evaluator else "loss"
+        score = trainer.state.best_score if event.best else None
+        self.emit(Note(text=describe_average(len(steps), metric, score, previous), step=trainer.state.step))
+        if not event.best:
+            return exported
+        trainer.export_model()
+        return f"average of the last {len(steps)} checkpoints"
+
+    def write_results(self, run: RunConfig, task: Task, trainer: Trainer, ended: Ended, weights_label: str) -> None:
+        """Score the exported weights, and write analysis, card and summary on the main rank."""
+        if self.distributed.is_main:
+            from attent.training import model_card
+
+            out, card_file = self.out, self.out / run_folder.CARD_FILE
+            model = interop.load(out).to(self.distributed.device)
+            self.emit(Note(text="scoring the model ...", step=ended.step))
+            results = []
+            for result in task.score_model(model, run):
+                results.append(result)
+                self.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=ended.step))
+            task.write_analysis(model, out)
+            model_card.write_card(model_card.build_card(task, run, trainer, results, ended, weights_label), card_file)
+            state, shown = trainer.state, ("name", "split", "num_examples")
+            finished: dict[str, Any] = {
+                "step": state.step,
+                "reason": ended.reason,
+                "weights": weights_label,
+                "best": state.best_score,
+            }
+            finished |= {"best_loss": state.best_loss, "scoring": get_scoring_settings(run), "unit": task.unit}
+            finished["scores"] = [
+                {name: getattr(result, name) for name in shown} | {"unit": task.unit, "metrics": dict(result.metrics)}
+                for result in results
+            ]
+            settings.write_json(finished, self.state_dir / run_folder.FINISHED_FILE)
+            text = f"model: {out}; card: {card_file}; {task.describe_model(out).next_step}"
+            if get_attention_layers(trainer.model):
+                text += f"; inspect it: attent look {out} {task.look_example_input}".rstrip()
+            self.emit(Note(text=text, step=ended.step))
+        self.distributed.barrier()
 
 
 def load_initial_model(path: str, task: TaskName) -> Model:
@@ -501,89 +557,3 @@ def describe_average(num_checkpoints: int, metric: str, score: float | None, pre
     result = "no better" if score is None else f"{metric} {abs(score):.2f}"
     before = "" if previous is None else f" (best before: {abs(previous):.2f})"
     return f"average of the last {num_checkpoints} checkpoints: {result}{before}"
-
-
-@dataclass
-class Finalizer:
-    """Chooses the final weights, scores them and writes the model card."""
-
-    session: TrainSession
-    run: RunConfig
-    task: Task
-    trainer: Trainer
-    ended: Ended
-    weights_label: str = ""
-
-    def __post_init__(self) -> None:
-        best = self.trainer.state.best_step
-        default = f"best, step {best:,}" if best else f"last, step {self.ended.step:,}"
-        self.weights_label = self.weights_label or default
-
-    def choose_weights(self) -> None:
-        """Average the last checkpoints, and keep the average if it scores better than the best of them."""
-        trainer, config = self.trainer, self.trainer.config
-        steps = checkpoint.list_steps(self.session.state_dir)[-config.average :]
-        # EMA weights are averaged already, and an average of LoRA's factors is not the factors of an average.
-        if len(steps) < 2 or config.ema or config.lora or config.average < 2 or trainer.valid_batches is None:
-            return
-        try:
-            weights = average_checkpoints([checkpoint.checkpoint_path(self.session.state_dir, step) for step in steps])
-        except checkpoint.CheckpointError as error:
-            trainer.warn(f"{error}. Checkpoint averaging is skipped")
-            return
-        trainer.load_weights(weights)
-        previous = trainer.state.best_score
-        event = trainer.evaluate_and_update_best(trainer.gather_model())
-        if event.best:
-            trainer.export_model()
-            self.weights_label = f"average of the last {len(steps)} checkpoints"
-        metric = str(config.metric) if trainer.evaluator else "loss"
-        score = trainer.state.best_score if event.best else None
-        text = describe_average(len(steps), metric, score, previous)
-        self.session.emit(Note(text=text, step=trainer.state.step))
-
-    def write_results(self) -> None:
-        """Score the exported weights, and write analysis, card and summary on the main rank."""
-        session = self.session
-        if session.distributed.is_main:
-            from attent.training import model_card
-
-            model = interop.load(session.out).to(session.distributed.device)
-            session.emit(Note(text="scoring the model ...", step=self.ended.step))
-            scores = []
-            for result in self.task.score_model(model, self.run):
-                scores.append(result)
-                session.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=self.ended.step))
-            self.task.write_analysis(model, session.out)
-            card = model_card.build_card(self.task, self.run, self.trainer, scores, self.ended)
-            model_card.write_card(replace(card, weights_label=self.weights_label), session.out / run_folder.CARD_FILE)
-            settings.write_json(self.summarize(scores), session.state_dir / run_folder.FINISHED_FILE)
-            out = session.out
-            text = f"model: {out}; card: {out / run_folder.CARD_FILE}; {self.task.describe_model(out).next_step}"
-            if get_attention_layers(self.trainer.model):
-                text += f"; inspect it: attent look {out} {self.task.look_example_input}".rstrip()
-            session.emit(Note(text=text, step=self.ended.step))
-        session.distributed.barrier()
-
-    def summarize(self, results: Sequence[FinalScores]) -> dict[str, Any]:
-        """The contents of finished.json."""
-        unit, state = self.task.unit, self.trainer.state
-        return {
-            "step": state.step,
-            "reason": self.ended.reason,
-            "weights": self.weights_label,
-            "best": state.best_score,
-            "best_loss": state.best_loss,
-            "scoring": get_scoring_settings(self.run),
-            "unit": unit,
-            "scores": [
-                {
-                    "name": scores.name,
-                    "split": scores.split,
-                    "num_examples": scores.num_examples,
-                    "unit": unit,
-                    "metrics": dict(scores.metrics),
-                }
-                for scores in results
-            ],
-        }

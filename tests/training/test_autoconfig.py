@@ -11,7 +11,7 @@ import torch
 from attent.data.batch_plan import Layout
 from attent.models import Seq2SeqConfig, presets
 from attent.training import autoconfig
-from attent.training.autoconfig import DataSize, choose_model, describe_choices, fill_train_config
+from attent.training.autoconfig import DataSize, choose_model, describe_model, describe_schedule, fill_train_config
 from attent.training.config import RunConfig, TrainError, read_user_settings
 from attent.training.run_options import Arch, Size, TrainConfig
 from attent.training.schedule import compute_paper_lr
@@ -144,7 +144,8 @@ def test_choices_are_described() -> None:
     run = RunConfig()
     size, model, reason = choose_model(run, {}, amount(29_000), tokenizer(), "cpu")
     train = fill_train_config(replace(run.train, accumulate=2), size, model, amount(29_000), CPU)
-    text = "\n".join(describe_choices(replace(run, size=size, model=model, train=train), reason, amount(29_000)))
+    schedule = describe_schedule(train, autoconfig.count_batches(train, amount(29_000)), "greedy")
+    text = "\n".join([describe_model(replace(run, size=size, model=model, train=train), reason), *schedule])
     for part in (
         "model: tiny, 4+4 layers, width 128", f"vocabulary {model.vocab}", "for 29,000 pairs", "dropout 0.1",
         "schedule: adam", "batches of 4,096 tokens x 2", f"at most {train.steps:,} steps",

@@ -19,7 +19,7 @@ from attent.training.checkpoint import Checkpoint, CheckpointError, save_checkpo
 from attent.training.config import TrainError
 from attent.training.events import Note
 from attent.training.loop import EvalResult, write_model
-from attent.training.run import Finalizer
+from attent.training.run import TrainSession
 from tests.text.corpus import lines, tokenizer
 from tests.training.toys import are_equal, build_toy_run, model
 
@@ -69,15 +69,12 @@ def test_at_the_end_of_a_run_the_mean_is_taken_only_if_it_is_better(tmp_path: Pa
     best = dict(models.read_model(tmp_path).named_parameters())
     told: list[Note] = []
     session: Any = SimpleNamespace(out=tmp_path, state_dir=tmp_path / "state", emit=told.append)
-    nothing: Any = None
-    final = Finalizer(session, nothing, nothing, made.trainer, ended)
-    assert final.weights_label == "best, step 3"
-    final.choose_weights()
+    label = TrainSession.choose_weights(session, made.trainer, ended)
     mean = average_checkpoints([tmp_path / "state" / f"step-{step:08d}" for step in (3, 6)])
     found = dict(models.read_model(tmp_path).named_parameters())
     assert are_equal(found, mean) == better
     assert are_equal(found, best) != better
-    assert final.weights_label == ("average of the last 2 checkpoints" if better else "best, step 3")
+    assert label == ("average of the last 2 checkpoints" if better else "best, step 3")
     figure = "chrf 5.00" if better else "no better"
     assert told[0].text.startswith(f"average of the last 2 checkpoints: {figure} (best")
     assert "before: 4.00" in told[0].text

@@ -101,23 +101,15 @@ class CausalLMTask(text_task.TextTask):
 
     def score_texts(self, model: CausalLM, texts: TextCorpus, split: base.Split) -> base.FinalScores:
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
-        bits, num_bytes = total / math.log(2), sum(len(text.encode(errors="replace")) for text in texts.texts)
-        metrics = text_task.compute_loss_metrics(total, num_targets) | {
-            "bits_per_character": bits / max(1, texts.char_count),
-            "bits_per_byte": bits / max(1, num_bytes),
-        }
-        return base.FinalScores(
-            name=texts.name,
-            split=split,
-            num_examples=len(texts.texts),
-            metrics=metrics,
-            summary=f"loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.2f}, "
-            f"{metrics['bits_per_character']:.3f} bits per character ({num_targets:,} tokens)",
-            extra_columns=(
-                ("Perplexity", f"{metrics['perplexity']:.2f}"),
-                ("Bits per character", f"{metrics['bits_per_character']:.3f}"),
-                ("Bits per byte", f"{metrics['bits_per_byte']:.3f}"),
-            ),
+        scores, bits = self.build_scores(texts, split, total, num_targets), total / math.log(2)
+        num_bytes = sum(len(text.encode(errors="replace")) for text in texts.texts)
+        rates = {"character": bits / max(1, texts.char_count), "byte": bits / max(1, num_bytes)}
+        columns = [(f"Bits per {unit}", f"{rate:.3f}") for unit, rate in rates.items()]
+        return replace(
+            scores,
+            metrics={**scores.metrics, **{f"bits_per_{unit}": rate for unit, rate in rates.items()}},
+            summary=f"{scores.summary}, {rates['character']:.3f} bits per character",
+            extra_columns=(*scores.extra_columns, *columns),
             samples=(self.generate_sample(model, texts),),
         )
 

@@ -42,6 +42,7 @@ class MaskedLMTask(EncoderTask):
     metrics = ("loss", "accuracy")
     objective_class = MaskedLMObjective
     needs_mask = True
+    target_noun = "masked tokens"
 
     def on_tokenizer_ready(self, run: RunConfig) -> None:
         self.masker = build_masker(self.vocabulary, run.init_from or "the tokenizer")
@@ -94,19 +95,10 @@ class MaskedLMTask(EncoderTask):
         )
 
     def score_texts(self, model: TextEncoder, texts: TextCorpus, split: base.Split) -> base.FinalScores:
-        batches = self.get_eval_batches(texts)
-        total, num_targets = self.compute_loss(model, batches)
-        accuracy, samples = self.measure_accuracy(model, batches)
-        metrics = text_task.compute_loss_metrics(total, num_targets) | {"accuracy": accuracy}
-        return base.FinalScores(
-            name=texts.name,
-            split=split,
-            num_examples=len(texts.texts),
-            metrics=metrics,
-            summary=f"accuracy {accuracy:.1f}%, {text_task.format_scores(metrics, f'{num_targets:,} masked tokens')}",
-            extra_columns=(("Perplexity", f"{metrics['perplexity']:.2f}"),),
-            samples=samples,
-        )
+        scores = super().score_texts(model, texts, split)
+        accuracy, samples = self.measure_accuracy(model, self.get_eval_batches(texts))
+        metrics, summary = {**scores.metrics, "accuracy": accuracy}, f"accuracy {accuracy:.1f}%, {scores.summary}"
+        return replace(scores, metrics=metrics, summary=summary, samples=samples)
 
     def describe_model(self, out: Path) -> base.ModelDescription:
         folder = shlex.quote(str(out))

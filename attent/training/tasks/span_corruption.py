@@ -92,18 +92,6 @@ class SpanCorruptionTask(text_task.TextTask):
         corruption = self.build_corruption(self.prepare_texts(texts), 0, texts.name)
         return build_valid_batches(corruption.build_epoch_store(0), self.max_tokens + 1)
 
-    def score_texts(self, model: Seq2Seq, texts: TextCorpus, split: base.Split) -> base.FinalScores:
-        total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
-        metrics = text_task.compute_loss_metrics(total, num_targets)
-        return base.FinalScores(
-            name=texts.name,
-            split=split,
-            num_examples=len(texts.texts),
-            metrics=metrics,
-            summary=text_task.format_scores(metrics, f"{num_targets:,} tokens"),
-            extra_columns=(("Perplexity", f"{metrics['perplexity']:.2f}"),),
-        )
-
     def describe_model(self, out: Path) -> base.ModelDescription:
         command = f"attent train --from {shlex.quote(str(out))} --data pairs.tsv --out further"
         return base.ModelDescription(

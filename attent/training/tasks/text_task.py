@@ -132,6 +132,7 @@ class TextTask(base.Task):
     text_layout: ClassVar[TextLayout] = "lines"
     has_labels: ClassVar[bool] = False
     needs_mask: ClassVar[bool] = False
+    target_noun: ClassVar[str] = "tokens"
     size_defaults: ClassVar[TaskDefaults]
     unit = "text"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -285,8 +286,21 @@ class TextTask(base.Task):
     def evaluate(self, model: Any, texts: TextCorpus) -> base.EvalResult:
         return base.EvalResult()
 
-    @abstractmethod
-    def score_texts(self, model: Any, texts: TextCorpus, split: base.Split) -> base.FinalScores: ...
+    def score_texts(self, model: Any, texts: TextCorpus, split: base.Split) -> base.FinalScores:
+        return self.build_scores(texts, split, *self.compute_loss(model, self.get_eval_batches(texts)))
+
+    def build_scores(self, texts: TextCorpus, split: base.Split, total: float, num_targets: int) -> base.FinalScores:
+        """Loss and perplexity, from the sum of the cross-entropy."""
+        loss = total / max(1, num_targets)
+        perplexity = math.exp(min(loss, 50.0))
+        return base.FinalScores(
+            name=texts.name,
+            split=split,
+            num_examples=len(texts.texts),
+            metrics={"loss": loss, "perplexity": perplexity},
+            summary=f"loss {loss:.4f}, perplexity {perplexity:.2f} ({num_targets:,} {self.target_noun})",
+            extra_columns=(("Perplexity", f"{perplexity:.2f}"),),
+        )
 
     def score_model(self, model: Any, run: RunConfig) -> Iterator[base.FinalScores]:
         if self.splits.valid is not None:
@@ -433,14 +447,3 @@ def format_ids(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     if any("▁" in piece for piece in pieces):
         return "".join(pieces).replace("▁", " ").strip()
     return " ".join(pieces).replace(" ##", "")
-
-
-def format_scores(metrics: Mapping[str, float], count: str) -> str:
-    """`loss 1.2345, perplexity 3.44 (120 tokens)`"""
-    return f"loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.2f} ({count})"
-
-
-def compute_loss_metrics(total: float, num_targets: int) -> dict[str, float]:
-    """The metrics loss and perplexity from a sum of cross-entropies."""
-    loss = total / max(1, num_targets)
-    return {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attent.data.corpus import Corpus
 from attent.data.encode import learn_languages
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
@@ -28,7 +26,7 @@ from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
 from attent.training.tasks import base, translation_data
 from attent.training.tasks.generation_task import EvalSet, GenerationTask
-from attent.training.tasks.translation_data import EvalTexts, read_eval_texts
+from attent.training.tasks.translation_data import read_eval_set
 
 SCORED_BLOCK = {"cpu": 256, "cuda": 4_096}  # sentences between two progress notes
 
@@ -50,8 +48,8 @@ class TranslationTask(GenerationTask):
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context, splits = context, self.prepared.splits
         self.is_held_out = splits.held_out
-        self.validation = read_eval_texts(splits.valid, splits.use_tags) if splits.valid else None
-        self.tests = [read_eval_texts([corpus], splits.use_tags) for corpus in splits.tests]
+        self.validation = read_eval_set(splits.valid, splits.use_tags, "validation") if splits.valid else None
+        self.tests = [read_eval_set([corpus], splits.use_tags, "test") for corpus in splits.tests]
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             texts = self.validation
             make_metric(run.train.metric, texts and texts.language, texts.references if texts else ())
@@ -82,7 +80,9 @@ class TranslationTask(GenerationTask):
         return autoconfig.fill_train_config(run.train, size, config, data_size, device, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
-        return autoconfig.describe_choices(run, size_reason, self.prepared.data_size)
+        yield autoconfig.describe_model(run, size_reason)
+        num_batches = autoconfig.count_batches(run.train, self.prepared.data_size)
+        yield from autoconfig.describe_schedule(run.train, num_batches, "greedy")
 
     def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         return translation_data.build_train_batches(self.prepared, run.data, run.train)
@@ -91,17 +91,8 @@ class TranslationTask(GenerationTask):
         store = self.prepared.valid_store
         return None if store is None else translation_data.build_valid_batches(store, run.data.max_tokens)
 
-    def build_eval_set(self, data: EvalTexts, split: base.Split) -> EvalSet:
-        count = len(data.sources)
-        return EvalSet(
-            name=data.name,
-            split=split,
-            data=data,
-            ids=np.arange(count),
-            languages=tuple(data.target_languages) if self.prepared.splits.use_tags else (data.language,) * count,
-            references=tuple(data.references),
-            titles=tuple(data.sources),
-        )
+    def build_eval_set(self, data: EvalSet, split: base.Split) -> EvalSet:
+        return data
 
     def search_texts(
         self, model: Seq2Seq, examples: EvalSet, run: RunConfig, options: SearchOptions
@@ -133,14 +124,14 @@ class TranslationTask(GenerationTask):
         if texts is None:
             return
         self.context.note("measuring the attention heads ...")
-        language = texts.target_languages[0]
-        indices = [i for i, other in enumerate(texts.target_languages) if other == language]
-        sources, references = ([side[i] for i in indices] for side in (texts.sources, texts.references))
+        first = texts.select([i for i, language in enumerate(texts.languages) if language == texts.languages[0]])
+        sources, references = first.titles, [str(reference) for reference in first.references]
+        to = first.language if self.prepared.splits.use_tags else None
         with suppress(AlignmentError):  # pairs without words
-            selection = select_by_agreement(model, self.tokenizer, sources, references, to=language)
+            selection = select_by_agreement(model, self.tokenizer, sources, references, to=to)
             save_measured_selection(out, selection)
         translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
-        stats = head_stats.measure_heads(translator, pairs, to=language, dataset="the validation pairs")
+        stats = head_stats.measure_heads(translator, pairs, to=to, dataset="the validation pairs")
         head_stats.save_head_stats(out, stats)
 
     def describe_data(self) -> base.DataSummary:

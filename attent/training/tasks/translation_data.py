@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
@@ -25,6 +27,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.tasks import base
+from attent.training.tasks.generation_task import EvalSet
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 MAX_DROPPED_SHARE = 0.01  # of the lines, for one reason, without a warning
@@ -47,17 +50,6 @@ class CorpusSplits:
         sources = dict.fromkeys(corpus.languages.source for corpus in self.train)
         targets = dict.fromkeys(corpus.languages.target for corpus in self.train)
         return LanguagePair(*(",".join(filter(None, side)) or None for side in (sources, targets)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalTexts:
-    """Pairs as text, to translate and score."""
-
-    name: str
-    sources: list[str]
-    references: list[str]
-    target_languages: list[str | None]  # of each pair, where sources are tagged with it
-    language: str | None  # of all targets, for the metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,22 +259,26 @@ def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:
     return PairLoader(store, config, seed=0)
 
 
-def read_eval_texts(corpora: Sequence[Corpus], use_tags: bool) -> EvalTexts:
-    """The pairs of corpora as text."""
+def read_eval_set(corpora: Sequence[Corpus], use_tags: bool, split: base.Split) -> EvalSet:
+    """The pairs of corpora as text, to translate and score."""
     pairs = [
         (pair, corpus.languages.target)
         for corpus in corpora
         for pair in corpus
         if isinstance(pair, Pair) and pair.source.strip()
     ]
-    languages = {language for _, language in pairs}
+    languages = [language for _, language in pairs]
+    if not use_tags and len(set(languages)) > 1:
+        languages = [None] * len(pairs)
     name = ", ".join(dict.fromkeys(corpus.name for corpus in corpora))
     if use_tags and len(corpora) == 1:  # the same name for each language pair of a file
         name += " " + "-".join(corpora[0].languages.tags)
-    return EvalTexts(
+    return EvalSet(
         name=name,
-        sources=[pair.source.strip() for pair, _ in pairs],
-        references=[pair.target.strip() for pair, _ in pairs],
-        target_languages=[language if use_tags else None for _, language in pairs],
-        language=languages.pop() if len(languages) == 1 else None,
+        split=split,
+        data=corpora,
+        ids=np.arange(len(pairs)),
+        languages=tuple(languages),
+        references=tuple(pair.target.strip() for pair, _ in pairs),
+        titles=tuple(pair.source.strip() for pair, _ in pairs),
     )

@@ -26,7 +26,7 @@ from attent.training.tasks.translation_data import (
     build_valid_batches,
     load_corpora,
     prepare_tokens,
-    read_eval_texts,
+    read_eval_set,
 )
 from tests.text.corpus import lines, tokenizer
 
@@ -64,14 +64,14 @@ def test_held_out_pairs_are_not_trained_on(tmp_path: Path) -> None:
     events: list[Event] = []
     config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=10)
     splits = load(tmp_path, config, events)
-    train, valid = read_eval_texts(splits.train, use_tags=False), read_eval_texts(splits.valid, use_tags=False)
+    train, valid = read_eval_set(splits.train, False, "test"), read_eval_set(splits.valid, False, "test")
     assert splits.held_out
-    assert len(valid.sources) == 10
-    assert not set(train.sources) & set(valid.sources)
+    assert len(valid.titles) == 10
+    assert not set(train.titles) & set(valid.titles)
     assert not set(train.references) & set(valid.references)
     assert "held out" in notes(events)
     again = load(tmp_path, config)
-    assert read_eval_texts(again.valid, use_tags=False) == valid
+    assert read_eval_set(again.valid, False, "test").titles == valid.titles
 
 
 def test_a_validation_set_is_named_or_found_beside_the_data(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_a_validation_set_is_named_or_found_beside_the_data(tmp_path: Path) -> N
     assert test
     default = load(tmp_path, replace(DATA, train=(train,)))
     assert (
-        len(read_eval_texts(default.valid, False).sources),
-        len(read_eval_texts(default.tests, False).sources),
+        len(read_eval_set(default.valid, False, "test").titles),
+        len(read_eval_set(default.tests, False, "test").titles),
     ) == (20, 30)
     assert not default.held_out
     named_splits = load(tmp_path, replace(DATA, train=(train,), valid=(named,)))
-    assert len(read_eval_texts(named_splits.valid, False).sources) == 10
+    assert len(read_eval_set(named_splits.valid, False, "test").titles) == 10
 
 
 def test_sets_beside_the_data_are_found_once_under_their_names(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_standard_input_is_kept_for_a_resumed_run(tmp_path: Path, monkeypatch: p
     text = Path(write(tmp_path / "c.tsv")).read_bytes()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
     config = replace(DATA, train=("-",), hold_out=0)
-    first = read_eval_texts(load(tmp_path, config).train, use_tags=False)
-    assert len(first.sources) == 100
-    assert read_eval_texts(load(tmp_path, config).train, use_tags=False).sources == first.sources
+    first = read_eval_set(load(tmp_path, config).train, False, "test")
+    assert len(first.titles) == 100
+    assert read_eval_set(load(tmp_path, config).train, False, "test").titles == first.titles
 
 
 def test_validation_batches_have_every_pair_once_however_long(tmp_path: Path) -> None:
@@ -291,12 +291,12 @@ def test_subword_sampling_gives_every_epoch_its_own_ids(tmp_path: Path) -> None:
 
 def test_eval_texts_have_their_languages(tmp_path: Path) -> None:
     splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
-    every = read_eval_texts(splits.train, use_tags=True)
-    assert set(every.target_languages) == {"de"}
+    every = read_eval_set(splits.train, True, "test")
+    assert set(every.languages) == {"de"}
     assert every.language == "de"
     assert every.name.endswith("c.tsv en-de")  # tells the language pairs of one file apart in the model card
-    untagged = read_eval_texts(splits.train, use_tags=False)
-    assert set(untagged.target_languages) == {None}
+    untagged = read_eval_set(splits.train, False, "test")
+    assert untagged.language == "de"
     assert untagged.name.endswith("c.tsv")
 
 
