@@ -177,12 +177,13 @@ def run_on_ray(
 ) -> None:
     from attent.decoding.ray_translate import compute_fingerprint, translate_with_ray
     from attent.storage.atomic import is_stream
+    from attent.storage.hub import locate_model
 
     output = (flags.output or STDIN).expanduser()
     if lines.total_bytes is None or is_stream(output):
         raise InputError(f"--ray needs files, but {file} or {output} is compressed, a pipe or a device")
     # Workers have another working directory.
-    model, *ensemble = (path.expanduser().absolute() for path in (model, *flags.ensemble))
+    model, *ensemble = (locate_model(path).absolute() for path in (model, *flags.ensemble))
     glossary = flags.glossary and flags.glossary.expanduser().absolute()
     changes: Any = {"output": None, "ensemble": tuple(ensemble), "glossary": glossary, "threads": flags.threads or 1}
     flags = replace(flags, **changes)

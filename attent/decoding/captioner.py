@@ -17,6 +17,7 @@ from attent.models import Seq2Seq
 from attent.nn import ImageConfig
 from attent.nn.frontends import normalize_pixels
 from attent.storage.errors import AttentError
+from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
 
 BATCH_IMAGES = {"cpu": 16, "cuda": 256}
@@ -42,7 +43,7 @@ class Captioner:
         cls, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | None = None
     ) -> Captioner:
         """Load a model folder; `dtype` None: float32."""
-        path = Path(folder).expanduser()
+        path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_as(path, Seq2Seq, frontend=ImageConfig, dtype=precision, device=placed)
         return cls(model, load_tokenizer(path), name=str(folder))

@@ -27,6 +27,7 @@ from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransform
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
+from attent.storage.hub import locate_model
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
 from attent.text.vocabulary import SentencePieceVocabulary
@@ -121,7 +122,7 @@ class Predictor:
         notify: Callable[[str], None] | None = None,
     ) -> Predictor:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
-        path = Path(folder).expanduser()
+        path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
         model = load_model(path, dtype=precision, device=placed)
         tokenizer = None if isinstance(model, VisionTransformer) else load_tokenizer(path)

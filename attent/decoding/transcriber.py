@@ -39,6 +39,7 @@ from attent.nn import AudioConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE
+from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_formats import WhisperTask, WhisperVocabulary, build_prompt
 
@@ -128,7 +129,7 @@ class Transcriber:
     ) -> Transcriber:
         """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32; language and task None: those
         that it was fine-tuned with. A `model` that was loaded from there is used as it is."""
-        path = Path(folder).expanduser()
+        path = locate_model(folder)
         if model is None:
             placed, precision = resolve_device_and_dtype(device, dtype or "float32")
             model = load_as(path, Seq2Seq, frontend=AudioConfig, dtype=precision, device=placed)

@@ -63,6 +63,7 @@ from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LSTMDecoder, Stack
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
+from attent.storage.hub import locate_model
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
@@ -248,7 +249,7 @@ class Translator:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
         if engine not in (None, *get_args(EngineName)):
             raise TranslationError(f"`engine` must be one of {', '.join(get_args(EngineName))}, but is {engine!r}")
-        paths = [Path(folder).expanduser() for folder in folders]
+        paths = [locate_model(folder) for folder in folders]
         for path in paths:
             check_model_exists(path)
         if threads is not None:

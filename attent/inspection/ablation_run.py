@@ -28,6 +28,7 @@ from attent.models.weights import save_model
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import atomic_folder, make_folder, write_atomic
 from attent.storage.errors import AttentError
+from attent.storage.hub import locate_model
 from attent.storage.manifest import explain_save_errors
 
 RUN_FILE, CURVES_FILE = "run.toml", "curves.svg"  # of the training run; the original card shows the curves
@@ -58,6 +59,7 @@ def ablate_folder(
     """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
     dispensable heads."""
     test_set = read_test_set(data, languages, notify)
+    folder = locate_model(folder)
     translator = Translator.load(folder, **vars(device), notify=notify)
     pairs = ablate.AblationData.from_test_set(test_set, translator, folder, to=to, limit=limit)
     meter = ablate.AblationMeter(translator=translator, data=pairs, search=SearchOptions(beam_size=beam_size))

@@ -46,6 +46,7 @@ from attent.nn.devices import choose_device
 from attent.scoring.pipeline import read_test_set
 from attent.storage.atomic import write_output
 from attent.storage.errors import AttentError, FolderError
+from attent.storage.hub import get_model_name, locate_model
 from attent.storage.manifest import explain_save_errors
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def open_inspector(
         return open_translator(model, warn)
     if not isinstance(model, str | Path):
         raise AttentError(f"`model` must be a folder or a Translator, but is of type {type(model).__name__}")
-    folder = Path(model).expanduser()
-    name = folder.resolve().name
+    folder = locate_model(model)
+    name = get_model_name(folder)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load(folder, dtype=DTYPES[options.dtype or "float32"], device=choose_device(options.device))
@@ -143,7 +144,7 @@ def open_translator(translator: Translator, warn: Callable[[str], None]) -> Tran
         return TranslationInspector(translator)
     data = read_data_settings(folder)
     languages = translator.tokenizer.languages or (data.get("src"), data.get("tgt"))
-    inspector = TranslationInspector(translator, name=folder.resolve().name, languages=languages)
+    inspector = TranslationInspector(translator, name=get_model_name(folder), languages=languages)
     stats = load_cached(head_stats.load_head_stats, folder, translator.model, warn)
     ablation = load_cached(ablate.load_matching_ablation, folder, translator.model, warn)
     inspector.head_stats = None if stats is None else stats.to_document()

@@ -18,6 +18,7 @@ from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, SinusoidalConfig
 from attent.storage.errors import FolderError
+from attent.storage.hub import locate_model
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def get_model_kind(model: Model) -> type:
 
 def detect_frontend(folder: StrPath) -> type[FrontEndConfig] | None:
     """Return the kind of front-end of a model folder, by its config.json alone; None for token ids."""
-    path = Path(folder).expanduser() / hf_folder.CONFIG_FILE
+    path = locate_model(folder) / hf_folder.CONFIG_FILE
     config = hf_folder.read_json(path) if path.is_file() else {}
     if config.get("format") != "attent":
         return {"whisper": AudioConfig, "vision-encoder-decoder": ImageConfig}.get(str(config.get("model_type")))

@@ -8,17 +8,20 @@ from typing import Literal
 
 import torch
 
+from attent import settings
 from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf, whisper
 from attent.interop.hf_folder import CONFIG_FILE, read_json, to_json_bytes
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
-from attent.models.folder import has_manifest, read_extra_files, read_tokenizer
+from attent.models.folder import has_manifest, read_extra_files, read_side_file, read_tokenizer
 from attent.nn import AudioConfig
 from attent.storage.atomic import atomic_folder, make_folder
 from attent.storage.errors import AttentError
+from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer, Vocabulary
 
 TargetFormat = Literal["attent", "hf", "ctranslate2"]
+ORIGIN_FILE = "hub.json"  # repository and commit of a model that was converted from the hub
 
 TOKENIZER_FILES = (  # all that Hugging Face's libraries write; copied even if another file determines the ids
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
@@ -30,29 +33,43 @@ def convert_model(
     model_folder: Path, out: Path, to: TargetFormat, dtype: str | None = None, quantization: str = "int8"
 ) -> str:
     """Convert a model folder, and return a description of the result. On an error, nothing is left behind."""
-    folder, target = model_folder.expanduser(), out.expanduser().absolute()
+    folder, target = locate_model(model_folder), out.expanduser().absolute()
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
         raise AttentError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise AttentError(f"{target}: exists, and nothing is overwritten; give a new or an empty folder")
-    model = load(model_folder, dtype=None if dtype is None else getattr(torch, dtype))
+    model = load(folder, dtype=None if dtype is None else getattr(torch, dtype))
     if has_manifest(folder):
         extra_files: Mapping[str, bytes] = read_extra_files(folder)
     else:
         paths = [folder / name for name in list_kept_files(model)]
         extra_files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    repository, _, commit = (read_origin(folder) or "").partition("@")
+    origin = {ORIGIN_FILE: to_json_bytes({"repository": repository, "commit": commit})} if commit else {}
     tokenizer = read_tokenizer(folder)
     if tokenizer is None and isinstance(model, Seq2Seq):  # which must have one; other models may lack it
         tokenizer = Tokenizer.load(folder)
     with explain_save_errors(target, "converted model"):
         make_folder(target.parent)
         with atomic_folder(target) as staged:
+            if to == "attent":
+                weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {}), **origin})
+                return f"an attent model{describe_tokenizer(model, tokenizer)}"
             if to == "hf":
-                return write_hf(model, tokenizer, extra_files, staged)
-            if to == "ctranslate2":
-                return write_ctranslate2(model, tokenizer, staged, quantization)
-            weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {})})
-            return f"an attent model{describe_tokenizer(model, tokenizer)}"
+                description = write_hf(model, tokenizer, extra_files, staged)
+            else:
+                description = write_ctranslate2(model, tokenizer, staged, quantization)
+            write_files(staged, origin)
+            return description
+
+
+def read_origin(folder: Path) -> str | None:
+    """Return `owner/repo@commit` for a model of the hub, or one that was converted from it."""
+    content = read_side_file(folder, ORIGIN_FILE)
+    if content is None:
+        return find_origin(folder)
+    data = settings.parse_json(content, f"{folder}/{ORIGIN_FILE}")
+    return f"{data.get('repository')}@{data.get('commit')}"
 
 
 def list_kept_files(model: Model) -> list[str]:

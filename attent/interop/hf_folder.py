@@ -25,6 +25,7 @@ from attent import settings
 from attent.models.folder import PICKLE_SUFFIXES
 from attent.storage.atomic import NEW_SUFFIX, atomic_folder
 from attent.storage.errors import FolderError
+from attent.storage.hub import HUB_NAME, locate_model
 from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
 from attent.storage.tensor_files import check_safetensors_header, write_safetensors
 
@@ -36,22 +37,16 @@ SAFETENSORS_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.
 StrPath = str | os.PathLike[str]
 Device = torch.device | str
 
-HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
-
 
 def resolve_folder(folder: StrPath) -> Path:
-    """Return the path of a folder; reject any other, with advice for the name of a model on the hub."""
-    root, given = Path(folder).expanduser(), os.fspath(folder)
+    """Return the folder of a model, downloaded if it is the name of one on the hub; reject anything else."""
+    root, given = locate_model(folder), os.fspath(folder)
     if root.is_dir():
         return root
     problem = "is a file" if root.exists() else "does not exist"
     advice = "give the folder that holds config.json"
-    if not root.exists() and HUB_ID_PATTERN.fullmatch(given):
-        name = given.rpartition("/")[2]
-        advice += (
-            f". If {given} is a model on the Hugging Face hub, download it first, "
-            f"`hf download {given} --local-dir {name}`, and give the folder {name}"
-        )
+    if not root.exists() and HUB_NAME.fullmatch(given):
+        advice += f", or {given}@main for a model on the Hugging Face hub"
     raise FolderError(f"{given}: must be a model folder, but {problem}; {advice}")
 
 

@@ -25,6 +25,7 @@ from attent.models.pruning import restore_heads
 from attent.nn import AudioConfig, LearnedConfig, StackConfig
 from attent.nn.frontends import FRAME_SAMPLES, HOP_SAMPLES, SAMPLE_RATE
 from attent.storage.errors import FolderError
+from attent.storage.hub import locate_model
 from attent.text.tokenizer_formats import WhisperVocabulary
 
 FAMILY = "Whisper"
@@ -174,7 +175,7 @@ def check_features(root: Path, mel_bins: int) -> None:
 def read_kept_files(folder: StrPath) -> dict[str, bytes]:
     """Read the files besides weights and tokenizer of a Whisper folder, or of an attent folder that was made from one:
     save them with a model that is converted or fine-tuned."""
-    root = Path(folder).expanduser()
+    root = locate_model(folder)
     if has_manifest(root):
         contents = {name: read_side_file(root, name) for name in KEPT_FILES}
         return {name: content for name, content in contents.items() if content is not None}
@@ -207,7 +208,7 @@ class WhisperSettings:
 def read_settings(folder: StrPath, vocabulary: WhisperVocabulary) -> WhisperSettings:
     """Read generation_config.json of a Whisper folder, or of an attent folder that was made from one; the oldest
     folders have its keys in config.json."""
-    root, content = Path(folder).expanduser(), read_kept_files(folder).get(GENERATION_FILE)
+    root, content = locate_model(folder), read_kept_files(folder).get(GENERATION_FILE)
     where = root / (hf_folder.CONFIG_FILE if content is None else GENERATION_FILE)
     try:
         data = hf_folder.read_json(where) if content is None else settings.parse_json(content, str(where))

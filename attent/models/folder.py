@@ -39,7 +39,7 @@ from attent.storage.manifest import (
     stat_plain_file,
     write_manifest,
 )
-from attent.storage.tensor_files import check_storable, read_safetensors, to_standalone_cpu, write_safetensors
+from attent.storage.tensor_files import read_safetensors, untie_tensors, write_safetensors
 from attent.text.tokenizer import Tokenizer, find_tokenizer, has_tokenizer
 
 CONFIG_FILE = "config.json"
@@ -82,7 +82,7 @@ def write_folder(
     `files` is None, all of them stay listed.
     """
     root = Path(folder).expanduser()
-    stored, tied = _untie(tensors)
+    stored, tied = untie_tensors(tensors)
     if "tied" in config:
         raise FolderError(f"{CONFIG_FILE}: the key `tied` is reserved for the names of tied tensors; rename yours")
     encoded_config = encode_json({**config, "tied": tied}, CONFIG_FILE)
@@ -146,30 +146,6 @@ def _check_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def _is_extra_name(name: str) -> bool:
     is_reserved = name.lower() in (CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE) or name.lower().endswith(NEW_SUFFIX)
     return PLAIN_NAME.fullmatch(name) is not None and not is_reserved
-
-
-def _untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors to store, each once, and for each additional name the first name of its tensor."""
-    first: dict[object, str] = {}
-    stored: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        owner = first.setdefault(_memory_key(name, tensor), name)
-        if owner == name:
-            stored[name] = to_standalone_cpu(tensor, storages)
-        else:
-            tied[name] = owner
-    return stored, tied
-
-
-def _memory_key(name: str, tensor: Tensor) -> object:
-    """Return a key that two names share exactly when they are the same values in the same memory."""
-    check_storable(name, tensor)
-    if tensor.numel() == 0:
-        return name
-    layout = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
-    return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), layout)
 
 
 def encode_json(data: Mapping[str, Any], name: str) -> bytes:

@@ -54,6 +54,7 @@ from attent.scoring.metrics import (
 )
 from attent.scoring.report import ScoreReport, list_sentence_rows
 from attent.storage.atomic import write_output
+from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import check_outputs, explain_save_errors
 from attent.text.language_tags import is_same_language
 
@@ -158,16 +159,16 @@ def score(
     options = ScoreOptions(
         metrics=check_metrics([metrics] if isinstance(metrics, str) else metrics),
         search=(search or SearchOptions()).change(**keywords),
-        ensemble=[Path(folder) for folder in ensemble],
+        ensemble=[locate_model(folder) for folder in ensemble],
         hypotheses=None if hypotheses is None else Path(hypotheses),
-        baseline=Path(baseline) if isinstance(baseline, str) else baseline,
+        baseline=locate_model(baseline) if isinstance(baseline, str | Path) else baseline,
         force_decode=force_decode,
         alignment=None if alignment is None else Path(alignment),
         save=None if save is None else Path(save),
         sentences=None if sentences is None else Path(sentences),
         device=device or DeviceOptions(engine=model.engine if isinstance(model, Translator) else None),
     )
-    model = Path(model) if isinstance(model, str) else model
+    model = locate_model(model) if isinstance(model, str | Path) else model
     languages = LanguagePair(src, tgt)
     paths = [data] if isinstance(data, str | Path) else cast(Sequence[str | Path], data)
     names = [] if is_in_memory(data) else [str(path) for path in paths]
@@ -502,10 +503,12 @@ class _Scorer:
 
 
 def describe_model(model: Translator | Path | None) -> str | None:
-    """Return the folder of a model; a translator may have none."""
+    """Return the folder of a model, or its name on the hub; a translator may have none."""
     if isinstance(model, Translator):
-        return "an ensemble" if isinstance(model.model, Ensemble) else str(model.folder or "a model in memory")
-    return None if model is None else str(model)
+        if model.folder is None:
+            return "an ensemble" if isinstance(model.model, Ensemble) else "a model in memory"
+        model = model.folder
+    return None if model is None else find_origin(model) or str(model)
 
 
 def describe_wrong_direction(translator: Translator, requested: LanguagePair, test_set: TestSet) -> str | None:

@@ -15,6 +15,7 @@ from attent.serving.limits import LOCAL_HOSTS, ServeError
 from attent.serving.messages import Languages
 from attent.serving.server import serve_app
 from attent.serving.translation_app import TranslationApp
+from attent.storage.hub import locate_model
 
 PUBLIC_HOSTS = ("0.0.0.0", "::")
 
@@ -48,7 +49,7 @@ def serve(
     allow_public  accept connections from other machines without an API key
     on_ready      gets the address; by default it is printed
     """
-    folders = [Path(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    folders = [locate_model(model) for model in ([models] if isinstance(models, str | Path) else models)]
     check_host(host, options, allow_public)
     for folder in folders:
         if not folder.expanduser().is_dir():

@@ -53,6 +53,7 @@ from attent.serving.messages import (
     TextTranslation,
     TranslateRequest,
 )
+from attent.storage.hub import find_origin
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name, is_same_language
 
@@ -131,6 +132,7 @@ class TranslationService:
     def _choose_name(self, folder: Path) -> str:
         """Return the folder's name, with a number if another model has it."""
         name = folder.resolve().name
+        name = name.partition("@")[0] if find_origin(folder) else name  # a new commit keeps the name
         others = {*self.translators, *self.generators}
         numbered = (f"{name}-{number}" for number in range(2, len(others) + 3))
         return name if name not in others else next(each for each in numbered if each not in others)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 from urllib import error as web
@@ -41,6 +41,7 @@ class RemoteFile:
     url: str
     max_bytes: int
     sha256: str | None = None  # None if no checksum is published
+    token: str | None = field(default=None, repr=False)  # for the server of `url`, not for one that it redirects to
 
 
 class DownloadError(StorageError):
@@ -124,7 +125,10 @@ def _build_request(remote: RemoteFile, part: Path, offset: int) -> request.Reque
         headers["Range"] = f"bytes={offset}-"
         if validator:
             headers["If-Range"] = validator
-    return request.Request(remote.url, headers=headers)
+    http_request = request.Request(remote.url, headers=headers)
+    if remote.token:
+        http_request.add_unredirected_header("Authorization", f"Bearer {remote.token}")
+    return http_request
 
 
 def _get_validator_path(part: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -69,3 +69,27 @@ def to_standalone_cpu(tensor: Tensor, seen_storages: set[int]) -> Tensor:
         tensor = tensor.clone()
     seen_storages.add(tensor.untyped_storage().data_ptr())
     return tensor
+
+
+def untie_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors to store, each once, and for each additional name the first name of its tensor."""
+    first: dict[object, str] = {}
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        owner = first.setdefault(_memory_key(name, tensor), name)
+        if owner == name:
+            stored[name] = to_standalone_cpu(tensor, storages)
+        else:
+            tied[name] = owner
+    return stored, tied
+
+
+def _memory_key(name: str, tensor: Tensor) -> object:
+    """Return a key that two names share exactly when they are the same values in the same memory."""
+    check_storable(name, tensor)
+    if tensor.numel() == 0:
+        return name
+    layout = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
+    return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), layout)

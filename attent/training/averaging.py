@@ -12,6 +12,7 @@ from attent.formatting import format_count
 from attent.interop import load
 from attent.models import build
 from attent.models.folder import check_tensors, read_extra_files, read_tokenizer
+from attent.storage.hub import locate_model
 from attent.storage.manifest import MANIFEST_FILE
 from attent.training import checkpoint
 from attent.training.loop import write_model
@@ -44,6 +45,7 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
         raise TrainError(f"`--last` must be 2 or more, but is {last}; raise it")
     if out.exists():
         raise TrainError(f"{out}: exists, and nothing is overwritten; give another --out")
+    models = [locate_model(folder) for folder in models]
     model = build(load(models[0]).config)
     weights, description = _average_run(models[0], last) if len(models) == 1 else _average_models(models)
     parameters = dict(model.named_parameters())

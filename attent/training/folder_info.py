@@ -15,12 +15,14 @@ from attent import interop, settings
 from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_bytes, format_count
 from attent.interop import MODEL_DESCRIPTIONS, get_model_kind, hf_folder
+from attent.interop.export import read_origin
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
 from attent.nn import ImageConfig, StackConfig, get_attention_layers
 from attent.scoring.metrics import format_metrics
 from attent.storage.errors import FolderError
+from attent.storage.hub import locate_model
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
@@ -57,13 +59,13 @@ class FolderInfo:
 
 def inspect_folder(folder: Path) -> FolderInfo:
     """Describe a folder; a folder without a model or a run is an error."""
-    root = folder.expanduser()
+    root = locate_model(folder)
     problems: list[str] = []
     run = _read_run(root / RUN_FILE, problems)
     training = list(_describe_training(root, run, problems))
-    rows = [("folder", str(folder)), *_describe_sizes(root)]
+    rows = [("folder", str(root)), *_describe_origin(root), *_describe_sizes(root)]
     try:
-        rows += _describe_model(interop.load(str(folder)), root, run)  # verifies the checksums of attent folders
+        rows += _describe_model(interop.load(root), root, run)  # verifies the checksums of attent folders
     except FolderError as error:
         if not training:
             raise
@@ -72,6 +74,11 @@ def inspect_folder(folder: Path) -> FolderInfo:
         rows.append(("model", "none, or none that can be read"))
     rows += _describe_tokenizer(root, problems)
     return FolderInfo([*(("PROBLEM", problem) for problem in problems), *rows, *training], problems)
+
+
+def _describe_origin(root: Path) -> Rows:
+    if origin := read_origin(root):
+        yield "origin", f"{origin} of the Hugging Face hub"
 
 
 def _describe_sizes(root: Path) -> Rows:

@@ -26,6 +26,7 @@ from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, Vi
 from attent.models.folder import WEIGHTS_FILE, write_side_file
 from attent.nn import get_attention_layers
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
+from attent.storage.hub import find_origin, locate_model
 from attent.storage.machine import count_usable_cores
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
@@ -112,6 +113,8 @@ def train(
         {path: value for path, value in flags.items() if value is not None},
         overrides,
     )
+    if init_from := requested.get("init_from"):  # pinned to a commit
+        requested["init_from"] = find_origin(locate_model(init_from)) or init_from
     table = requested.get("train", {})
     with ExitStack() as stack:
         distributed = stack.enter_context(init_distributed(hardware.activate_device(table.get("device"))))
@@ -354,7 +357,7 @@ class TrainSession:
             return Tokenizer.load(self.out).bind_languages(*languages)
         if isinstance(pretrained, task.pretrained_classes):
             return None
-        return load_tokenizer(Path(run.init_from).expanduser(), *languages) if run.init_from else None
+        return load_tokenizer(locate_model(run.init_from), *languages) if run.init_from else None
 
     def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""

@@ -41,6 +41,7 @@ from attent.nn import RotaryConfig
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
+from attent.storage.hub import locate_model
 from attent.storage.machine import measure_memory
 from attent.text.tokenizer import Tokenizer
 
@@ -116,7 +117,7 @@ class Generator:
         notify: Callable[[str], None] | None = None,
     ) -> Generator:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
-        path = Path(folder).expanduser()
+        path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype)
         model = load_as(path, CausalLM, dtype=precision, device=placed)
         return cls(model, load_tokenizer(path), batch_size=batch_size, notify=notify)
