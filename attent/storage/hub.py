@@ -195,6 +195,7 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
     where = f"{repo}: is not a folder here, and"
     try:
         from huggingface_hub import constants, errors
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP client
     except ModuleNotFoundError as error:
         advice = "to download it from the Hugging Face hub, run pip install 'attent[hf]'"
         raise FolderError(f"{repo}: is not a folder here; if it is the name of a model, {advice}") from error
@@ -209,7 +210,7 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
         raise FolderError(f"{where} the Hugging Face hub has no model of that name; {advice}") from error
     except errors.RevisionNotFoundError as error:
         raise FolderError(f"{repo}: has no revision {revision} on the Hugging Face hub; give another") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, HTTPError) as error:
         cache = Path(constants.HF_HUB_CACHE)
         advice = f"where there is a network, run `hf download {repo}{f' --revision {revision}' * (revision != 'main')}`"
         copy = f"copy the folder models--{repo.replace('/', '--')} of its cache ($HF_HOME/hub) into {cache}"

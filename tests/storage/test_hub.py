@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from attent.cli.convert import convert
 from attent.storage.hub import locate_model
+from tests.cli.test_convert import write_seq2seq_folder
 from tests.storage.hub_server import COMMIT, FakeHub, serve_hub
 
 pytest.importorskip("huggingface_hub")
@@ -93,14 +95,17 @@ def test_killed_download_resumes(hub: FakeHub, environment: dict[str, str]) -> N
     folder = Path(run_python(environment, PRINT_FOLDER))
     assert torch.equal(load_file(folder / "model.safetensors")["a.weight"], TENSORS["a.weight"])
     (sent,) = [(command, span) for command, path, span, _ in hub.requests if "safetensors" in path and span]
-    assert sent[0] == "GET" and sent[1] is not None and not sent[1].startswith("bytes=0-")
+    assert sent[0] == "GET"
+    assert sent[1] is not None
+    assert not sent[1].startswith("bytes=0-")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_damaged_file_is_refused_and_downloaded_again(name: str, hub: FakeHub, environment: dict[str, str]) -> None:
     hub.damaged.add(name)
     message = describe_error(environment)
-    assert "run again" in message and "removed" in message
+    assert "run again" in message
+    assert "removed" in message
     assert len(message.splitlines()) == 1
     hub.damaged.clear()
     folder = Path(run_python(environment, PRINT_FOLDER))
@@ -109,7 +114,8 @@ def test_damaged_file_is_refused_and_downloaded_again(name: str, hub: FakeHub, e
 
 def test_token_is_sent_to_the_hub(hub: FakeHub, environment: dict[str, str]) -> None:
     run_python(environment | {"HF_TOKEN": "hf_secret"}, PRINT_FOLDER)
-    assert {token for *_, token in hub.requests} == {"Bearer hf_secret"}
+    tokens = {token for _, path, _, token in hub.requests if REPO in path}
+    assert tokens == {"Bearer hf_secret"}
 
 
 def test_reasons_are_one_sentence(hub: FakeHub, environment: dict[str, str]) -> None:
@@ -125,19 +131,40 @@ def test_reasons_are_one_sentence(hub: FakeHub, environment: dict[str, str]) -> 
     }
     for name, words in expected.items():
         message = describe_error(environment, name)
-        assert words in message and len(message.splitlines()) == 1, message
+        assert words in message
+        assert len(message.splitlines()) == 1
 
 
 def test_unreachable_hub_tells_how_to_copy_the_model(hub: FakeHub, environment: dict[str, str]) -> None:
     for changes, reason in (({"HF_ENDPOINT": "http://127.0.0.1:9"}, "refused"), ({"HF_HUB_OFFLINE": "1"}, "is set")):
         message = describe_error(environment | changes)
-        assert reason in message and f"`hf download {REPO}`" in message and "models--acme--tiny" in message
+        assert reason in message
+        assert f"`hf download {REPO}`" in message
+        assert "models--acme--tiny" in message
         assert len(message.splitlines()) == 1
 
 
 def test_missing_package_is_named(environment: dict[str, str]) -> None:
     hidden = "import sys; sys.modules['huggingface_hub'] = None\n"
     assert "pip install 'attent[hf]'" in run_python(environment, hidden + PRINT_ERROR, REPO)
+
+
+def test_commands_take_the_name(hub: FakeHub, environment: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    convert(write_seq2seq_folder(tmp_path), folder, to="hf")
+    hub.repositories[REPO] = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def run_attent(*arguments: str | Path, text: str = "") -> str:
+        command = [sys.executable, "-m", "attent", *map(str, arguments)]
+        done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    options, text = ("--src", "en", "--tgt", "de", "--max-length", "10"), "the dog sleeps\na cat\n"
+    expected = run_attent("translate", folder, *options, text=text)
+    assert run_attent("translate", REPO, *options, text=text) == expected
+    run_attent("convert", REPO, tmp_path / "converted", "--to", "attent")
+    assert f"{REPO}@{COMMIT}" in run_attent("info", tmp_path / "converted").replace("\n", "")
 
 
 # ---- pickled weights -------------------------------------------------------------------------------------------------
@@ -173,14 +200,17 @@ def test_hostile_pickle_is_refused(hub: FakeHub, environment: dict[str, str], tm
     content = pickle_tensors({"a.weight": _Hostile(tmp_path / "executed")})
     hub.repositories[REPO] = {"config.json": CONFIG, "pytorch_model.bin": content}
     message = describe_error(environment)
-    assert "do not trust it" in message and "mkdir" in message and len(message.splitlines()) == 1
+    assert "do not trust it" in message
+    assert "mkdir" in message
+    assert len(message.splitlines()) == 1
     assert not (tmp_path / "executed").exists()
 
 
 def test_damaged_pickle_is_refused(hub: FakeHub, environment: dict[str, str]) -> None:
     hub.repositories[REPO] = {"config.json": CONFIG, "pytorch_model.bin": b"no pickle" * 100}
     message = describe_error(environment)
-    assert "cannot be converted to safetensors" in message and len(message.splitlines()) == 1
+    assert "cannot be converted to safetensors" in message
+    assert len(message.splitlines()) == 1
 
 
 # ---- names and paths -------------------------------------------------------------------------------------------------
