@@ -1,4 +1,4 @@
-"""`attent convert`: write a model in the format of attent, Hugging Face or CTranslate2."""
+"""`attent convert`: write a model in the format of attent, Hugging Face or CTranslate2, or a smaller model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ def convert(
     out: Annotated[Path, Parameter(help="the folder to write; new or empty")],
     /,
     *,
-    to: Annotated[TargetFormat, Parameter(help="attent; hf: transformers; ctranslate2: translation models only")],
+    to: Annotated[TargetFormat | None, Parameter(help="hf: transformers [default: the format of MODEL]")] = None,
     dtype: Annotated[Dtype | None, Parameter(help="precision of the weights [default: unchanged]")] = None,
     quantization: Annotated[Quantization, Parameter(help="of the weights, with --to ctranslate2")] = "int8",
+    corpus: Annotated[Path | None, Parameter(help="drop the pieces that this text file does not need")] = None,
+    keep_languages: Annotated[str, Parameter(help="with --corpus: en,tw; drop other languages and scripts")] = "",
+    vocab: Annotated[int | None, Parameter(help="with --corpus: maximum size of the vocabulary")] = None,
+    encoder_layers: Annotated[int | None, Parameter(help="number of encoder layers to keep, evenly spaced")] = None,
+    decoder_layers: Annotated[int | None, Parameter(help="number of decoder layers to keep, evenly spaced")] = None,
 ) -> None:
-    """Convert a model folder to another format."""
+    """Convert a model folder to another format, or make a translation model smaller."""
     from attent.interop.export import convert_model
 
-    print(f"{out}: {convert_model(model, out, to, dtype, quantization)}")
+    languages = [language for language in keep_languages.split(",") if language]
+    sizes = (vocab, encoder_layers, decoder_layers)
+    print(f"{out}: {convert_model(model, out, to, dtype, quantization, corpus, languages, *sizes)}")

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from attent import settings
+from attent.formatting import format_bytes
 from attent.interop import MODEL_DESCRIPTIONS, detect_family, get_model_kind, load, save_hf, whisper
 from attent.interop.hf_folder import CONFIG_FILE, read_json, to_json_bytes
+from attent.interop.trimming import trim_vocabulary
 from attent.models import Model, Seq2Seq, VisionTransformer, weights
 from attent.models.folder import has_manifest, read_extra_files, read_side_file, read_tokenizer
+from attent.models.pruning import remove_layers
 from attent.nn import AudioConfig
 from attent.storage.atomic import atomic_folder, make_folder
 from attent.storage.errors import AttentError
 from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import explain_save_errors
+from attent.text import tokenizer_formats as formats
 from attent.text.tokenizer import Tokenizer, Vocabulary
 
 TargetFormat = Literal["attent", "hf", "ctranslate2"]
 ORIGIN_FILE = "hub.json"  # repository and commit of a model that was converted from the hub
-
-TOKENIZER_FILES = (  # all that Hugging Face's libraries write; copied even if another file determines the ids
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
-    "tokenizer.model spiece.model source.spm target.spm target_vocab.json chat_template.jinja"
-).split()
+HEAD_FILES = {"alignment.json", "heads.json", "ablation.json"}  # measurements that name heads by their layer
 
 
 def convert_model(
-    model_folder: Path, out: Path, to: TargetFormat, dtype: str | None = None, quantization: str = "int8"
+    model_folder: Path,
+    out: Path,
+    to: TargetFormat | None = None,
+    dtype: str | None = None,
+    quantization: str = "int8",
+    corpus: Path | None = None,
+    languages: Sequence[str] = (),
+    vocab: int | None = None,
+    encoder_layers: int | None = None,
+    decoder_layers: int | None = None,
 ) -> str:
-    """Convert a model folder, and return a description of the result. On an error, nothing is left behind."""
+    """Convert a model folder, and return a description of the result. On an error, nothing is left behind.
+
+    The format `to` is by default that of the folder. The options after it are those of `trim_vocabulary` and
+    `remove_layers`, for a smaller model.
+    """
     folder, target = locate_model(model_folder), out.expanduser().absolute()
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
         raise AttentError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
@@ -49,18 +62,47 @@ def convert_model(
     tokenizer = read_tokenizer(folder)
     if tokenizer is None and isinstance(model, Seq2Seq):  # which must have one; other models may lack it
         tokenizer = Tokenizer.load(folder)
+    sizes, coverage = measure_sizes(model, tokenizer, folder), ""
+    has_new_layers = encoder_layers is not None or decoder_layers is not None
+    is_smaller = has_new_layers or bool(corpus or languages) or vocab is not None
+    if is_smaller:
+        if get_model_kind(model) is not Seq2Seq or not isinstance(model, Seq2Seq) or tokenizer is None:
+            raise AttentError(f"{folder}: must be {MODEL_DESCRIPTIONS[Seq2Seq][0]} to be made smaller; use it as it is")
+        if corpus is None and (languages or vocab is not None):
+            raise AttentError("a corpus must show which pieces are needed; give one with --corpus")
+        if corpus is not None:
+            model, tokenizer, extra_files, coverage = trim_vocabulary(
+                model, tokenizer, extra_files, corpus, languages, vocab
+            )
+        if has_new_layers:
+            model = remove_layers(model, encoder_layers, decoder_layers)
+            extra_files = {name: extra_files[name] for name in extra_files.keys() - HEAD_FILES}
     with explain_save_errors(target, "converted model"):
         make_folder(target.parent)
         with atomic_folder(target) as staged:
-            if to == "attent":
-                weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {}), **origin})
-                return f"an attent model{describe_tokenizer(model, tokenizer)}"
-            if to == "hf":
+            if to == "hf" or (to is None and not has_manifest(folder)):
                 description = write_hf(model, tokenizer, extra_files, staged)
-            else:
+            elif to == "ctranslate2":
                 description = write_ctranslate2(model, tokenizer, staged, quantization)
-            write_files(staged, origin)
-            return description
+            else:
+                weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {}), **origin})
+                description = f"an attent model{describe_tokenizer(model, tokenizer)}"
+            if not has_manifest(staged):
+                write_files(staged, origin)
+            if is_smaller:
+                rows = zip(sizes.items(), measure_sizes(model, tokenizer, staged).values(), strict=True)
+                description += "".join(f"\n{name:12}{before} -> {after}" for (name, before), after in rows)
+    return f"{description}\n{'corpus':12}{coverage}" if coverage else description
+
+
+def measure_sizes(model: Model, tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
+    parameters, files = list(model.parameters()), [*folder.glob("*.safetensors"), *folder.glob("model.bin")]
+    return {
+        "vocabulary": f"{tokenizer.target.size if tokenizer else 0:,}",
+        "parameters": f"{sum(parameter.numel() for parameter in parameters):,}",
+        "file": format_bytes(sum(file.stat().st_size for file in files)),
+        "memory": format_bytes(sum(parameter.nbytes for parameter in parameters)),
+    }
 
 
 def read_origin(folder: Path) -> str | None:
@@ -73,7 +115,7 @@ def read_origin(folder: Path) -> str | None:
 
 
 def list_kept_files(model: Model) -> list[str]:
-    return [*TOKENIZER_FILES, *(whisper.KEPT_FILES if get_model_kind(model) is AudioConfig else ())]
+    return [*formats.TOKENIZER_FILES, *(whisper.KEPT_FILES if get_model_kind(model) is AudioConfig else ())]
 
 
 def describe_tokenizer(model: Model, tokenizer: Tokenizer | None) -> str:

@@ -1,9 +1,10 @@
-"""Remove attention heads from a model, and restore them as zeros for CTranslate2 and Hugging Face, which need equal
-numbers of heads. `attent.inspection.prune` chooses the heads.
+"""Remove layers and attention heads from a model, and restore heads as zeros for CTranslate2 and Hugging Face, which
+need equal numbers of heads. `attent.inspection.prune` chooses the heads.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from attent.models.config import Seq2SeqConfig
 from attent.models.seq2seq import Seq2Seq
 from attent.models.weights import assign_weights, build_empty_like, collect_tensors
 from attent.nn import Attention, get_attention_layers
+from attent.storage.errors import AttentError
 
 ROW_TENSORS = ("query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias", "score_weight")
 COLUMN_TENSORS = ("output.weight",)  # its bias belongs to all heads
@@ -40,6 +42,30 @@ def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Se
             tensors[name] = tensors[name].index_select(axis, indices).contiguous()
     empty = build_empty(set_remaining_heads(model.config, original_ids))
     return assign_weights(empty, tensors, "the model without some heads")
+
+
+def remove_layers(model: Seq2Seq, encoder_layers: int | None, decoder_layers: int | None) -> Seq2Seq:
+    """Return a model with fewer layers, evenly spaced from the first to the last, as a start for distillation (Shleifer
+    and Rush 2020). Tensors are shared with `model`."""
+    stacks: dict[str, Any] = dict(zip(("encoder", "decoder"), model.config.stacks, strict=True))
+    remaining: dict[str, list[int]] = {}
+    for side, count in (("encoder", encoder_layers), ("decoder", decoder_layers)):
+        layers = stacks[side].layers
+        count = layers if count is None else count
+        if not 1 <= count <= layers:
+            raise AttentError(f"`{side}_layers` must be from 1 to the model's {layers}, but is {count}")
+        remaining[side] = [round(i * (layers - 1) / max(1, count - 1)) for i in range(count)]
+        heads = stacks[side].remaining_heads and tuple(stacks[side].remaining_heads[i] for i in remaining[side])
+        stacks[side] = replace(stacks[side], layers=count, remaining_heads=heads)
+    tensors = collect_tensors(model, build_empty_like(model))
+    empty = build_empty(replace(model.config, **stacks))
+    names = {
+        name: re.sub(
+            r"^(\w+)\.blocks\.(\d+)", lambda match: f"{match[1]}.blocks.{remaining[match[1]][int(match[2])]}", name
+        )
+        for name in empty.state_dict()
+    }
+    return assign_weights(empty, {new: tensors[old] for new, old in names.items()}, "the model without some layers")
 
 
 def restore_heads(model: Seq2Seq) -> Seq2Seq:

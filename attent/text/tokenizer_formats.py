@@ -29,6 +29,10 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 FAST_TOKENIZER_FILE = "tokenizer.json"
 FORMAT_FILE = "tokenizer_format.json"  # says whether attent trained `tokenizer.model`
+TOKENIZER_FILES = (  # all that Hugging Face's libraries write; copied even if another file determines the ids
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "tokenizer.model spiece.model sentencepiece.bpe.model source.spm target.spm target_vocab.json chat_template.jinja"
+).split()
 OWN_FORMAT, FOREIGN_FORMAT = "attent", "sentencepiece"
 MAX_VOCAB = 2**24
 DEFAULT_SENTINELS = 100  # of T5
