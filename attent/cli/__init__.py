@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "generate": "Continue a text with a language model.",
     "info": "Describe a model folder and its training.",
     "look": "Show the attention of every head on a sentence; measure which heads matter.",
+    "models": "List published translation models for a language pair, with sizes and licences.",
     "score": "Score translations: BLEU, chrF, TER, with confidence intervals.",
     "serve": "Serve models over HTTP: a page and APIs.",
     "train": "Train a model; run the same command again to resume.",
