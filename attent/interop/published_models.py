@@ -19,14 +19,15 @@ class PublishedModel(NamedTuple):
 
 def find_models(src: str | None = None, tgt: str | None = None) -> Iterator[PublishedModel]:
     """Yield the models that know both languages, in any notation, smallest families first; None: any language."""
+    requested = [language for language in (src, tgt) if language is not None]
+    names = {"src": get_primary_subtag(src or "{src}"), "tgt": get_primary_subtag(tgt or "{tgt}")}
     path = Path(__file__).with_suffix(".toml")
     for family in settings.parse_toml(path.read_bytes(), path.name)["family"]:
-        known, note = family.get("languages", "").split(), family.get("note", "")
-        requested = [language for language in (src, tgt) if language is not None]
+        known = family.get("languages", "").split()
         matches = ["/".join(find_language(language, known)) for language in requested]
-        if known and not all(matches):
-            continue
-        pair = {key: get_primary_subtag(tag) if tag else f"{{{key}}}" for key, tag in (("src", src), ("tgt", tgt))}
-        for name, millions in family["models"].items():
-            note = note or (", ".join(matches) if requested else f"{len(known)} languages")
-            yield PublishedModel(name.format(**pair), millions * 10**6, family["license"], note)
+        if all(matches) or not known:
+            languages = ", ".join(matches) if requested else f"{len(known)} languages"
+            for name, millions in family["models"].items():
+                yield PublishedModel(
+                    name.format(**names), millions * 10**6, family["license"], family.get("note", languages)
+                )

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import sentencepiece
@@ -207,7 +207,8 @@ def test_refusals(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trained_model_translates_1000_sentences_as_before(tmp_path: Path) -> None:
-    attent.train("phrases", out=tmp_path / "run", src="en", tgt="de", size="tiny", steps=600, device="cpu")
+    sizes: dict[str, Any] = {"size": "tiny", "steps": 200, "batch_tokens": 2000}
+    attent.train("phrases", out=tmp_path / "run", src="en", tgt="de", device="cpu", **sizes)
     pairs = [(en, de) for en, de in islice(generate_pairs(), 4000) if not {"dog", "dogs", "church"} & set(en.split())]
     texts = [en for en, _ in pairs[:1000]]
     corpus = write_lines(tmp_path / "corpus.txt", [text for pair in pairs[:1000] for text in pair])
