@@ -12,6 +12,8 @@ from typing import Any, Literal
 import pytest
 import sentencepiece
 import torch
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models as tokenizer_models
 
 import attent
 from attent.cli import main
@@ -139,7 +141,7 @@ def test_letters_of_other_scripts_are_dropped(tmp_path: Path) -> None:
     texts = ["привет мир", "hello world 123", "γειά σου", "日本 ๑"] * 20
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model, model_type="char", vocab_size=60, hard_vocab_limit=False,
-        minloglevel=4, character_coverage=1.0,
+        minloglevel=4, character_coverage=1.0, self_test_sample_size=10,
     )  # fmt: skip
     before = Tokenizer.from_files({"tokenizer.model": model.getvalue()})
     corpus = write_lines(tmp_path / "corpus.txt", ["мир γ"])
@@ -147,6 +149,21 @@ def test_letters_of_other_scripts_are_dropped(tmp_path: Path) -> None:
     kept = set(before.source.to_pieces(ids))
     assert kept >= set("приветмhelloworld123γ▁")
     assert dropped == set("ειάσου日本")
+    new_ids = {old: new for new, old in enumerate(ids)}
+    after = Tokenizer.from_files({name: rewrite_file(name, c, dropped, new_ids) for name, c in before.files.items()})
+    assert after.source.decode(*after.source.encode(["привет world"])) == "привет world"
+
+
+def test_unknown_text_costs_as_much_as_before(tmp_path: Path) -> None:
+    pieces = {"</s>": 0.0, "<unk>": 0.0, "ab": -12.0, "cd": -12.0, "bcd": -0.1, "never": -30.0, "rare": -20.0}
+    trained = FastTokenizer(tokenizer_models.Unigram(list(pieces.items()), unk_id=1))
+    trained.add_special_tokens(["</s>", "<unk>"])
+    before = Tokenizer.from_files({"tokenizer.json": trained.to_str().encode()})
+    assert before.source.to_pieces(before.source.encode(["abcd"])[0]) == ["ab", "cd"]  # not unknown and bcd
+    corpus = write_lines(tmp_path / "corpus.txt", ["abcd", "bcd"])
+    ids, dropped = choose_ids(before, before.files, corpus, [], None)
+    assert dropped == {"rare"}
+    assert before.source.to_pieces(ids)[-1] == "never"  # the lowest score, from which that of unknown text is computed
 
 
 def test_the_size_of_the_vocabulary(tmp_path: Path) -> None:
