@@ -17,7 +17,9 @@ def convert(
     out: Annotated[Path, Parameter(help="the folder to write; new or empty")],
     /,
     *,
-    to: Annotated[TargetFormat | None, Parameter(help="hf: transformers [default: the format of MODEL]")] = None,
+    to: Annotated[
+        TargetFormat | None, Parameter(help="hf: transformers; ctranslate2: translators [default: as is]")
+    ] = None,
     dtype: Annotated[Dtype | None, Parameter(help="precision of the weights [default: unchanged]")] = None,
     quantization: Annotated[Quantization, Parameter(help="of the weights, with --to ctranslate2")] = "int8",
     corpus: Annotated[Path | None, Parameter(help="drop the pieces that this text file does not need")] = None,
