@@ -46,14 +46,11 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     assert_rejected(tmp_path / "model.bin", "must be a model folder, but is a file")
 
 
-def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_a_folder_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_rejected(
-        "Helsinki-NLP/opus-mt-en-de",
-        "does not exist; give the folder that holds config.json. If Helsinki-NLP/opus-mt-en-de is a model on "
-        "the Hugging Face hub, download it first, `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
-        "opus-mt-en-de`, and give the folder opus-mt-en-de",
-    )
+    (tmp_path / "runs").mkdir()
+    advice = "give the folder that holds config.json, or runs/en-dee@main for a model on the Hugging Face hub"
+    assert_rejected("runs/en-dee", f"does not exist; {advice}")
 
 
 def test_a_model_with_another_source(tmp_path: Path) -> None:
