@@ -533,7 +533,7 @@ def load_initial_model(path: str, task: TaskName) -> Model:
     if damaged:
         problem = f"its weights must be finite, but {len(damaged)} of its tensors contain NaN or infinity"
         raise TrainError(f"{path}: {problem}, such as `{damaged[0]}`; give another --from")
-    return model
+    return model.float()  # half-precision weights would lose most updates; products are in `train.precision`
 
 
 def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSettings) -> RunConfig:

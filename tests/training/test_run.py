@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attent import interop
 from attent.models import Seq2SeqConfig
 from attent.settings import read_json
 from attent.training import autoconfig, checkpoint, hardware
@@ -38,8 +39,8 @@ def train_small(folder: Path, **options: object) -> TrainResult:
         src="en",
         tgt="xx",
         out=folder / "run",
-        settings=SETTINGS,
         **{
+            "settings": SETTINGS,
             "size": "tiny",
             "batch_tokens": 256,
             "hold_out": 6,
@@ -183,6 +184,13 @@ def test_a_model_with_weights_that_are_not_finite_is_not_fine_tuned(tmp_path: Pa
         TrainError, match=r"start: its weights must be finite, but 1 of its tensors contain NaN .*decoder"
     ):
         train_small(tmp_path, size=None, init_from=str(tmp_path / "start"))
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_model_in_half_precision_is_fine_tuned_in_float32(tmp_path: Path, lora: int) -> None:
+    write_model(tmp_path / "start", toys.model().bfloat16(), toys.tokenizer())
+    train_small(tmp_path, size=None, settings={}, init_from=str(tmp_path / "start"), lora=lora)
+    assert {weight.dtype for weight in interop.load(tmp_path / "run").parameters()} == {torch.float32}
 
 
 def test_unknown_settings_name_the_nearest(tmp_path: Path) -> None:
