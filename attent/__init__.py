@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from attent.scoring.pipeline import score
     from attent.serving.run import serve
     from attent.storage.errors import AttentError
+    from attent.training.distillation import distil
     from attent.training.run import train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentError", "Captioner", "Generator", "Inspection", "Predictor", "Transcriber", "Translator", "__version__",
-    "build", "load", "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve", "train",
+    "build", "distil", "load", "look", "mask_heads", "measure_heads", "nn", "presets", "record", "score", "serve",
+    "train",
 ]  # fmt: skip
 
 # Public name -> the module that defines it, or that is itself public. It is imported on first use (PEP 562), so that
@@ -48,6 +50,7 @@ _PUBLIC_MODULES = {
     "Transcriber": "attent.decoding.transcriber",
     "Translator": "attent.decoding",
     "build": "attent.models",
+    "distil": "attent.training.distillation",
     "load": "attent.interop",
     "look": "attent.inspection.session",
     "mask_heads": "attent.inspection.head_masking",

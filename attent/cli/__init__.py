@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "convert": "Convert a model folder to Hugging Face, CTranslate2 or attent format.",
     "data": "Report on a corpus before training: sizes, problems, test set overlap.",
     "demo": "Train a small model in minutes, translate with it and draw its attention.",
+    "distil": "Train a small, fast model on the translations of a large one.",
     "doctor": "Check this machine and the installation.",
     "embed": "Embed texts as vectors.",
     "fill": 'Predict masked words: fill MODEL "The [MASK] sat".',

@@ -255,7 +255,7 @@ def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> 
     rate = config.subword_sampling
     content = {
         "format_version": FORMAT_VERSION,
-        "corpora": [_corpus_identity(corpus, root) for corpus in corpora],
+        "corpora": [identify_corpus(corpus, root) for corpus in corpora],
         "tokenizer": config.tokenizer.fingerprint,
         "filters": settings.to_dict(config.filters),
         "language_tags": config.language_tags,
@@ -264,7 +264,8 @@ def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> 
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _corpus_identity(corpus: Corpus, root: Path) -> list[object]:
+def identify_corpus(corpus: Corpus, root: Path) -> list[object]:
+    """Return what determines the text of a corpus; `root` has a cache of the hashes of its files."""
     hashes = [hash_file(Path(path), root / "hashes.json") for path, *_ in corpus.fingerprint()]
     split = [] if corpus.split is None else [hashlib.sha256(corpus.split.membership).hexdigest()]
     return [corpus.file_names, hashes, astuple(corpus.languages), astuple(corpus.options), *split]

@@ -52,10 +52,11 @@ class LineSource:
     chunks: Iterable[bytes]
     has_more: Callable[[], bool]  # without waiting
     total_bytes: int | None = None  # None: unknown
+    first_index: int = 0  # of the first line
 
     def read_blocks(self, max_lines: int, parse_line: LineParser[L]) -> Iterator[LineBlock[L]]:
         """Yield blocks of at most `max_lines`, fewer if no more are available right now."""
-        first = 0
+        first = self.first_index
         for rows in group_lines(split_lines(self.chunks, self.name), max_lines, self.has_more):
             lines: list[L] = []
             error = None

@@ -90,7 +90,8 @@ def _list_model_facts(task: Task, run: RunConfig, trainer: Trainer) -> Iterator[
     yield "Parameters", f"{total:,}" + (f", of which {trained:,} were trained" if trained < total else "")
     yield "Vocabulary", f"{config.vocab:,}" if hasattr(config, "vocab") else ""
     if tokenizer is not None:
-        kind = "of the base model" if run.init_from else run.data.tokenizer.kind
+        origin = "of the base model" if run.init_from else f"of {run.data.tokenizer_from}"
+        kind = origin if run.init_from or run.data.tokenizer_from else run.data.tokenizer.kind
         sides = ", one for both languages" if tokenizer.joint else ", one for each language"
         yield "Tokenizer", kind + (sides if "data.tokenizer.joint" in task.used_settings else "")
         yield "Tokenizer SHA-256", tokenizer.fingerprint

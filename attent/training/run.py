@@ -113,8 +113,7 @@ def train(
         {path: value for path, value in flags.items() if value is not None},
         overrides,
     )
-    if init_from := requested.get("init_from"):  # pinned to a commit
-        requested["init_from"] = find_origin(locate_model(init_from)) or init_from
+    pin_models(requested)
     table = requested.get("train", {})
     with ExitStack() as stack:
         distributed = stack.enter_context(init_distributed(hardware.activate_device(table.get("device"))))
@@ -145,6 +144,23 @@ def train(
         session.callback_error.add_note(f"The run is saved at step {result.step:,}; the same call resumes it.")
         raise session.callback_error
     return result
+
+
+def pin_models(requested: UserSettings) -> None:
+    """Replace the names of models on the hub by those of their commits."""
+    data = requested.get("data", {})
+    synthetic = data.get("synthetic", {})
+    for table, name in (
+        (requested, "init_from"),
+        (data, "tokenizer_from"),
+        (synthetic, "reverse"),
+        (synthetic, "forward"),
+    ):
+        models = table.get(name)
+        if isinstance(models, str):
+            table[name] = find_origin(locate_model(models)) or models
+        elif models:
+            table[name] = [find_origin(locate_model(model)) or model for model in models]
 
 
 def locate_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +253,7 @@ class TrainSession:
         previous = settings.read_json(path) if path.exists() else self.requested
         resolved = None if is_new else run_config.read_run(self.out / run_folder.RUN_FILE)
         has_model = (self.out / WEIGHTS_FILE).exists()  # possibly before the first checkpoint
-        if resolved or has_model or not self.requested.get("data", {}).get("train"):
+        if resolved or has_model or not run_folder.names_data(self.requested):
             tables = settings.to_dict(resolved) if resolved else {}
             self.requested = run_config.merge_with_previous(self.requested, previous, tables)
         if resolved is None:
@@ -338,7 +354,9 @@ class TrainSession:
         if not self.distributed.is_main:
             self.distributed.barrier()
         data_dir, device = self.state_dir / "data", self.distributed.device
-        context = RunContext(data_dir=data_dir, device=device, report=self.emit, should_stop=self.should_stop)
+        context = RunContext(
+            data_dir=data_dir, device=device, report=self.emit, should_stop=self.should_stop, is_new=is_new
+        )
         task = get_task_class(run.task)(run, self.load_tokenizer(run, is_new, pretrained), context)
         if self.distributed.is_main:
             if task.tokenizer is not None:
@@ -357,7 +375,10 @@ class TrainSession:
             return Tokenizer.load(self.out).bind_languages(*languages)
         if isinstance(pretrained, task.pretrained_classes):
             return None
-        return load_tokenizer(locate_model(run.init_from), *languages) if run.init_from else None
+        if run.init_from and run.data.tokenizer_from:
+            raise TrainError("`data.tokenizer_from` has no effect with --from, which has a tokenizer; leave it out")
+        model = run.init_from or run.data.tokenizer_from
+        return load_tokenizer(locate_model(model), *languages) if model else None
 
     def resolve_settings(self, run: RunConfig, task: Task, pretrained: Model | None) -> tuple[RunConfig, Model]:
         """Choose every setting that is None, report the reasons, and build the model."""

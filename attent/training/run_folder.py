@@ -49,13 +49,25 @@ def check_folder(out: Path, requested: UserSettings) -> None:
         content = "a model" if has_model else f"other files ({', '.join(sorted(names)[:3])})"
         advice = f", or fine-tune the model with --from {out}" if has_model else ""
         raise TrainError(f"{out}: contains {content}, which is not overwritten; give another --out{advice}")
-    elif not is_run and not requested.get("data", {}).get("train"):
+    elif not is_run and not names_data(requested):
         raise TrainError("there is no training data; name a corpus with --data, such as --data corpus.tsv")
     with explain_save_errors(out, "run"):
         state.mkdir(parents=True, exist_ok=True)
         probe = state / ".probe"
         probe.write_bytes(b"")
         probe.unlink()
+
+
+def has_begun(out: Path) -> bool:
+    """True if the folder has a checkpoint or a model, so that its settings are fixed."""
+    return bool(checkpoint.list_steps(out / STATE_FOLDER)) or (out / WEIGHTS_FILE).exists()
+
+
+def names_data(requested: UserSettings) -> bool:
+    """True if the settings name training data: a corpus, or text to translate."""
+    data = requested.get("data", {})
+    synthetic = data.get("synthetic", {})
+    return any((data.get("train"), synthetic.get("mono_target"), synthetic.get("mono_source")))
 
 
 def check_changes(out: Path, previous: UserSettings, requested: UserSettings) -> None:

@@ -58,6 +58,7 @@ class TextOptions:
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
+    tokenizer_from: Annotated[str | None, "a model whose tokenizer is used [default: a new one is trained]"] = None
     layout: Annotated[
         Layout | None,
         "packed rows (GPU), bucketed by length (CPU), or bucketed in fixed shapes (LSTMs and convolutions on a GPU)",
@@ -71,6 +72,31 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Training pairs of which a model translates one side (`synthetic_pairs`)."""
+
+    mono_target: Annotated[
+        tuple[str, ...], "text in the target language, a sentence per line; --reverse adds sources"
+    ] = ()
+    reverse: Annotated[tuple[str, ...], "model from the target to the source language; several: an ensemble"] = ()
+    mono_source: Annotated[
+        tuple[str, ...], "text in the source language, a sentence per line; --forward adds targets"
+    ] = ()
+    forward: Annotated[tuple[str, ...], "model from the source to the target language; several: an ensemble"] = ()
+    mono_weight: Annotated[float, "sampling weight of these pairs, as of a corpus"] = 1.0
+    mono_sampling: Annotated[bool, "sample the sources of --mono-target, instead of beam search"] = False
+    replace_targets: bool = False  # of the training pairs too, by translations of `forward`: distillation
+    n_best: int = 1  # of `replace_targets`: hypotheses, of which the one closest to the old target is chosen
+    drop_share: float = 0.05  # of the pairs, those to whose tokens the model gives the lowest probability
+
+    def __post_init__(self) -> None:
+        check_at_least("n_best", self.n_best, 1)
+        check_below_one("drop_share", self.drop_share)
+        if not self.mono_weight > 0:
+            raise ValueError(f"`mono_weight` must be greater than 0, but is {self.mono_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig(TextOptions):
     train: tuple[str, ...] = ()  # corpora, each with an optional weight (own.tmx:3); the flag is --data
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -78,6 +104,19 @@ class DataConfig(TextOptions):
     read_options: ReadOptions = field(default_factory=ReadOptions)
     images: ImageDataConfig | None = None  # for --task images
     audio: AudioDataConfig | None = None  # for --task speech
+    synthetic: SyntheticConfig | None = None  # for --task translate
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made = self.synthetic or SyntheticConfig()
+        for name, has_text, model in (
+            ("mono_target", made.mono_target, "reverse"),
+            ("mono_source", made.mono_source or made.replace_targets, "forward"),
+        ):
+            if bool(has_text) != bool(getattr(made, model)):
+                raise ValueError(
+                    f"`{name}` and `{model}` must be given together, a text and the model that translates it"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +220,24 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudentOptions:
+    """Options of `attent distil` that are not those of `attent train`."""
+
+    data: Annotated[
+        CorpusInput, "source text, a sentence per line, or pairs, whose targets choose among the n best translations"
+    ] = field(default=(), kw_only=False)
+    teacher: Annotated[str | Path | Sequence[str | Path] | None, "a translation model; several: an ensemble"] = None
+    out: Annotated[str | Path, "folder of the student; the same folder again resumes the run"]
+    size: Annotated[
+        str | None, "layers of encoder and decoder, and width [default: 6+2x384, or a narrower teacher's width]"
+    ] = None
+    megabytes: Annotated[float | None, "instead of --size: the largest known size of so many megabytes as int8"] = None
+    speed: Annotated[float | None, "instead of --size: the largest with so many sentences/s on this CPU, beam 4"] = None
+    n_best: Annotated[int | None, "translations of each pair to choose from [default: 4]"] = None
+    vocab: Annotated[int | None, "size of a new vocabulary [default: the teacher's tokenizer is used]"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PythonOptions:
     settings: Annotated[
         Mapping[str, Any] | None, 'any setting of the run file: {"model.dropout": 0.2, "data.filters.script": False}'
@@ -196,8 +253,18 @@ class PythonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(RunOptions, TextOptions, TrainConfig, DecodeConfig, ImageDataConfig, AudioDataConfig, PythonOptions):
+class TrainOptions(
+    RunOptions, TextOptions, SyntheticConfig, TrainConfig, DecodeConfig, ImageDataConfig, AudioDataConfig, PythonOptions
+):
     """The arguments of `attent.train`, as one declaration for type checkers and `help`. There are no instances."""
+
+    valid: Annotated[CorpusInput, VALID_HELP] = ()  # type: ignore[assignment]
+    test: Annotated[CorpusInput, TEST_HELP] = ()  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilOptions(StudentOptions, TextOptions, TrainConfig, DecodeConfig, PythonOptions):
+    """The arguments of `attent.distil`."""
 
     valid: Annotated[CorpusInput, VALID_HELP] = ()  # type: ignore[assignment]
     test: Annotated[CorpusInput, TEST_HELP] = ()  # type: ignore[assignment]
@@ -205,26 +272,33 @@ class TrainOptions(RunOptions, TextOptions, TrainConfig, DecodeConfig, ImageData
 
 # The tables of a run file whose fields are options, and the paths of other options in it.
 SETTING_TABLES: dict[str, type] = {
-    "data": TextOptions, "train": TrainConfig, "decode": DecodeConfig, "data.images": ImageDataConfig,
-    "data.audio": AudioDataConfig,
+    "data": TextOptions, "data.synthetic": SyntheticConfig, "train": TrainConfig, "decode": DecodeConfig,
+    "data.images": ImageDataConfig, "data.audio": AudioDataConfig,
 }  # fmt: skip
 OPTION_PATHS = {
     "task": "task", "arch": "arch", "size": "size", "init_from": "init_from", "tokenizer": "data.tokenizer.kind",
     "vocab": "data.tokenizer.vocab", "dropout": "model.dropout",
 }  # fmt: skip
 OPTION_GROUPS: dict[str, type] = {
-    "What to train": RunOptions, "Text": TextOptions, "Recipe": TrainConfig, "Scores": DecodeConfig,
-    "Images": ImageDataConfig, "Speech": AudioDataConfig, "Python": PythonOptions,
+    "What to train": RunOptions, "Text": TextOptions, "Monolingual text": SyntheticConfig, "Recipe": TrainConfig,
+    "Scores": DecodeConfig, "Images": ImageDataConfig, "Speech": AudioDataConfig, "Python": PythonOptions,
 }  # fmt: skip
 
 
-def accept_options(options: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+DISTIL_GROUPS: dict[str, type] = {"Student": StudentOptions} | {
+    title: table for title, table in OPTION_GROUPS.items() if issubclass(DistilOptions, table)
+}
+
+
+def accept_options(
+    options: Callable[P, object], groups: Mapping[str, type] = OPTION_GROUPS
+) -> Callable[[Callable[..., R]], Callable[P, R]]:
     """Type a function as one that takes the arguments of `options`, and list them in its signature and docstring."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
-        hints = get_type_hints(TrainOptions, include_extras=True)
+        hints = get_type_hints(options, include_extras=True)
         parameters, lines = [], [inspect.getdoc(function) or ""]
-        for group, table in OPTION_GROUPS.items():
+        for group, table in groups.items():
             lines += ["", f"{group}:"]
             for option in fields(table):
                 if get_origin(hints[option.name]) is Annotated:

@@ -146,6 +146,7 @@ class RunContext:
     device: torch.device
     report: EventHandler
     should_stop: Callable[[], bool] = lambda: False
+    is_new: bool = True  # False: the run has a checkpoint
 
     def note(self, text: str) -> None:
         self.report(Note(text=text))

@@ -6,6 +6,7 @@ The data are prepared in `translation_data`; defaults are chosen by `attent.trai
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from attent.data.corpus import Corpus
 from attent.data.encode import learn_languages
+from attent.data.token_store import CorpusPart
 from attent.decoding.alignment import AlignmentError, save_measured_selection, select_by_agreement
 from attent.decoding.options import MAX_EXTRA_TOKENS, SearchOptions
 from attent.decoding.translator import Translator, translate_texts
@@ -24,6 +26,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
+from attent.training.synthetic_pairs import SyntheticCorpus
 from attent.training.tasks import base, translation_data
 from attent.training.tasks.generation_task import EvalSet, GenerationTask
 from attent.training.tasks.translation_data import read_eval_set
@@ -38,8 +41,8 @@ class TranslationTask(GenerationTask):
     used_settings = frozenset(
         {
             "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
-            "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
-            "train.rdrop", "train.valid_sentences", "decode",
+            "data.read_options", "data.synthetic", "data.tokenizer", "data.tokenizer.joint",
+            "data.tokenizer_from", "data.max_tokens", "data.layout", "train.rdrop", "train.valid_sentences", "decode",
         }
     )  # fmt: skip
 
@@ -53,7 +56,8 @@ class TranslationTask(GenerationTask):
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             texts = self.validation
             make_metric(run.train.metric, texts and texts.language, texts.references if texts else ())
-        languages = learn_languages(splits.train)
+        texts = [corpus for corpus in splits.train if not isinstance(corpus, SyntheticCorpus)]  # without a tag
+        languages = learn_languages(texts or splits.train)
         self.extra_files = {} if languages is None else {LANGUAGES_FILE: languages.to_bytes()}
 
     @property
@@ -136,17 +140,7 @@ class TranslationTask(GenerationTask):
 
     def describe_data(self) -> base.DataSummary:
         store, splits, valid = self.prepared.store, self.prepared.splits, self.prepared.valid_store
-        corpora = [
-            base.CorpusStats(
-                name=part.name,
-                num_read=part.pairs + sum(part.dropped.values()),
-                num_used=part.pairs,
-                dropped=tuple(part.dropped.items()),
-                files=list_files(corpus),
-                weight=corpus.weight,
-            )
-            for corpus, part in zip(splits.train, store.meta.parts, strict=True)
-        ]
+        corpora = [describe_corpus(corpus, part) for corpus, part in zip(splits.train, store.meta.parts, strict=True)]
         method = "" if valid is None else ", ".join(file for corpus in splits.valid for file in corpus.file_names)
         if splits.held_out:
             method = "selected by a hash of the source; pairs that share a side with one of them were not trained on"
@@ -182,6 +176,21 @@ def describe_translator(
         note="Exact is the share of outputs that equal the reference.",
         samples_title="Sample translations",
         has_two_sides=True,
+    )
+
+
+def describe_corpus(corpus: Corpus, part: CorpusPart) -> base.CorpusStats:
+    summary = corpus.summary if isinstance(corpus, SyntheticCorpus) else None
+    dropped = Counter(part.dropped) + Counter(summary.dropped if summary else {})
+    return base.CorpusStats(
+        name=part.name,
+        num_read=part.pairs + dropped.total(),
+        num_used=part.pairs,
+        dropped=tuple(dropped.items()),
+        files=(*((name, digest) for name, digest in summary.files), *list_files(corpus))
+        if summary
+        else list_files(corpus),
+        weight=corpus.weight,
     )
 
 

@@ -26,6 +26,7 @@ from attent.formatting import format_precise_percent
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
+from attent.training.synthetic_pairs import BACK_TRANSLATION_TAG, add_synthetic_corpora
 from attent.training.tasks import base
 from attent.training.tasks.generation_task import EvalSet
 
@@ -94,7 +95,10 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
     )
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
     held_out = not valid and config.hold_out != 0
-    if held_out:
+    if held_out and train:
+        train, valid = _split_validation(train, config.hold_out, seed, context)
+    train = add_synthetic_corpora(config, train, [*valid, *tests], seed, context)
+    if held_out and not valid:
         train, valid = _split_validation(train, config.hold_out, seed, context)
     return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
 
@@ -177,7 +181,10 @@ def prepare_tokens(
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
         context.note("training the tokenizer ...")
-        tokenizer = learn_tokenizer(splits.train, config.tokenizer, language_tags=splits.use_tags, seed=seed)
+        has_tag = config.synthetic is not None and config.synthetic.mono_target
+        symbols = (*config.tokenizer.symbols, BACK_TRANSLATION_TAG) if has_tag else config.tokenizer.symbols
+        tokenizer_config = replace(config.tokenizer, symbols=symbols)
+        tokenizer = learn_tokenizer(splits.train, tokenizer_config, language_tags=splits.use_tags, seed=seed)
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
