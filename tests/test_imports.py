@@ -255,6 +255,9 @@ def test_public_functions_work_twice(tmp_path: Path) -> None:
     sizes = {"model.width": 8, "model.heads": 2, "model.ffn_width": 8, "model.layers": 1}
     calls: dict[str, Callable[[], object]] = {
         "build": lambda: attent.build(model.config),
+        "distil": lambda: attent.distil(
+            corpus, teacher=folder, src="en", tgt="de", out=tmp_path / "student", size="1+1x64", steps=1
+        ),
         "load": lambda: attent.load(folder),
         "look": lambda: attent.look(folder, "two"),
         "mask_heads": mask_heads,

@@ -12,6 +12,7 @@ from attent.cli.config_flags import add_config_flags
 from attent.cli.train import GROUPS, DataFlag, SetFlag, limit_thread_waiting
 from attent.training.run_options import SETTING_TABLES, Arch, Size
 
+OTHER_TABLES = ("data.images", "data.audio", "data.synthetic")  # whose settings a comparison has no flags for
 COMPARISON = Group("What to compare", sort_key=-1)
 
 
@@ -19,9 +20,7 @@ def _list_flag(help_text: str) -> Parameter:
     return Parameter(group=COMPARISON, consume_multiple=True, negative_iterable="", help=help_text)
 
 
-@add_config_flags(
-    {table: GROUPS[table] for path, table in SETTING_TABLES.items() if path not in ("data.images", "data.audio")}
-)
+@add_config_flags({table: GROUPS[table] for path, table in SETTING_TABLES.items() if path not in OTHER_TABLES})
 def compare(
     *,
     data: DataFlag = None,

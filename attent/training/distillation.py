@@ -25,9 +25,9 @@ from attent.decoding.options import SearchOptions, SearchRequest
 from attent.interop import load_as
 from attent.interop.ctranslate2 import MAX_POSITIONS
 from attent.models import Seq2Seq, Seq2SeqConfig, build, presets
-from attent.nn import StackConfig
 from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
+from attent.training import config as run_config
 from attent.training import run, run_folder
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainError
@@ -40,8 +40,6 @@ MAX_POST_NORM_LAYERS = 6  # deeper stacks learn reliably with the norm first
 DEFAULT_N_BEST = 4  # the beam, so that more hypotheses take no more time
 MEASURED_SENTENCES, MEASURED_TOKENS, MEASURE_SECONDS = 32, 30, 2.0
 NEVER = -1e4  # bias of the end token: all measured translations are equally long
-# Little regularization: a teacher's translations are regular, and there can be as many as there is text.
-RECIPE = {"model.dropout": 0.1, "train.rdrop": 0.0}
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,10 @@ class StudentShape:
         return {f"model.{name}": value for name, value in (layers | both | {"norm_order": norm}).items()}
 
     def build_config(self, tokenizer: Tokenizer, vocab: int | None = None) -> Seq2SeqConfig:
-        stack = StackConfig(width=self.width, heads=self.width // HEAD_WIDTH, ffn_width=FFN_FACTOR * self.width)
-        preset = presets.make_seq2seq(tokenizer.source.size, replace(stack, layers=self.encoder_layers))
-        config = replace(preset, decoder=replace(preset.decoder, layers=self.decoder_layers))
-        return fit_to_tokenizer(config, tokenizer) if vocab is None else replace(config, vocab=vocab)
+        """The student's config with the vocabulary of a tokenizer, or one of `vocab` ids."""
+        base = presets.base(vocab or tokenizer.source.size)
+        requested = run_config.read_user_settings(None, self.settings, ())
+        return run_config.build_model_config(requested, base if vocab else fit_to_tokenizer(base, tokenizer))
 
 
 SHAPES = tuple(  # from the smallest to the largest
@@ -105,16 +103,17 @@ def distil(
         raise TrainError("only one of `size`, `megabytes` and `speed` can be given; leave the others out")
     teachers = [str(teacher)] if isinstance(teacher, str | Path) else list(map(str, teacher or ()))
     handlers = [callbacks] if callable(callbacks) else callbacks
-    chosen: dict[str, Any] = RECIPE | {"data.synthetic.forward": teachers} if teachers else {}
+    chosen: dict[str, Any] = {"data.synthetic.forward": teachers} if teachers else {}
     pairs, texts = (data, ()) if is_in_memory(data) else split_names(data, options)
+    has_pairs = is_in_memory(pairs) or bool(pairs)
     if texts:
         chosen["data.synthetic.mono_source"] = texts
-    if is_in_memory(pairs) or pairs:
+    if has_pairs:
         chosen |= {"data.synthetic.replace_targets": True, "data.synthetic.n_best": n_best or DEFAULT_N_BEST}
     if size is not None:
         chosen |= StudentShape.parse(size).settings
     is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with
-    if is_new and not teachers and (pairs or texts):
+    if is_new and not teachers and (has_pairs or texts):
         raise TrainError("a student needs a teacher, but none is named; give the folder of a translation model")
     if is_new and teachers:
         model, vocab = locate_model(teachers[0]), options.get("vocab")

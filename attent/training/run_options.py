@@ -231,8 +231,12 @@ class StudentOptions:
     size: Annotated[
         str | None, "layers of encoder and decoder, and width [default: 6+2x384, or a narrower teacher's width]"
     ] = None
-    megabytes: Annotated[float | None, "instead of --size: the largest known size of so many megabytes as int8"] = None
-    speed: Annotated[float | None, "instead of --size: the largest with so many sentences/s on this CPU, beam 4"] = None
+    megabytes: Annotated[
+        float | None, "instead of --size: the largest known size of at most that many megabytes as int8"
+    ] = None
+    speed: Annotated[float | None, "instead of --size: the largest with that many sentences/s on this CPU, beam 4"] = (
+        None
+    )
     n_best: Annotated[int | None, "translations of each pair to choose from [default: 4]"] = None
     vocab: Annotated[int | None, "size of a new vocabulary [default: the teacher's tokenizer is used]"] = None
 

@@ -44,6 +44,7 @@ from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import TranslationPipeline, iterate_translated_blocks
 from attent.decoding.translator import Translator
+from attent.formatting import format_count
 from attent.models import Seq2Seq
 from attent.storage.atomic import atomic_path
 from attent.storage.hub import locate_model
@@ -53,7 +54,7 @@ from attent.training.run_options import SyntheticConfig
 from attent.training.tasks.base import RunContext, hash_files
 
 BACK_TRANSLATION_TAG = "<BT>"  # begins a synthetic source; one token in a tokenizer that is trained for it
-FOLDER, HASHES_FILE = "synthetic", "hashes.json"  # in `state/data`
+FOLDER, HASHES_FILE, TRANSLATIONS_SUFFIX = "synthetic", "hashes.json", ".translations.jsonl"  # in `state/data`
 CHUNK_TEXTS = 1_000  # whose hypotheses are compared with their references in one task of a worker
 MAX_SERIAL_TEXTS = 20_000
 IMPOSSIBLE_LOG_PROB = -100.0
@@ -108,7 +109,7 @@ class TranslationJob:
 
     @property
     def description(self) -> str:
-        best = f"best of {self.options.n_best} of " if self.options.n_best > 1 else ""
+        best = f"closest to the reference of {self.options.n_best}, " if self.options.n_best > 1 else ""
         search = "sampled" if self.options.sampling else f"{best}beam {self.options.beam_size}"
         return f"translated {'back ' if self.is_target else ''}by {', '.join(self.models)}, {search}"
 
@@ -134,7 +135,7 @@ class TranslationJob:
         return cleaned
 
     def compute_keys(self, held_out: Sequence[Corpus], root: Path) -> tuple[str, str]:
-        """Hashes of all that determines the translations, and the pairs made of them."""
+        """Hashes of all that determines the translations, and of all that determines the pairs."""
         models = [hash_model(locate_model(model), root) for model in self.models]
         if isinstance(self.text, Corpus):
             content: object = identify_corpus(self.text, root)
@@ -191,6 +192,8 @@ def make_corpus(job: TranslationJob, held_out: Sequence[Corpus], root: Path, con
     if summary is None or (context.is_new and summary.key != job.compute_keys(held_out, root)[1]):
         summary = build_pairs(job, held_out, root, context)
         settings.write_json(asdict(summary), record)
+        for translations in root.glob(f"*{TRANSLATIONS_SUFFIX}"):
+            translations.unlink()
     languages = job.languages.swap() if job.is_target else job.languages
     (corpus,) = open_corpora([str(root / summary.pairs_file)], languages)
     fields = {**vars(corpus), "name": f"{job.name} ({summary.description})", "weight": job.weight}
@@ -208,15 +211,12 @@ def build_pairs(job: TranslationJob, held_out: Sequence[Corpus], root: Path, con
     """Translate the text of a job, choose and filter the pairs, and write them."""
     translations_key, key = job.compute_keys(held_out, root)
     references = job.read_texts()
-    texts, translations, pairs = (
-        list(references),
-        root / f"{translations_key}.translations.jsonl",
-        root / f"{key}.jsonl",
-    )
+    texts = list(references)
+    translations, pairs = root / f"{translations_key}{TRANSLATIONS_SUFFIX}", root / f"{key}.jsonl"
     done = count_complete_lines(translations)
     if done < len(texts):
         resumed = f", resumed after {done:,}" if done else ""
-        context.note(f"{job.name}: {len(texts):,} sentences are {job.description}{resumed} ...")
+        context.note(f"{job.name}: {format_count(len(texts), 'sentence')}, {job.description}{resumed} ...")
         translate_missing(job, texts, done, translations, context)
         gc.collect()
         if torch.cuda.is_available():  # training needs the memory
@@ -231,7 +231,6 @@ def build_pairs(job: TranslationJob, held_out: Sequence[Corpus], root: Path, con
                 continue
             pair = (f"{BACK_TRANSLATION_TAG} {candidate.text}", text) if job.is_target else (text, candidate.text)
             file.write((json.dumps(dict(zip(ROLE_KEYS[0], pair, strict=True)), ensure_ascii=False) + "\n").encode())
-    translations.unlink()
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.most_common())
     context.note(
         f"{job.name}: {len(texts) - dropped.total():,} synthetic pairs" + (f"; dropped: {reasons}" if reasons else "")

@@ -69,7 +69,7 @@ def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
     switches = {"--no-compile", "--no-shard", "--no-tags"}
     expected: dict[str, set[str]] = {
-        "compare": switches, "train": switches,
+        "compare": switches, "distil": switches, "train": {*switches, "--no-mono-sampling"},
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},
         **{name: {"--no-repeat-ngram-size"} for name in ("caption", "score", "transcribe", "translate")},
     }  # fmt: skip

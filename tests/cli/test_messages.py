@@ -15,7 +15,7 @@ MESSAGES = """
 $ attent docter
 2 unknown command `docter`: did you mean `doctor`?
 $ attent qqqq
-2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, doctor, embed, fill, generate, info, look, models, score, serve, train, transcribe, translate
+2 unknown command `qqqq`: known are: average, caption, classify, compare, convert, data, demo, distil, doctor, embed, fill, generate, info, look, models, score, serve, train, transcribe, translate
 $ attent --versoin
 2 unknown option `--versoin`: did you mean `--version`?
 $ attent fill M x --jsno

@@ -100,7 +100,6 @@ def test_student_learns_the_translation_closest_to_the_reference(home: Path, tmp
     run = read_run(out / "run.toml")
     assert run.model is not None
     assert (run.model.encoder.layers, run.model.decoder.layers, run.model.encoder.width) == (2, 1, 64)
-    assert run.model.encoder.dropout == 0.1
     assert Tokenizer.load(out).fingerprint == Tokenizer.load(home / "teacher").fingerprint
     translator = attent.Translator.load(home / "teacher", device="cpu")
     (file,) = (out / "state/data/synthetic").glob("*.jsonl")
@@ -109,9 +108,9 @@ def test_student_learns_the_translation_closest_to_the_reference(home: Path, tmp
     assert all(pair["tgt"] in texts for pair, texts in zip(pairs, candidates, strict=True))
     assert any(pair["tgt"] != texts[0] for pair, texts in zip(pairs, candidates, strict=True))
     assert not any(pair["tgt"] == reverse(pair["src"]) for pair in pairs)  # the references are not learned
-    assert any("best of 4 of beam 4" in note for note in notes)
+    assert any("closest to the reference of 4, beam 4" in note for note in notes)
     card = (out / "card.md").read_text(encoding="utf-8")
-    assert f"pairs.tsv (translated by {home / 'teacher'}, best of 4 of beam 4)" in card
+    assert f"pairs.tsv (translated by {home / 'teacher'}, closest to the reference of 4, beam 4)" in card
     assert f"of {home / 'teacher'}, one for both languages" in card
     resumed = attent.distil(home / "pairs.tsv", teacher=home / "teacher", out=out, size="2+1x64", **TINY | {"steps": 3})
     assert resumed.step == 3

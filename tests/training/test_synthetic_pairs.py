@@ -215,7 +215,7 @@ def test_text_that_changed_before_the_first_step_is_translated_again(home: Path,
         attent.train(home / "pairs.tsv", out=tmp_path / "run", callbacks=stop, **TINY | given)
     text.write_text("eht eno wen ecnetnes\n" * 2, encoding="utf-8")
     notes = back_translate(home, tmp_path / "run", mono_target=(str(text),))
-    assert any("1 sentences are translated" in note for note in notes)
+    assert any("1 sentence, translated" in note for note in notes)
 
 
 def test_run_with_a_checkpoint_needs_neither_text_nor_model(home: Path, tmp_path: Path) -> None:

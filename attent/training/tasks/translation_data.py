@@ -99,6 +99,9 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
         train, valid = _split_validation(train, config.hold_out, seed, context)
     train = add_synthetic_corpora(config, train, [*valid, *tests], seed, context)
     if held_out and not valid:
+        context.note(
+            "the validation pairs are synthetic: scores compare with the model that made them, not with people"
+        )
         train, valid = _split_validation(train, config.hold_out, seed, context)
     return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
 
