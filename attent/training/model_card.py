@@ -109,6 +109,8 @@ def _list_settings(task: Task, run: RunConfig) -> Iterator[tuple[str, str]]:
         values["model.norm_order"] = stack.norm_order
     if "data.subword_sampling" in task.used_settings:
         values["data.subword_sampling"] = run.data.subword_sampling
+    if "data.augment" in task.used_settings:
+        values["data.augment"] = run.data.augment
     for name, value in values.items():
         if isinstance(value, tuple):
             value = ", ".join(map(str, value)) or "none"

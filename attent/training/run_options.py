@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from attent.data.audio import AudioDataConfig
+from attent.data.augment import OFF, format_rates, parse_rates
 from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
@@ -56,6 +57,11 @@ class TextOptions:
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
+    augment: Annotated[
+        tuple[str, ...],
+        "change training sentences so that the model is robust: capitals, typos, missing punctuation, tags and others "
+        "at their usual rates, or as named (upper=0.1 typos=0.05); none",
+    ] = (OFF,)
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     layout: Annotated[
@@ -65,6 +71,7 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         check_below_one("subword_sampling", self.subword_sampling)
+        object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))  # with the rates, for run.toml
         check_at_least("max_tokens", self.max_tokens, 1)
         if self.hold_out is not None:
             check_at_least("hold_out", self.hold_out, 0)

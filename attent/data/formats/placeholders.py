@@ -44,9 +44,9 @@ ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,") 
 _PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # belongs to a placeholder at the end of a text
 _TRAILING_PUNCTUATION = re.compile(f"[{re.escape(_PUNCTUATION)}]*")
 _OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
-# The inline tags that `attent train --augment` teaches a model to copy, numbered from 1 in any order. They are symbols of
-# the tokenizer. Next to a word a space is inside the tag, so that the word keeps its tokens, and punctuation is outside:
-# `a <x1> red </x1> car, (<x2> old </x2>).` A standalone tag stands for a word, or before one: `open <x1/>!`.
+# The inline tags that `attent train --augment` teaches a model to copy, numbered from 1 to 9. They are symbols of the
+# tokenizer. Next to a word a space is inside the tag, so that the word keeps its tokens, and punctuation is outside:
+# `a <x1> red </x1> car, (<x2> old </x2>).` A standalone tag stands for a word, or before one: `open <x3/>!`.
 INLINE_TAG: dict[Role, str] = {"open": "<x{}>", "close": "</x{}>", "standalone": "<x{}/>"}
 MAX_INLINE_TAGS = 9
 INLINE_TAGS = tuple(form.format(number) for number in range(1, MAX_INLINE_TAGS + 1) for form in INLINE_TAG.values())

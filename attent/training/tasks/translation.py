@@ -37,9 +37,9 @@ class TranslationTask(GenerationTask):
     metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
     used_settings = frozenset(
         {
-            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
-            "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens", "data.layout",
-            "train.rdrop", "train.valid_sentences", "decode",
+            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
+            "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens",
+            "data.layout", "train.rdrop", "train.valid_sentences", "decode",
         }
     )  # fmt: skip
 

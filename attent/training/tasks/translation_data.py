@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
+from attent.data.augment import TAGS, Augmenter, parse_rates
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
+from attent.data.formats.placeholders import INLINE_TAGS
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
@@ -177,7 +179,10 @@ def prepare_tokens(
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
         context.note("training the tokenizer ...")
-        tokenizer = learn_tokenizer(splits.train, config.tokenizer, language_tags=splits.use_tags, seed=seed)
+        settings = config.tokenizer
+        if TAGS in parse_rates(config.augment):
+            settings = replace(settings, symbols=tuple(dict.fromkeys((*settings.symbols, *INLINE_TAGS))))
+        tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed)
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
@@ -244,11 +249,23 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     """The training batches; every rank makes the same ones and takes its share of each."""
     config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
-    if data.subword_sampling:
-        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling)
+    rates = parse_rates(data.augment)
+    if data.subword_sampling or rates:
+        augmenters = learn_augmenters(prepared.splits.train, rates) if rates else {}
+        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling, augmenters=augmenters)
         stores = ResampledStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
     weights = [corpus.weight for corpus in prepared.splits.train]
     return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)
+
+
+def learn_augmenters(corpora: Sequence[Corpus], rates: dict[str, float]) -> dict[LanguagePair, Augmenter]:
+    """Return an augmenter for each language pair."""
+    augmenters = {}
+    for languages in dict.fromkeys(corpus.languages for corpus in corpora):
+        entries = chain.from_iterable(corpus for corpus in corpora if corpus.languages == languages)
+        pairs = ((entry.source, entry.target) for entry in entries if isinstance(entry, Pair))
+        augmenters[languages] = Augmenter.learn(rates, pairs)
+    return augmenters
 
 
 def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:
