@@ -72,8 +72,8 @@ class Lexicon:
                 scores[i, j] = 1.0 if word == other else self.probabilities.get((word, other), 0.0)
         if not scores.any():
             return []
-        i, j = np.indices(scores.shape)
-        scores *= np.exp(-DIAGONAL * _diagonal_distance(i, j, len(source), len(target)))
+        rows, columns = np.indices(scores.shape)
+        scores *= np.exp(-DIAGONAL * _diagonal_distance(rows, columns, len(source), len(target)))
         is_best = (scores == scores.max(0)) & (scores == scores.max(1, keepdims=True)) & (scores > 0)
         return [(i, j) for i, j in np.argwhere(is_best).tolist()]
 

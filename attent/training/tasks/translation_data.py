@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from attent.data.augment import TAGS, Augmenter, parse_rates
+from attent.data.augment import OFF, TAGS, Augmenter, parse_rates
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
@@ -28,7 +28,7 @@ from attent.formatting import format_precise_percent
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
-from attent.training.tasks import base
+from attent.training.tasks import base, replay
 from attent.training.tasks.generation_task import EvalSet
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
@@ -40,11 +40,13 @@ FILTER_OFF_VALUES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSplits:
-    train: list[Corpus]
+    train: list[Corpus]  # with the general text of `--replay`
     valid: list[Corpus]
+    replay_valid: list[Corpus] = field(default_factory=list)  # of the general text
     tests: list[Corpus]
     held_out: bool  # `valid` was taken from the training data
     use_tags: bool
+    has_replay: bool = False
 
     @property
     def languages(self) -> LanguagePair:
@@ -73,13 +75,19 @@ class PreparedData:
 
 
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
-    splits = load_corpora(run.data, run.train.seed, context)
+    if run.init_from is None and run.data.replay not in ((), (OFF,)):
+        raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
+    sample = replay.fetch_sample(run.init_from, context.data_dir)
+    splits = load_corpora(run.data, run.train.seed, context, sample)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
 
-def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
+def load_corpora(
+    config: DataConfig, seed: int, context: base.RunContext, replay_sample: Path | None = None
+) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
+    general = replay.open_general_corpora(config, languages, replay_sample, context)
     train_names = base.spool_stdin(config.train, context.data_dir)
     train = open_corpora(train_names, languages, config.read_options, context.warn)
     for corpus in train:
@@ -91,14 +99,28 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
     tests, valid = (
         open_corpora(names, languages, config.read_options, context.warn)
         if names
-        else list(_find_siblings(train, split))
+        else list(_find_siblings([*train, *general] if split == "test" else train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
     held_out = not valid and config.hold_out != 0
     if held_out:
         train, valid = _split_validation(train, config.hold_out, seed, context)
-    return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
+    replay_valid = list(_find_siblings(general, "valid"))
+    if general and not replay_valid and config.hold_out != 0:
+        general, replay_valid = _split_validation(general, config.hold_out, seed, context)
+    if general:
+        num_pairs, num_general = (_count_pairs(corpora)[0] for corpora in (train, general))
+        general = replay.set_ratio(general, num_pairs, num_general)
+    return CorpusSplits(
+        train=[*train, *general],
+        valid=valid,
+        replay_valid=replay_valid,
+        tests=tests,
+        held_out=held_out,
+        use_tags=use_tags,
+        has_replay=bool(general),
+    )
 
 
 def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
@@ -203,10 +225,10 @@ def prepare_tokens(
         )
     _report_store(store, context)
     valid_store = None
-    if splits.valid:
+    if valid := [*splits.valid, *splits.replay_valid]:
         valid_encoding = replace(encoding, filters=replace(FilterConfig.disabled(), empty=True))
-        valid_store = prepare_store(splits.valid, valid_encoding, context.data_dir)
-        names, dropped = ", ".join(corpus.name for corpus in splits.valid), _merge_dropped(valid_store)
+        valid_store = prepare_store(valid, valid_encoding, context.data_dir)
+        names, dropped = ", ".join(corpus.name for corpus in valid), _merge_dropped(valid_store)
         if not len(valid_store):
             reasons = f": {dropped.describe()}" if dropped.counts else ""
             raise TrainError(f"{names}: there is no pair to validate on{reasons}")
