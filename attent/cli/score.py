@@ -43,6 +43,9 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
     baseline: Annotated[Path | None, input_flag(help="compare with another model or a file of translations")] = None
     force_decode: Annotated[bool, SWITCH, input_flag(help="perplexity of the references or --hypotheses")] = False
     alignment: Annotated[Path | None, input_flag(help=ALIGNMENT_HELP)] = None
+    robust: Annotated[
+        bool, SWITCH, input_flag(help="score the test set also in capitals, with typos, with tags, ..., each alone")
+    ] = False
     metrics: Annotated[tuple[MetricName, ...], LIST, output_flag(name=["--metrics", "-m"], help=METRICS_HELP)] = (
         DEFAULT_SCORE_METRICS
     )
@@ -78,12 +81,13 @@ def score(
 
     with search_flags.raise_usage_errors("score"):
         search = search_flags.build_search_options(flags)
-    names = ("src", "tgt", "metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "save")
+    names = ("src", "tgt", "metrics", "ensemble", "hypotheses", "baseline", "force_decode", "alignment", "robust")
     scores = pipeline.score(
         model,
         data,
         **{name: getattr(flags, name) for name in names},
         search=search,
+        save=flags.save,
         sentences=flags.sentences if flags.sentences != STDOUT else None,
         device=search_flags.build_device_options(flags),
         notify=print_status,
@@ -115,16 +119,17 @@ def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
 
 def check_usage(model: Path | None, flags: ScoreFlags) -> None:
     needs = "--force-decode" if flags.force_decode else "--alignment" if flags.alignment else None
+    robust = "--robust" if flags.robust else None
     files = [file for file in (flags.save, flags.sentences) if file and str(file) != STDOUT]
     problem = None
-    if model is None and needs:
-        problem = f"{needs} needs a model: attent score MODEL {needs} ..."
+    if model is None and (needs or robust):
+        problem = f"{needs or robust} needs a model: attent score MODEL {needs or robust} ..."
     elif model is None and flags.hypotheses is None:
         problem = "there is nothing to score: name a MODEL, or translations with --hypotheses FILE"
     elif model is not None and flags.hypotheses is not None and not flags.force_decode:
         problem = "with --hypotheses nothing is translated: leave MODEL out, or add --force-decode"
-    elif needs and (flags.baseline or flags.save):
-        problem = f"{needs} translates nothing: leave {'--baseline' if flags.baseline else '--save'} out"
+    elif needs and (flags.baseline or flags.save or robust):
+        problem = f"{needs} translates nothing: leave {'--baseline' if flags.baseline else robust or '--save'} out"
     elif flags.ensemble and (needs or model is None):
         problem = f"--ensemble is for translating, and {needs or '--hypotheses'} translates nothing: leave it out"
     elif flags.alignment and flags.hypotheses:

@@ -7,7 +7,7 @@ of processes. `token_store` writes the arrays to disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, count, islice
@@ -15,9 +15,10 @@ from itertools import chain, compress, count, islice
 import numpy as np
 
 from attent.data.arrays import Array, concatenate_ranges, index_in_group
+from attent.data.augment import Augmenter
 from attent.data.corpus import Corpus
 from attent.data.filters import FILTER_SAMPLE_SIZE, FilterConfig, PairFilter, hash_pairs
-from attent.data.pairs import BadLine, CorpusError, Pair, ReasonTally
+from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.process_pool import map_in_order
 from attent.text.bulk_encoder import BulkEncoder, EncodedSentences
 from attent.text.language_id import LanguageIdentifier
@@ -25,7 +26,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
 
-BLOCK_PAIRS = 4096  # subword sampling is seeded per block
+BLOCK_PAIRS = 4096  # augmentation and subword sampling are seeded per block
 BLOCK_TEXTS = 4096
 SERIAL_BLOCKS = 8  # encoded in less time than it takes to start other processes
 LANGUAGE_SAMPLE_SIZE = 20_000  # pairs from which the languages are learned
@@ -42,6 +43,7 @@ class EncodingConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
     subword_sampling: float = 0.0  # the rate; 0: the best segmentation
+    augmenters: Mapping[LanguagePair, Augmenter] = field(default_factory=dict)  # change texts before they are encoded
     sampling_seed: tuple[int, int] = (0, 0)  # (seed, epoch)
 
     @property
@@ -78,6 +80,7 @@ class BlockEncoder:
     config: EncodingConfig
     pair_filter: PairFilter
     target_language: str | None  # of the language tag, if sources have one
+    augmenter: Augmenter | None = None
 
     def __call__(self, block_index: int, sources: list[str], targets: list[str], locations: list[int]) -> EncodedBlock:
         reasons = list(map(self.pair_filter.drop_reason, sources, targets))
@@ -90,6 +93,9 @@ class BlockEncoder:
             locations = list(compress(locations, mask))
         sources, targets = list(map(str.strip, sources)), list(map(str.strip, targets))
         keys = hash_pairs(sources, targets) ^ np.uint64(_stable_hash(self.target_language, 8))
+        if self.augmenter is not None:
+            seed = _stable_hash((*self.config.sampling_seed, block_index), 8)
+            sources, targets = self.augmenter.augment(sources, targets, seed)
         source, target = self._encode_sides(sources, targets, block_index)
         return EncodedBlock(keys, np.array(locations, "<u8"), source, target, dropped)
 
@@ -151,7 +157,8 @@ def encode_corpus(
     pair_filter = PairFilter.from_sample(config.filters, corpus.languages, sample)
     if config.language_tags and corpus.languages.target is None:
         raise CorpusError(f"{corpus.name}: language tags such as <2de> need the target language; give it as --tgt")
-    encoder = BlockEncoder(config, pair_filter, corpus.languages.target if config.language_tags else None)
+    target = corpus.languages.target if config.language_tags else None
+    encoder = BlockEncoder(config, pair_filter, target, config.augmenters.get(corpus.languages))
     blocks = _iter_blocks(chain(sample, pairs), file_table)
     for block in blocks if workers < 2 else islice(blocks, SERIAL_BLOCKS):
         yield encoder(*block)

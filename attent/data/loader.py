@@ -311,14 +311,15 @@ class PairLoader(PrefetchLoader[PairBatch]):
             self.store_for_epoch.close()
 
     def describe_too_long(self, epoch: int = 0) -> str | None:
-        data, shape = self.get_epoch(epoch), self.shape
-        pairs = np.unique(data.plan.too_long_pairs)
+        store, shape = self.store, self.shape
+        source, target = store.source.lengths, store.target.lengths
+        (pairs,) = np.nonzero((source > shape.max_source_length) | (target > shape.max_target_length))
         if not len(pairs):
             return None
         action = "dropped" if self.config.too_long == "drop" else "truncated"
-        examples = ", ".join(data.store.format_location(pair) for pair in pairs[:MAX_EXAMPLES])
+        examples = ", ".join(store.format_location(pair) for pair in pairs[:MAX_EXAMPLES])
         return (
-            f"{len(pairs):,} of {len(data.store):,} pairs have more than {shape.max_source_length} source or "
+            f"{len(pairs):,} of {len(store):,} pairs have more than {shape.max_source_length} source or "
             f"{shape.max_target_length} target tokens and are {action} (such as {examples}); raise `max_tokens` to "
             f"keep more"
         )

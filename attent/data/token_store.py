@@ -252,14 +252,14 @@ def _is_complete(folder: Path) -> bool:
 
 def store_key(corpora: Sequence[Corpus], config: EncodingConfig, root: Path) -> str:
     """Return the same key for stores with the same bytes. Corpus weights are no part of it: the loader applies them."""
-    rate = config.subword_sampling
+    rate, augmentation = config.subword_sampling, [augmenter.rates for augmenter in config.augmenters.values()]
     content = {
         "format_version": FORMAT_VERSION,
         "corpora": [identify_corpus(corpus, root) for corpus in corpora],
         "tokenizer": config.tokenizer.fingerprint,
         "filters": settings.to_dict(config.filters),
         "language_tags": config.language_tags,
-        "sampling": [rate, config.sampling_seed, BLOCK_PAIRS] if rate else None,
+        "sampling": [rate, config.sampling_seed, BLOCK_PAIRS, *augmentation] if rate or augmentation else None,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -297,7 +297,7 @@ class EpochSampler:
 
 
 class ResampledStores:
-    """One store per epoch for subword sampling. From the second one on, worker processes build them ahead.
+    """One store per epoch for augmentation and subword sampling. From the second on, worker processes build them ahead.
 
     The folder is theirs alone; only the store of the last requested epoch, the one before and those ahead are kept.
     """

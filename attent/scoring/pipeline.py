@@ -53,6 +53,7 @@ from attent.scoring.metrics import (
     make_metric,
 )
 from attent.scoring.report import ScoreReport, list_sentence_rows
+from attent.scoring.robustness import RobustnessScore, measure_robustness
 from attent.storage.atomic import write_output
 from attent.storage.hub import find_origin, locate_model
 from attent.storage.manifest import check_outputs, explain_save_errors
@@ -76,6 +77,7 @@ class ScoreOptions:
     baseline: Translator | Path | None = None  # a model or a file of translations to compare with
     force_decode: bool = False  # score the references (or `hypotheses`) by forced decoding
     alignment: Path | None = None  # a file of gold alignments, or `auto`
+    robust: bool = False  # also score the test set with capitals, typos, tags and the like
     save: Path | None = None  # a file for the translations
     sentences: Path | None = None  # a TSV file for the scores of each sentence
     device: DeviceOptions = field(default_factory=DeviceOptions)
@@ -120,6 +122,7 @@ def score(
     ensemble: Sequence[str | Path] = (),
     force_decode: bool = False,
     alignment: str | Path | None = None,
+    robust: bool = False,
     save: str | Path | None = None,
     sentences: str | Path | None = None,
     search: SearchOptions | None = None,
@@ -147,6 +150,7 @@ def score(
     force_decode  perplexity of the references, or `hypotheses`, under the model
     alignment     error rate of every head against a file of gold alignments; or auto: select the heads on which both
                   directions agree most. The best heads are saved in the folder
+    robust        score the test set also with capitals, typos, tags and the like, each alone (`attent.data.augment`)
     save          a file for the translations
     sentences     a TSV file for the scores of each sentence
     search        search options as an object; keyword arguments change them
@@ -164,6 +168,7 @@ def score(
         baseline=locate_model(baseline) if isinstance(baseline, str | Path) else baseline,
         force_decode=force_decode,
         alignment=None if alignment is None else Path(alignment),
+        robust=robust,
         save=None if save is None else Path(save),
         sentences=None if sentences is None else Path(sentences),
         device=device or DeviceOptions(engine=model.engine if isinstance(model, Translator) else None),
@@ -310,7 +315,7 @@ def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet
 
 def adapt_options(options: ScoreOptions, model_kind: str, metrics: Sequence[str]) -> ScoreOptions:
     """Refuse what only translators can do, and score by these metrics unless others are named."""
-    for name in ("force_decode", "alignment", "ensemble"):
+    for name in ("force_decode", "alignment", "ensemble", "robust"):
         if getattr(options, name):
             raise ScoreError(f"`{name}` is for translators, but this is a {model_kind} model; leave it out")
     return replace(options, metrics=metrics) if tuple(options.metrics) == DEFAULT_SCORE_METRICS else options
@@ -362,9 +367,11 @@ class _Scorer:
         test_set, options = self.test_set, self.options
         for name in options.metrics:  # before the time to translate is spent
             make_metric(name, test_set.language, test_set.references)
-        outputs, dtype = self.hypotheses, None
+        outputs, dtype, model = self.hypotheses, None, self.model
+        if options.robust:
+            model = self.load(self.model, *options.ensemble)
         if outputs is None:
-            outputs, dtype = self.produce_outputs(self.model, *options.ensemble)
+            outputs, dtype = self.produce_outputs(model, *(options.ensemble if model is self.model else ()))
         baseline = self.baseline_outputs
         if baseline is None and options.baseline is not None:
             baseline, _ = self.produce_outputs(options.baseline)
@@ -378,11 +385,21 @@ class _Scorer:
         outputs, baseline = [outputs[i] for i in readable], baseline and [baseline[i] for i in readable]
         by_length, metrics, language = not test_set.locations, options.metrics, test_set.language
         compared = compare_outputs(outputs, baseline, references, metrics, language) if baseline else []
+        evaluation = evaluate(sources, references, outputs, metrics=metrics, language=language, by_length=by_length)
+        robustness: Iterable[RobustnessScore] = ()
+        if options.robust:
+
+            def translate(sources: list[str]) -> list[str]:
+                changed = replace(self, test_set=replace(test_set, sources=sources))
+                return changed.produce_outputs(model)[0]
+
+            robustness = measure_robustness(translate, sources, test_set.references, evaluation.scores, language)
         return replace(
             self.start_report(),
             search=search_to_dict(options, dtype) if dtype else None,
             search_summary=describe_search(options, dtype, test_set.default_limit) if dtype else None,
-            evaluation=evaluate(sources, references, outputs, metrics=metrics, language=language, by_length=by_length),
+            evaluation=evaluation,
+            robustness=tuple(robustness),
             baseline=describe_model(options.baseline),
             comparisons=tuple(compared),
         )

@@ -19,6 +19,7 @@ from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
 from attent.scoring.evaluate import Evaluation
 from attent.scoring.metrics import METRICS, MetricScore, PairedComparison, ScoreError, format_metrics
+from attent.scoring.robustness import RobustnessScore, list_robustness_rows
 
 MAX_LISTED_LINKS = 5
 NUM_WORST = 5  # sentences that are shown
@@ -56,6 +57,7 @@ class ScoreReport:
     evaluation: Evaluation | None = None
     baseline: str | None = None
     comparisons: tuple[PairedComparison, ...] = ()
+    robustness: tuple[RobustnessScore, ...] = ()
     forced: tuple[TargetScores, ...] | None = None
     alignment: AlignmentReport | MeasuredSelection | None = None
 
@@ -129,6 +131,8 @@ def report_to_dict(report: ScoreReport, num_worst: int) -> dict[str, Any]:
     if report.baseline:
         comparisons = [asdict(c) | {"difference": c.difference, "is_better": c.is_better} for c in report.comparisons]
         data |= {"baseline": report.baseline, "comparisons": comparisons}
+    if report.robustness:
+        data["robustness"] = [asdict(score) for score in report.robustness]
     if report.forced is not None:
         sentences = [{"log_prob": s.log_prob, "perplexity": s.perplexity, **asdict(s)} for s in report.forced]
         data["forced"] = {**sum_forced(report.forced), "sentences": sentences}
@@ -153,6 +157,10 @@ def render_page(report: ScoreReport, num_worst: int) -> Iterator[Text]:
     yield from render_header(report)
     if report.evaluation:
         yield from render_scores(report.evaluation)
+        if report.robustness:
+            yield render_heading("Robustness", "every pair of the test set changed; differences to the clean one")
+            header, *rows = list_robustness_rows(report.evaluation.scores, report.robustness)
+            yield from render_table(rows, header)
         if report.evaluation.groups:
             yield from render_groups(report.evaluation)
         worst = report.evaluation.find_worst(num_worst)

@@ -67,7 +67,7 @@ def build_card(
         training=tuple(_list_training_facts(task, run, trainer, ended)),
         weights_label=weights_label,
         base_model=run.init_from or "",
-        samples=scores[-1].samples if scores else (),
+        samples=next((score.samples for score in reversed(scores) if not score.weights), ()),
         curves_file=CURVES_FILE if (trainer.out / CURVES_FILE).exists() else "",
     )
 
@@ -110,6 +110,8 @@ def _list_settings(task: Task, run: RunConfig) -> Iterator[tuple[str, str]]:
         values["model.norm_order"] = stack.norm_order
     if "data.subword_sampling" in task.used_settings:
         values["data.subword_sampling"] = run.data.subword_sampling
+    if "data.augment" in task.used_settings:
+        values["data.augment"] = run.data.augment
     for name, value in values.items():
         if isinstance(value, tuple):
             value = ", ".join(map(str, value)) or "none"
@@ -158,7 +160,10 @@ def _render_scores(card: ModelCard) -> Iterator[str]:
     yield "## Scores"
     counts = [f"{score.num_examples:,}" for score in card.scores]
     columns = {"Set": [s.name for s in card.scores], f"{card.unit.capitalize()}s": counts}
-    columns |= {"Weights": [card.weights_label for _ in card.scores], "Decoding": [s.decoding for s in card.scores]}
+    columns |= {
+        "Weights": [s.weights or card.weights_label for s in card.scores],
+        "Decoding": [s.decoding for s in card.scores],
+    }
     columns["Loss"] = [f"{s.metrics['loss']:.3f}" if "loss" in s.metrics else "" for s in card.scores]
     for metric in METRICS.values():
         values = [s.metrics.get(metric.name) for s in card.scores]

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from attent.data.audio import AudioDataConfig
+from attent.data.augment import OFF, format_rates, parse_rates
 from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
@@ -37,6 +38,7 @@ MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",
     1: "steps batch_tokens accumulate micro_batch_tokens save_every keep_last valid_every threads",
 }
+MAX_SAMPLE_PAIRS = 100_000  # every file of a model is read with it
 VALID_HELP = "validation corpora [default: those in the folder of the data, else a held-out part]"
 TEST_HELP = "test corpora for the final scores [default: those in the folder of the data]"
 
@@ -56,6 +58,17 @@ class TextOptions:
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
+    augment: Annotated[
+        tuple[str, ...],
+        "change training sentences so that the model is robust: capitals, typos, missing punctuation, tags and others "
+        "at their usual rates, or as named (upper=0.1 typos=0.05); none",
+    ] = (OFF,)
+    replay: Annotated[
+        tuple[str, ...],
+        "general corpora to mix in when a model is fine-tuned, each with a ratio to the new pairs (general.tsv:0.5) "
+        "[default: the sample that its folder stores]; none",
+    ] = ()
+    store_sample: Annotated[int, "training pairs to store in the model folder, which fine-tuning it can replay"] = 0
     max_tokens: Annotated[int, "maximum length of a sentence, per side"] = 256
     too_long: Annotated[Literal["drop", "truncate"], "drop or truncate longer sentences"] = "drop"
     tokenizer_from: Annotated[str | None, "a model whose tokenizer is used [default: a new one is trained]"] = None
@@ -66,7 +79,10 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         check_below_one("subword_sampling", self.subword_sampling)
+        object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))  # with the rates, for run.toml
         check_at_least("max_tokens", self.max_tokens, 1)
+        if not 0 <= self.store_sample <= MAX_SAMPLE_PAIRS:
+            raise ValueError(f"`store_sample` must be 0 to {MAX_SAMPLE_PAIRS:,}, but is {self.store_sample}")
         if self.hold_out is not None:
             check_at_least("hold_out", self.hold_out, 0)
 

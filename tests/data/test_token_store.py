@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from attent.data import token_store as stores
+from attent.data.augment import Augmenter, parse_rates
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, open_corpora
 from attent.data.encode import BLOCK_PAIRS, EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.loader import PairLoader
-from attent.data.pairs import CorpusError, LanguagePair
+from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store, store_key
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
@@ -42,6 +43,11 @@ def write_corpus(path: Path, lines: list[str]) -> list[Corpus]:
 
 def read_files(store: TokenStore) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(store.folder.iterdir()) if path.is_file()}
+
+
+def learn_augmenters(corpora: list[Corpus]) -> dict[LanguagePair, Augmenter]:
+    pairs = ((pair.source, pair.target) for pair in corpora[0] if isinstance(pair, Pair))
+    return {corpora[0].languages: Augmenter.learn(parse_rates(()), pairs)}
 
 
 def list_visible(root: Path) -> list[str]:
@@ -216,9 +222,27 @@ def test_number_of_workers_does_not_change_the_store(
     for config in (
         EncodingConfig(tokenizer=tokenizer),
         EncodingConfig(tokenizer=tokenizer, subword_sampling=0.2, sampling_seed=(1, 2)),
+        EncodingConfig(tokenizer=tokenizer, augmenters=learn_augmenters(corpora), sampling_seed=(1, 2)),
     ):
         contents = [read_files(prepare_store(corpora, config, tmp_path / f"by {n}", workers=n)) for n in (1, 4)]
         assert contents[0] == contents[1]
+
+
+def test_augmented_stores_keep_the_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpora = write_corpus(tmp_path / "a.tsv", [*LINES, *LINES[:9]])
+    plain = EncodingConfig(tokenizer=tokenizer)
+    config = replace(plain, augmenters=learn_augmenters(corpora))
+    first, again, other, clean = (
+        prepare_store(corpora, replace(settings, sampling_seed=(7, epoch)), tmp_path / root)
+        for settings, epoch, root in ((config, 1, "x"), (config, 1, "y"), (config, 2, "x"), (plain, 0, "x"))
+    )
+    assert read_files(first) == read_files(again)
+    assert read_files(first) != read_files(other)
+    assert len({store.folder.name for store in (first, other, clean)}) == 3
+    assert first.locations.tolist() == clean.locations.tolist()  # duplicates are those of the clean text
+    pairs = list(zip(decode_store(clean, tokenizer), decode_store(first, tokenizer), strict=True))
+    assert any(changed == tuple(text.upper() for text in pair) for pair, changed in pairs)
+    assert 0.1 < sum(pair != changed for pair, changed in pairs) / len(pairs) < 0.6
 
 
 def test_subword_sampling_differs_between_epochs_and_is_reproducible(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from attent.data.formats import directives
-from attent.data.formats.units import InlineCode, InlineContent, get_display_text
+from attent.data.formats.units import InlineCode, InlineContent, Role, get_display_text
 
 HTML_BLOCK_TAG = (  # separates two sentences
     r"</?(?:address|article|aside|blockquote|br|caption|center|dd|details|div|dl|dt|fieldset|figcaption|figure|footer"
@@ -44,6 +44,12 @@ ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,") 
 _PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # belongs to a placeholder at the end of a text
 _TRAILING_PUNCTUATION = re.compile(f"[{re.escape(_PUNCTUATION)}]*")
 _OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
+# The inline tags that `attent train --augment` teaches a model to copy, numbered from 1 to 9. They are symbols of the
+# tokenizer. Next to a word a space is inside the tag, so that the word keeps its tokens, and punctuation is outside:
+# `a <x1> red </x1> car, (<x2> old </x2>).` A standalone tag stands for a word, or before one: `open <x3/>!`.
+INLINE_TAG: dict[Role, str] = {"open": "<x{}>", "close": "</x{}>", "standalone": "<x{}/>"}
+MAX_INLINE_TAGS = 9
+INLINE_TAGS = tuple(form.format(number) for number in range(1, MAX_INLINE_TAGS + 1) for form in INLINE_TAG.values())
 _SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d)\]]*\s*$")
 
 

@@ -185,6 +185,7 @@ class FinalScores:
     summary: str  # "accuracy 92.1% (90.3 to 93.8)"
     extra_columns: tuple[tuple[str, str], ...] = ()  # of the model card's table: ("Perplexity", "4.2")
     decoding: str = ""  # "beam 4"
+    weights: str = ""  # of another model than the trained one
     signatures: tuple[str, ...] = ()
     samples: tuple[ValidationSample, ...] = ()
 

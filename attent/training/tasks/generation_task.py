@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,10 +119,15 @@ class GenerationTask(base.Task):
     def compute_max_tokens(self, examples: EvalSet) -> float:
         """Return the mean of the largest number of tokens that may be generated."""
 
+    @property
+    def validations(self) -> list[Any]:
+        """The validation sets; the best model is the one with the best mean of their scores."""
+        return [] if self.validation is None else [self.validation]
+
     def list_eval_sets(self) -> list[EvalSet]:
-        valid = [] if self.validation is None else [self.build_eval_set(self.validation, "validation")]
+        valid = [self.build_eval_set(data, "validation") for data in self.validations]
         if self.is_held_out:
-            valid = [replace(valid[0], name="held-out part")]
+            valid[0] = replace(valid[0], name="held-out part")
         return [*valid, *(self.build_eval_set(data, "test") for data in self.tests)]
 
     def generate(
@@ -140,19 +146,28 @@ class GenerationTask(base.Task):
         return [outputs[i] for i in range(len(examples))]
 
     def build_evaluator(self, run: RunConfig) -> base.Evaluator | None:
-        """Generate the texts of a part of the validation set greedily."""
-        if self.validation is None or not run.train.valid_sentences:
+        """Generate the texts of a part of each validation set greedily."""
+        if not self.validations or not run.train.valid_sentences:
             return None
-        examples = self.build_eval_set(self.validation, "validation").select_evenly(run.train.valid_sentences)
+        count = run.train.valid_sentences
+        sets = [self.build_eval_set(data, "validation").select_evenly(count) for data in self.validations]
 
         def evaluate(model: Seq2Seq) -> base.EvalResult:
-            outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
-            scores = score_corpus(
-                outputs, examples.references, examples.language, run.train.metric, names=self.metric_names
-            )
-            return base.EvalResult(metrics=scores.metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
+            results = [self.evaluate_examples(model, examples, run) for examples in sets]
+            if len(results) == 1:
+                return results[0]
+            each = zip(sets, results, strict=True)
+            self.context.note("; ".join(f"{examples.name}: {format_metrics(r.metrics)}" for examples, r in each))
+            means = {name: fmean(result.metrics[name] for result in results) for name in results[0].metrics}
+            return replace(results[0], metrics=means)
 
         return evaluate
+
+    def evaluate_examples(self, model: Seq2Seq, examples: EvalSet, run: RunConfig) -> base.EvalResult:
+        outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
+        metric = run.train.metric
+        scores = score_corpus(outputs, examples.references, examples.language, metric, names=self.metric_names)
+        return base.EvalResult(metrics=scores.metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
 
     def score_model(self, model: Seq2Seq, run: RunConfig) -> Iterator[base.FinalScores]:
         """Score each set and, of a model of several languages, each language of it."""

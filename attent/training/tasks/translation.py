@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ from attent.decoding.alignment import AlignmentError, save_measured_selection, s
 from attent.decoding.options import MAX_EXTRA_TOKENS, SearchOptions
 from attent.decoding.translator import Translator, translate_texts
 from attent.inspection import head_stats
+from attent.interop import load_as
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
 from attent.scoring.metrics import DEFAULT_METRIC, SELECTION_METRICS, make_metric
+from attent.storage.errors import AttentError
+from attent.storage.hub import locate_model
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
 from attent.training.synthetic_pairs import SyntheticCorpus
-from attent.training.tasks import base, translation_data
+from attent.training.tasks import base, replay, translation_data
 from attent.training.tasks.generation_task import EvalSet, GenerationTask
+from attent.training.tasks.replay import SAMPLE_FILE
 from attent.training.tasks.translation_data import read_eval_set
 
 SCORED_BLOCK = {"cpu": 256, "cuda": 4_096}  # sentences between two progress notes
@@ -40,9 +45,10 @@ class TranslationTask(GenerationTask):
     metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
     used_settings = frozenset(
         {
-            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.too_long", "data.filters",
-            "data.read_options", "data.synthetic", "data.tokenizer", "data.tokenizer.joint",
-            "data.tokenizer_from", "data.max_tokens", "data.layout", "train.rdrop", "train.valid_sentences", "decode",
+            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
+            "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens",
+            "data.layout", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from", "train.rdrop",
+            "train.valid_sentences", "decode",
         }
     )  # fmt: skip
 
@@ -51,7 +57,10 @@ class TranslationTask(GenerationTask):
         self.tokenizer: Tokenizer = self.prepared.tokenizer
         self.context, splits = context, self.prepared.splits
         self.is_held_out = splits.held_out
-        self.validation = read_eval_set(splits.valid, splits.use_tags, "validation") if splits.valid else None
+        self.validation, self.replay_validation = (
+            read_eval_set(corpora, splits.use_tags, "validation") if corpora else None
+            for corpora in (splits.valid, splits.replay_valid)
+        )
         self.tests = [read_eval_set([corpus], splits.use_tags, "test") for corpus in splits.tests]
         if run.train.metric in SELECTION_METRICS:  # report a missing package or language before training
             texts = self.validation
@@ -59,6 +68,8 @@ class TranslationTask(GenerationTask):
         texts = [corpus for corpus in splits.train if not isinstance(corpus, SyntheticCorpus)]  # without a tag
         languages = learn_languages(texts or splits.train)
         self.extra_files = {} if languages is None else {LANGUAGES_FILE: languages.to_bytes()}
+        if run.data.store_sample:
+            self.extra_files[SAMPLE_FILE] = replay.encode_sample(splits.train, run.data.store_sample, run.train.seed)
 
     @property
     def title(self) -> str:
@@ -97,6 +108,24 @@ class TranslationTask(GenerationTask):
 
     def build_eval_set(self, data: EvalSet, split: base.Split) -> EvalSet:
         return data
+
+    @property
+    def validations(self) -> list[EvalSet]:
+        """Those of the new and of the general text: the best model is the one with the best mean of both scores."""
+        return [examples for examples in (self.validation, self.replay_validation) if examples is not None]
+
+    def score_model(self, model: Seq2Seq, run: RunConfig) -> Iterator[base.FinalScores]:
+        """Score the model, and with general text the model before fine-tuning too."""
+        yield from super().score_model(model, run)
+        if not self.prepared.splits.has_replay or run.init_from is None:
+            return
+        try:
+            before = load_as(locate_model(run.init_from), Seq2Seq).to(self.context.device)
+        except (AttentError, OSError) as error:
+            self.context.warn(f"the scores before fine-tuning are missing: {error}")
+            return
+        for scores in super().score_model(before, run):
+            yield replace(scores, name=f"{scores.name}, before", weights=run.init_from)
 
     def search_texts(
         self, model: Seq2Seq, examples: EvalSet, run: RunConfig, options: SearchOptions

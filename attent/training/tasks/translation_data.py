@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
+from attent.data.augment import OFF, TAGS, Augmenter, parse_rates
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
+from attent.data.formats.placeholders import INLINE_TAGS
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
@@ -27,7 +29,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.synthetic_pairs import BACK_TRANSLATION_TAG, add_synthetic_corpora
-from attent.training.tasks import base
+from attent.training.tasks import base, replay
 from attent.training.tasks.generation_task import EvalSet
 
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
@@ -39,11 +41,13 @@ FILTER_OFF_VALUES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSplits:
-    train: list[Corpus]
+    train: list[Corpus]  # with the general text of `--replay`
     valid: list[Corpus]
+    replay_valid: list[Corpus] = field(default_factory=list)  # of the general text
     tests: list[Corpus]
     held_out: bool  # `valid` was taken from the training data
     use_tags: bool
+    has_replay: bool = False
 
     @property
     def languages(self) -> LanguagePair:
@@ -72,13 +76,19 @@ class PreparedData:
 
 
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
-    splits = load_corpora(run.data, run.train.seed, context)
+    if run.init_from is None and run.data.replay not in ((), (OFF,)):
+        raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
+    sample = replay.fetch_sample(run.init_from, context.data_dir)
+    splits = load_corpora(run.data, run.train.seed, context, sample)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
 
-def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> CorpusSplits:
+def load_corpora(
+    config: DataConfig, seed: int, context: base.RunContext, replay_sample: Path | None = None
+) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
+    general = replay.open_general_corpora(config, languages, replay_sample, context)
     train_names = base.spool_stdin(config.train, context.data_dir)
     train = open_corpora(train_names, languages, config.read_options, context.warn)
     for corpus in train:
@@ -90,7 +100,7 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
     tests, valid = (
         open_corpora(names, languages, config.read_options, context.warn)
         if names
-        else list(_find_siblings(train, split))
+        else list(_find_siblings([*train, *general] if split == "test" else train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
@@ -103,7 +113,21 @@ def load_corpora(config: DataConfig, seed: int, context: base.RunContext) -> Cor
             "the validation pairs are synthetic: scores compare with the model that made them, not with people"
         )
         train, valid = _split_validation(train, config.hold_out, seed, context)
-    return CorpusSplits(train=train, valid=valid, tests=tests, held_out=held_out, use_tags=use_tags)
+    replay_valid = list(_find_siblings(general, "valid"))
+    if general and not replay_valid and config.hold_out != 0:
+        general, replay_valid = _split_validation(general, config.hold_out, seed, context)
+    if general:
+        num_pairs, num_general = (_count_pairs(corpora)[0] for corpora in (train, general))
+        general = replay.set_ratio(general, num_pairs, num_general)
+    return CorpusSplits(
+        train=[*train, *general],
+        valid=valid,
+        replay_valid=replay_valid,
+        tests=tests,
+        held_out=held_out,
+        use_tags=use_tags,
+        has_replay=bool(general),
+    )
 
 
 def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
@@ -184,10 +208,13 @@ def prepare_tokens(
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
         context.note("training the tokenizer ...")
-        has_tag = config.synthetic is not None and config.synthetic.mono_target
-        symbols = (*config.tokenizer.symbols, BACK_TRANSLATION_TAG) if has_tag else config.tokenizer.symbols
-        tokenizer_config = replace(config.tokenizer, symbols=symbols)
-        tokenizer = learn_tokenizer(splits.train, tokenizer_config, language_tags=splits.use_tags, seed=seed)
+        symbols = [*config.tokenizer.symbols]
+        if config.synthetic is not None and config.synthetic.mono_target:
+            symbols.append(BACK_TRANSLATION_TAG)
+        if TAGS in parse_rates(config.augment):
+            symbols += INLINE_TAGS
+        settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
+        tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed)
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
@@ -208,10 +235,10 @@ def prepare_tokens(
         )
     _report_store(store, context)
     valid_store = None
-    if splits.valid:
+    if valid := [*splits.valid, *splits.replay_valid]:
         valid_encoding = replace(encoding, filters=replace(FilterConfig.disabled(), empty=True))
-        valid_store = prepare_store(splits.valid, valid_encoding, context.data_dir)
-        names, dropped = ", ".join(corpus.name for corpus in splits.valid), _merge_dropped(valid_store)
+        valid_store = prepare_store(valid, valid_encoding, context.data_dir)
+        names, dropped = ", ".join(corpus.name for corpus in valid), _merge_dropped(valid_store)
         if not len(valid_store):
             reasons = f": {dropped.describe()}" if dropped.counts else ""
             raise TrainError(f"{names}: there is no pair to validate on{reasons}")
@@ -254,11 +281,23 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     """The training batches; every rank makes the same ones and takes its share of each."""
     config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
-    if data.subword_sampling:
-        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling)
+    rates = parse_rates(data.augment)
+    if data.subword_sampling or rates:
+        augmenters = learn_augmenters(prepared.splits.train, rates) if rates else {}
+        encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling, augmenters=augmenters)
         stores = ResampledStores(prepared.splits.train, encoding, prepared.data_dir / "epochs", train.seed)
     weights = [corpus.weight for corpus in prepared.splits.train]
     return PairLoader(prepared.store, config, seed=train.seed, weights=weights, store_for_epoch=stores)
+
+
+def learn_augmenters(corpora: Sequence[Corpus], rates: dict[str, float]) -> dict[LanguagePair, Augmenter]:
+    """Return an augmenter for each language pair."""
+    augmenters = {}
+    for languages in dict.fromkeys(corpus.languages for corpus in corpora):
+        entries = chain.from_iterable(corpus for corpus in corpora if corpus.languages == languages)
+        pairs = ((entry.source, entry.target) for entry in entries if isinstance(entry, Pair))
+        augmenters[languages] = Augmenter.learn(rates, pairs)
+    return augmenters
 
 
 def build_valid_batches(store: TokenStore, max_tokens: int) -> PairLoader:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attent.data.formats.placeholders import INLINE_TAGS
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.events import Event, Note
@@ -287,6 +288,22 @@ def test_subword_sampling_gives_every_epoch_its_own_ids(tmp_path: Path) -> None:
     ids = [batches.get_epoch(epoch).store.source.ids.tolist() for epoch in (0, 1, 0)]
     assert ids[0] != ids[1]
     assert ids[0] == ids[2]
+
+
+def test_augmentation_gives_every_epoch_its_own_text(tmp_path: Path) -> None:
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, augment=("upper=0.5", "tags=0.5"))
+    prepared = prepare(tmp_path, config)
+    batches = build_train_batches(prepared, config, TRAIN)
+    stores = [batches.get_epoch(epoch).store for epoch in (0, 1, 0)]
+    assert stores[0].source.ids.tolist() != stores[1].source.ids.tolist()
+    assert stores[0].source.ids.tolist() == stores[2].source.ids.tolist()
+    vocabulary = prepared.tokenizer.source
+    texts = [vocabulary.decode(stores[1].source[i].tolist()) for i in range(len(stores[1]))]
+    assert 20 < sum(map(str.isupper, texts)) < 80
+    assert any(tag in text for tag in INLINE_TAGS for text in texts)
+    for tag in INLINE_TAGS:  # a tag is one token
+        assert len(vocabulary.encode([f"({tag}"])[0]) == len(vocabulary.encode(["("])[0]) + 1
+    assert not batches.describe_too_long(0)
 
 
 def test_eval_texts_have_their_languages(tmp_path: Path) -> None:
