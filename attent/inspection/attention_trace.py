@@ -137,7 +137,7 @@ def get_layer_info(record: AttentionRecord) -> dict[str, Any]:
     return {"causal": record.mask.causal, "scale": record.scale, "additive": record.score_weight is not None}
 
 
-class AttentionWeights(npt.NDArray[np.float32]):
+class AttentionWeights(np.ndarray[Any, np.dtype[np.float32]]):  # since NumPy 2.5, NDArray is no class
     """The weights of a layer, an array (heads, queries, keys), with the tokens that its last two axes stand for.
 
     Arrays that are computed from it have no tokens.
