@@ -30,6 +30,7 @@ class ServeFlags(DeviceFlags):  # type: ignore[misc]  # derived from the options
     port: Annotated[int | None, server_flag(help="by default the first free port from 8017; 0: any free port")] = None
     src: Annotated[str | None, server_flag(help="source language of a model whose folder does not say it")] = None
     tgt: Annotated[str | None, server_flag(help="target language of such a model")] = None
+    adapter: Annotated[tuple[str, ...], server_flag(help="NAME=FOLDER of an adapter of a model; repeatable")] = ()
     workers: Annotated[int | None, server_flag(help="processes with the models; by default one per device")] = None
     devices: Annotated[tuple[str, ...], server_flag(help="devices of the workers, such as cuda:0 cuda:1", **LIST)] = ()
     ray: Annotated[bool, server_flag(help="serve on the Ray cluster at $RAY_ADDRESS, or on a new one here")] = False
@@ -75,6 +76,7 @@ def serve(
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     serve_models(
         models,
+        adapters=parse_adapters(flags.adapter),
         **{name: getattr(flags, name) for name in names},
         replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
@@ -92,6 +94,14 @@ def check_flags(flags: ServeFlags) -> None:
     if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
         problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
         raise CycloptsError(msg=problem, command_chain=("serve",))
+
+
+def parse_adapters(texts: tuple[str, ...]) -> dict[str, str]:
+    named = {name: folder for name, _, folder in (text.partition("=") for text in texts)}
+    if not all((*named, *named.values())) or len(named) < len(texts):
+        problem = f"--adapter must be different names with folders, such as legal=runs/legal, but is {' '.join(texts)}"
+        raise CycloptsError(msg=problem, command_chain=("serve",))
+    return named
 
 
 def build_options(flags: ServeFlags) -> ServerOptions:

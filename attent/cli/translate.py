@@ -31,6 +31,7 @@ DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
 class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[Path | None, flag("Common", "output file; by default stdout", "--output", "-o")] = None
     to: Annotated[str | None, flag("Common", "target language, for a multilingual model")] = None
+    adapter: Annotated[Path | None, flag("Common", "adapter of the model: a folder from train --keep-adapter")] = None
     ray: Annotated[bool, flag("Common", "use the Ray cluster at $RAY_ADDRESS, or a new one here")] = False
     prefix: Annotated[str, flag("Constraints", "start every translation with this text")] = ""
     require: Annotated[tuple[str, ...], flag("Constraints", "phrase that must occur; may be repeated")] = ()
@@ -148,6 +149,7 @@ def build_pipeline(
     notify = None if progress is None else progress.print_message
     device, folders = search_flags.build_device_options(flags), (model, *flags.ensemble)
     translator = Translator.load(*folders, **vars(device), src=flags.src, tgt=flags.tgt, notify=notify)
+    translator = translator.with_adapter(flags.adapter) if flags.adapter else translator
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(flags.tgt if tags and flags.to is None else flags.to, tags, model)
     translator.translate([], options)  # loads the engine, so that its errors are not reported for a line
@@ -185,9 +187,10 @@ def run_on_ray(
     # Workers have another working directory.
     model, *ensemble = (locate_model(path).absolute() for path in (model, *flags.ensemble))
     glossary = flags.glossary and flags.glossary.expanduser().absolute()
+    adapter = flags.adapter and flags.adapter.expanduser().absolute()
     changes: Any = {"output": None, "ensemble": tuple(ensemble), "glossary": glossary, "threads": flags.threads or 1}
-    flags = replace(flags, **changes)
-    inputs = [path for path in (file.expanduser(), model, *ensemble, glossary) if path]
+    flags = replace(flags, adapter=adapter, **changes)
+    inputs = [path for path in (file.expanduser(), model, *ensemble, glossary, adapter) if path]
     fingerprint = compute_fingerprint(inputs, repr((options, flags)))
     progress.start(lines.total_bytes, quiet=False)
     build = partial(build_pipeline, model, options, flags, None)

@@ -58,11 +58,13 @@ from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.models import Seq2Seq
+from attent.models.adapter import read_adapter
 from attent.models.folder import read_side_file
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LSTMDecoder, Stack
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
+from attent.nn.lora import has_adapter
 from attent.storage.hub import locate_model
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
@@ -235,6 +237,7 @@ class Translator:
         engine: EngineName | None = None,
         threads: int | None = None,
         batch_tokens: int | None = None,
+        adapter: str | Path | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load the model of a folder, ours or Hugging Face's (Marian, T5, NLLB); several folders make an ensemble.
@@ -242,8 +245,9 @@ class Translator:
         >>> attent.Translator.load("runs/en-de", device="cpu", engine="torch").device
         device(type='cpu')
 
-        src    source language, for a model of many languages such as NLLB; `tgt`: target language
-        dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
+        src      source language, for a model of many languages such as NLLB; `tgt`: target language
+        dtype    None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
+        adapter  a folder that `attent train --keep-adapter` has written, for `with_adapter`
         """
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
@@ -263,7 +267,7 @@ class Translator:
         is_recurrent = any(isinstance(each.decoder, LSTMDecoder) for each in models)
         default = "float32" if is_recurrent else choose_dtype(placed, engine)
         model = model.to(device=placed, dtype=precision or DTYPES[default]).eval()
-        return cls(
+        translator = cls(
             model,
             tokenizers[0],
             folder=paths[0] if len(paths) == 1 else None,
@@ -272,6 +276,21 @@ class Translator:
             batch_tokens=batch_tokens,
             notify=notify,
         )
+        return translator if adapter is None else translator.with_adapter(adapter)
+
+    def with_adapter(self, folder: str | Path) -> Self:
+        """Return a translator with a LoRA adapter of this model, which is not merged: both share their weights.
+
+        It uses the torch engine.
+        """
+        if not isinstance(self.model, Seq2Seq):
+            raise TranslationError("an adapter needs one model, but this is an ensemble; give one of them")
+        adapter, model = read_adapter(folder), self.model
+        is_rounded = self.folder is not None and next(model.parameters()).dtype != torch.float32
+        original = load_as(self.folder, Seq2Seq) if self.folder is not None and is_rounded else model
+        names = ("folder", "engine", "threads", "batch_tokens")
+        adapted = adapter.apply(model, original).eval()
+        return type(self)(adapted, self.tokenizer, **{name: getattr(self, name) for name in names}, notify=self._notify)
 
     # --- public methods ------------------------------------------------------------------------------------------
 
@@ -835,6 +854,8 @@ class Translator:
         try:
             if isinstance(self.model, Ensemble):
                 raise TranslationError("CTranslate2 does not support ensembles")
+            if has_adapter(self.model):
+                raise TranslationError("CTranslate2 does not support adapters")
             use_cache = self.folder is not None
             return CTranslate2Engine.open(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
         except (ValueError, ImportError) as error:

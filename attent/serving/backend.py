@@ -55,12 +55,13 @@ class ServiceConfig:
     device: DeviceOptions = DeviceOptions()  # noqa: RUF009 - frozen
     languages: Languages = (None, None)
     limits: Limits = Limits()  # noqa: RUF009 - frozen
+    adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
 
     def load(self, notify: Callable[[str], None] | None = None) -> TranslationService:
         from attent.serving.service import TranslationService  # imports torch
 
         return TranslationService(
-            self.folders, self.device, languages=self.languages, limits=self.limits, notify=notify
+            self.folders, self.device, dict(self.adapters), languages=self.languages, limits=self.limits, notify=notify
         )
 
 
@@ -472,7 +473,9 @@ class WorkerPool(ModelBackend):
 
     def _take_snapshot(self) -> dict[Path, tuple[int, int]]:
         snapshot = {}
-        for path in itertools.chain.from_iterable(map(list_model_files, self._configs[0].folders)):
+        config = self._configs[0]
+        folders = (*config.folders, *(folder for _, folder in config.adapters))
+        for path in itertools.chain.from_iterable(map(list_model_files, folders)):
             with suppress(OSError):
                 status = path.stat()
                 snapshot[path] = (status.st_mtime_ns, status.st_size)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from attent.decoding.options import DeviceOptions
 from attent.serving.backend import ServiceConfig, WorkerPool
@@ -23,6 +24,7 @@ PUBLIC_HOSTS = ("0.0.0.0", "::")
 def serve(
     models: str | Path | Sequence[str | Path],
     *,
+    adapters: Mapping[str, str | Path] = MappingProxyType({}),
     host: str = "127.0.0.1",
     port: int | None = None,
     src: str | None = None,
@@ -41,6 +43,7 @@ def serve(
     http://127.0.0.1:...
 
     models        folders of translators and language models
+    adapters      folders of adapters by name; a request names one as its model
     port          None: the first free port from 8017; 0: any free port
     src, tgt      languages of a model whose folder does not say them
     workers       processes with all models; by default one per device
@@ -50,8 +53,9 @@ def serve(
     on_ready      gets the address; by default it is printed
     """
     folders = [locate_model(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    adapter_folders = {name: Path(folder) for name, folder in adapters.items()}
     check_host(host, options, allow_public)
-    for folder in folders:
+    for folder in (*folders, *adapter_folders.values()):
         if not folder.expanduser().is_dir():
             raise ServeError(f"{folder}: must be a model folder, but does not exist; train one with attent train")
     if host not in (*LOCAL_HOSTS, "::1") and options.hosts == LOCAL_HOSTS:
@@ -62,11 +66,14 @@ def serve(
 
         device = replace(device, threads=device.threads or 1)
         folders = [folder.expanduser().absolute() for folder in folders]  # a replica has another working directory
+        adapter_folders = {name: folder.expanduser().absolute() for name, folder in adapter_folders.items()}
         options = replace(options, suggestions=options.suggestions and options.suggestions.expanduser().absolute())
         (config,) = build_configs(folders, (src, tgt), 1, (), device, options)
+        config = replace(config, adapters=tuple(adapter_folders.items()))
         serve_on_ray(config, options, replicas, host, port, on_ready)
         return
     configs = build_configs(folders, (src, tgt), workers, devices, device, options)
+    configs = [replace(config, adapters=tuple(adapter_folders.items())) for config in configs]
     pool = WorkerPool(configs, drain_timeout=options.drain_timeout)
     serve_app(TranslationApp(pool, options), host=host, port=port, on_ready=on_ready)
 

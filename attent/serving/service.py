@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 from attent.data.formats.registry import detect_document_format, list_document_suffixes
@@ -53,6 +54,7 @@ from attent.serving.messages import (
     TextTranslation,
     TranslateRequest,
 )
+from attent.storage.errors import FolderError
 from attent.storage.hub import find_origin
 from attent.text.language_id import LanguageIdentifier, detect_language
 from attent.text.language_tags import choose_tag, get_language_name, is_same_language
@@ -88,6 +90,7 @@ class TranslationService:
         self,
         folders: Sequence[Path],
         device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+        adapters: Mapping[str, Path] = MappingProxyType({}),
         *,
         languages: Languages = (None, None),
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -101,6 +104,9 @@ class TranslationService:
         self._inspectors: dict[str, TranslationInspector] = {}
         for folder in folders:
             self._load_model(folder.expanduser(), device, languages, notify)
+        bases = list(self.translators.values())
+        for name, folder in adapters.items():
+            self._load_adapter(name, folder, bases)
         if not self.translators and not self.generators:
             raise ValueError("there must be a model to serve, but none is named; give its folder")
         self.directions = tuple(
@@ -128,6 +134,21 @@ class TranslationService:
                 f"{folder}: must be a translator or a language model, but is a {type(model).__name__} of another task; "
                 f"use attent transcribe, caption, classify or fill"
             )
+
+    def _load_adapter(self, name: str, folder: Path, bases: Sequence[BatchedTranslator]) -> None:
+        """Serve the model of an adapter with it, as a model of its own that shares the weights."""
+        if name in (*self.translators, *self.generators):
+            raise ValueError(f"{folder}: must have another name than {name}, which is served already; change it")
+        problem: Exception = ValueError(f"{folder}: is an adapter, but no translator is served; name its model")
+        for base in bases:
+            try:
+                translator = base.with_adapter(folder)
+                translator.translate(["a"])  # an engine that does not support it is reported now
+                self.translators[name] = translator
+                return
+            except FolderError as error:
+                problem = error
+        raise problem
 
     def _choose_name(self, folder: Path) -> str:
         """Return the folder's name, with a number if another model has it."""

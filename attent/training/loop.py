@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from attent.data.loader import LoaderPosition
 from attent.formatting import format_count
 from attent.models import Model, build_empty, folder, weights
+from attent.models.adapter import ADAPTER_FOLDER, write_adapter
+from attent.nn.lora import split_parameters
 from attent.scoring.metrics import METRICS
 from attent.text.tokenizer import Tokenizer
 from attent.training import checkpoint, rng
@@ -65,8 +67,10 @@ class Trainer:
         *,
         make_objective: ObjectiveFactory,
         extra_files: Mapping[str, bytes] | None = None,
+        base_model: str = "",
     ) -> None:
         self.extra_files = extra_files  # of the model folder
+        self.base_model = base_model  # the name of the model that is fine-tuned
         self.config, self.tokenizer, self.out, self.state_dir = config, tokenizer, out, out / STATE_FOLDER
         self.train_batches, self.valid_batches, self.evaluator = train_batches, valid_batches, evaluator
         self.distributed, self.emit, self.should_stop = distributed, emit, should_stop
@@ -687,6 +691,11 @@ class Trainer:
         model = self.gather_model()
         if model is not None and self.distributed.is_main:
             write_model(self.out, model, self.tokenizer, self.extra_files)
+        if self.config.keep_adapter:
+            parts = split_parameters(self.parameters)
+            updates, matrices = ({name: to_full_tensor(x.detach()) for name, x in part.items()} for part in parts)
+            if self.distributed.is_main:
+                write_adapter(self.out / ADAPTER_FOLDER, updates, matrices, self.base_model)
 
     def export_best_model(self) -> None:
         """Write the weights that validation used, those of the EMA if there is one, to the model folder."""

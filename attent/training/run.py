@@ -406,6 +406,8 @@ class TrainSession:
     def build_trainer(self, run: RunConfig, task: Task, model: Model) -> Trainer:
         if run.train.lora and not run.init_from:
             raise TrainError("`train.lora` needs a pretrained model, but there is none; name one with --from")
+        if run.train.keep_adapter and not run.train.lora:
+            raise TrainError("`train.keep_adapter` needs `train.lora`, which is 0; give its rank, such as --lora 16")
         try:
             if run.train.lora:
                 rng.seed_torch(run.train.seed, 1)
@@ -431,6 +433,7 @@ class TrainSession:
             task.fingerprints,
             make_objective=task.get_objective_factory(run),
             extra_files=task.extra_files,
+            base_model=run.init_from or "",
         )
 
     def restore_and_open_log(self, trainer: Trainer, title: str) -> None:

@@ -187,6 +187,7 @@ class TrainConfig:
     shard: Annotated[bool, "with several processes: shard the weights (FSDP2), not replicate them (DDP)"] = False
     freeze: Annotated[tuple[str, ...], "modules to freeze, such as encoder or *embedding*"] = ()
     lora: Annotated[int, "rank of LoRA adapters; 0: train all weights"] = 0
+    keep_adapter: Annotated[bool, "with --lora: also write the adapter by itself, to OUT/adapter"] = False
 
     def __post_init__(self) -> None:
         for minimum, names in MINIMUMS.items():
