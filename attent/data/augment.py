@@ -36,7 +36,7 @@ Span = tuple[int, int]  # start and stop
 
 @dataclass(frozen=True)
 class Context:
-    """What a change may need besides the pair."""
+    """Inputs of a change besides the pair."""
 
     rng: random.Random
     letters: str  # of the sources, the frequent ones more often

@@ -51,11 +51,11 @@ def measure_robustness(
             continue
         augmenter = Augmenter({name: 1.0}, learned.letters, learned.lexicon)
         changed_sources, changed_references = augmenter.augment(sources, references, SEED)
-        outputs, kept = translate(changed_sources), None
+        outputs, tags_kept = translate(changed_sources), None
         if name == TAGS:
             pairs = list(zip(outputs, changed_references, strict=True))
-            num_kept = sum(Counter(TAG.findall(output)) == Counter(TAG.findall(text)) for output, text in pairs)
-            kept = 100 * num_kept / len(pairs)
+            num_equal = sum(Counter(TAG.findall(output)) == Counter(TAG.findall(text)) for output, text in pairs)
+            tags_kept = 100 * num_equal / len(pairs)
             outputs, changed_references = ([remove_inline_tags(side[i]) for side in pairs] for i in range(2))
         scores = compute_metrics(outputs, changed_references, [s.metric for s in clean], language, resamples=0)
         yield RobustnessScore(
@@ -63,7 +63,7 @@ def measure_robustness(
             description=kind.help,
             scores=tuple(scores),
             differences=tuple(score.value - old.value for score, old in zip(scores, clean, strict=True)),
-            tags_kept=kept,
+            tags_kept=tags_kept,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +153,9 @@ def test_rates_are_read_and_written() -> None:
 def test_wrong_rates_are_refused(items: tuple[str, ...], message: str) -> None:
     with pytest.raises(AttentError, match=re.escape(message)):
         parse_rates(items)
+
+
+def test_the_documented_kinds_are_those_of_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.+) \|$", text, re.MULTILINE)
+    assert rows == [(name, f"{kind.rate:g}", kind.help) for name, kind in KINDS.items()]
