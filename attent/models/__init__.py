@@ -95,6 +95,9 @@ def read_model(
 
     root = Path(folder).expanduser()
     stored, where = model_folder.read_folder(root, copy_tensor), root / model_folder.CONFIG_FILE
+    if "adapter" in stored.config:
+        base = stored.config.get("base_model")
+        raise FolderError(f"{root}: must be a model, but is an adapter of {base}; give that one, and this as --adapter")
     version, kind = stored.config.get("version", CONFIG_VERSION), stored.config.get("kind", "seq2seq")
     for key, value, known in (("version", version, [CONFIG_VERSION]), ("kind", kind, list(CONFIG_FILE_TYPES))):
         if value not in known:

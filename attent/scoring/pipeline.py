@@ -157,6 +157,8 @@ def score(
     device        of the models that are loaded: cuda, cuda:1, mps or cpu; or device and engine as an object
     notify, warn  receive progress, and doubts about the test set
     """
+    if robust and (force_decode or alignment):
+        raise ScoreError("`robust` translates, but `force_decode` and `alignment` do not; leave one out")
     if not isinstance(model, Translator | str | Path | None):
         raise ScoreError(f"`model` must be a translator or a model folder, but is of type {type(model).__name__}")
     device = DeviceOptions(device=device) if isinstance(device, str) else device

@@ -67,7 +67,7 @@ def test_python_m_runs_the_same_command() -> None:
 def test_only_switches_that_can_be_on_have_a_negative(command: str) -> None:
     arguments = cli.make_app()[command].assemble_argument_collection()
     names = {name for argument in arguments for name in argument.names if name.startswith(("--no-", "--empty-"))}
-    switches = {"--no-compile", "--no-shard", "--no-tags"}
+    switches = {"--no-compile", "--no-keep-adapter", "--no-shard", "--no-tags"}
     expected: dict[str, set[str]] = {
         "compare": switches, "distil": switches, "train": {*switches, "--no-mono-sampling"},
         "generate": {"--no-echo", "--no-repeat-ngram-size"}, "look": {"--no-open"},

@@ -11,8 +11,11 @@ import pytest
 import sacrebleu
 
 from attent import cli, models
+from attent.data.augment import KINDS
 from attent.decoding.alignment import ALIGNMENT_FILE, load_selection
 from attent.decoding.forced_decoding import compute_perplexity, score_targets
+from attent.scoring.metrics import ScoreError
+from attent.scoring.pipeline import score
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
@@ -149,6 +152,27 @@ def test_two_files_are_compared(data: list[str], tmp_path: Path, capsys: Capture
     assert comparison["value"] == pytest.approx(100)
     assert comparison["baseline"] == sacrebleu.corpus_chrf(WORSE, [REFERENCES]).score
     assert comparison["p_value"] < 0.05
+
+
+def test_robustness_is_a_table_and_json(folder: Path, data: list[str], capsys: Capture) -> None:
+    arguments = [folder, *data, "--robust", "-m", "chrf", "--beam-size", "1", "--max-length", "8", "--engine", "torch"]
+    page = run(capsys, *arguments)
+    rows = page.partition("Robustness")[2].partition("By source length")[0].splitlines()[2:]
+    names = ["clean", *(kind.help for kind in KINDS.values() if kind.is_tested)]
+    assert [row[: len(name)] for row, name in zip(rows, names, strict=False)] == names
+    result = json.loads(run(capsys, *arguments, "--json"))
+    assert [row["name"] for row in result["robustness"]] == [name for name, kind in KINDS.items() if kind.is_tested]
+    clean = result["scores"][0]["value"]
+    for row in result["robustness"]:
+        assert row["scores"][0]["value"] - clean == pytest.approx(row["differences"][0])
+    for others, problem in (
+        (["--hypotheses", "x"], "with --hypotheses nothing is translated"),
+        (["--force-decode"], "--force-decode translates nothing: leave --robust out"),
+    ):
+        assert problem in run_failing(capsys, folder, *data, "--robust", *others, code=2)
+    assert "--robust needs a model" in run_failing(capsys, *data, "--robust", code=2)
+    with pytest.raises(ScoreError, match="`robust` translates"):
+        score(folder, data[1], src="en", tgt="de", robust=True, force_decode=True)
 
 
 def test_the_test_part_of_a_folder_is_scored(data: list[str], tmp_path: Path, capsys: Capture) -> None:

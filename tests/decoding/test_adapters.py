@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from cyclopts import CycloptsError
 from torch import nn
 
 import attent
 from attent import models
 from attent.cli import main
+from attent.cli.serve import parse_adapters
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
@@ -113,6 +115,8 @@ def test_wrong_adapters_are_refused(home: Path) -> None:
         load(home / "first-merged", home / "first")
     with pytest.raises(FolderError, match="must be an adapter, but is a model"):
         load(home / "base", home / "first-merged")
+    with pytest.raises(FolderError, match="must be a model, but is an adapter of base; give that one"):
+        load(home / "first" / "adapter")
     with pytest.raises(FolderError, match="does not exist"):
         load(home / "base", home / "third")
     with pytest.raises(TranslationError, match="this is an ensemble"):
@@ -136,6 +140,13 @@ def test_a_server_chooses_the_adapter_of_each_request(home: Path) -> None:
         TranslationService([home / "first-merged"], adapters={"x": home / "first"}, languages=("en", None))
     with pytest.raises(ValueError, match="must have another name than base"):
         TranslationService([home / "base"], adapters={"base": home / "first"}, languages=("en", None))
+
+
+def test_names_of_adapters_are_checked() -> None:
+    assert parse_adapters(("a=x/y", "b=z=1")) == {"a": "x/y", "b": "z=1"}
+    for texts in (("legal",), ("=x",), ("a=",), ("a=x", "a=y")):
+        with pytest.raises(CycloptsError, match="--adapter must be different names with folders"):
+            parse_adapters(texts)
 
 
 def test_training_keeps_an_adapter(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
