@@ -94,9 +94,8 @@ def add_typos(context: Context, pair: Pair) -> Pair:
 
 def add_whitespace(context: Context, pair: Pair) -> Pair:
     """Repeat some spaces of the source, or make them no-break spaces or tabs; add some before it and after it."""
-    rng, parts = context.rng, pair[0].split(" ")
-    spaces = [rng.choice((" ", "  ", "   ", "\u00a0", "\t")) if rng.random() < 0.3 else " " for _ in parts[1:]]
-    text = "".join(part + space for part, space in zip(parts, [*spaces, ""], strict=True))
+    rng = context.rng
+    text = re.sub(" ", lambda _: rng.choice((*" " * 9, "  ", "   ", "\u00a0", "\t")), pair[0])
     return rng.choice(("", " ", "  ")) + text + rng.choice(("", " ", "  ")), pair[1]
 
 
@@ -136,7 +135,7 @@ def list_aligned_spans(links: Sequence[tuple[int, int]]) -> list[tuple[Span, Spa
             inside = [j for i, j in links if first <= i < stop]
             target = min(inside), max(inside) + 1
             is_closed = sum(target[0] <= j < target[1] for _, j in links) == len(inside)
-            if is_closed and (stop - 1 in (i for i, _ in links)) and target[1] - target[0] <= MAX_TAGGED_WORDS:
+            if is_closed and any(i == stop - 1 for i, _ in links) and target[1] - target[0] <= MAX_TAGGED_WORDS:
                 spans.append(((first, stop), target))
     return spans
 

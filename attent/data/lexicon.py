@@ -21,7 +21,7 @@ NUM_ITERATIONS = 5
 DIAGONAL = 2.0  # strength of the prior: exp(-DIAGONAL |i / m - j / n|)
 MIN_PROBABILITY = 0.02  # of a translation that is stored, both directions multiplied
 MIN_ENTRY_PROBABILITY, MIN_ENTRY_COUNT = 0.25, 3  # of a pair of single words
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+(?:[-'’.,]?\w+)*|[^\w\s]")
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+(?:[-'’.,]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)

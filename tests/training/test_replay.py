@@ -124,6 +124,7 @@ def test_the_stored_sample_is_replayed(tmp_path: Path) -> None:
     assert fine_tune(tmp_path, "second", steps=9, hold_out=5, init_from=None).step == 9  # resumes without it
 
 
+@pytest.mark.slow
 def test_the_sample_can_be_left_out(tmp_path: Path) -> None:
     fine_tune(tmp_path, "first", store_sample=30)
     result = fine_tune(tmp_path, "second", init_from=tmp_path / "first", replay=("none",))
