@@ -23,7 +23,7 @@ from attent.decoding.forced_decoding import score_targets
 from attent.decoding.loading import load_tokenizer
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.models import Seq2Seq
-from attent.text.language_tags import find_language
+from attent.text.language_tags import find_language, find_nearest_languages
 from attent.text.tokenizer import TokenizerError
 from tests.interop.families import BART_CLASSES, transformers
 
@@ -200,12 +200,34 @@ def test_ctranslate2_finds_the_same_translations(tmp_path: Path) -> None:
     [
         ("en", ["eng_Latn"]), ("eng", ["eng_Latn"]), ("eng_Latn", ["eng_Latn"]), ("en-Latn", ["eng_Latn"]),
         ("tw", ["twi_Latn"]), ("ak", ["aka_Latn"]), ("zh", ["zho_Hans", "zho_Hant"]), ("zh-Hant", ["zho_Hant"]),
-        ("xx", []), ("ar", ["arb_Arab"]),
+        ("xx", []), ("ar", ["arb_Arab"]), ("en_XX", ["eng_Latn"]), ("en-US", ["eng_Latn"]), (">>deu<<", ["deu_Latn"]),
+        ("zh-TW", ["zho_Hant"]), ("zh-CN", ["zho_Hans"]), ("de-Cyrl", []),
     ],
 )  # fmt: skip
 def test_languages_in_any_notation(requested: str, expected: list[str]) -> None:
     known = ["aka_Latn", "arb_Arab", "deu_Latn", "eng_Latn", "twi_Latn", "zho_Hans", "zho_Hant"]
     assert find_language(requested, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "requested", "expected"),
+    [
+        (["de", "en", "no", "ns", "ps"], ["eng_Latn", "de_DE", ">>deu<<", "nb", "nso", "pbt_Arab"],
+         ["en", "de", "de", "no", "ns", "ps"]),
+        (["de_DE", "pt_XX", "zh_CN"], ["deu_Latn", "de-AT", "pt-BR", "zho_Hans"], ["de_DE", "de_DE", "pt_XX", "zh_CN"]),
+        (["pt_PT", "pt_BR"], ["pt-BR", "por_PT"], ["pt_BR", "pt_PT"]),
+    ],
+)  # fmt: skip
+def test_languages_of_models_with_other_notations(known: list[str], requested: list[str], expected: list[str]) -> None:
+    assert [find_language(tag, known) for tag in requested] == [[tag] for tag in expected]
+    assert find_language("zh-TW", known) == []
+
+
+def test_nearest_languages_are_those_of_the_language_or_of_a_similar_name() -> None:
+    known = ["deu_Latn", "eng_Latn", "srp_Cyrl", "twi_Latn"]
+    assert find_nearest_languages("sr-Latn", known) == ["srp_Cyrl"]
+    assert find_nearest_languages("German", known)[0] == "deu_Latn"
+    assert find_nearest_languages("twii", known)[0] == "twi_Latn"
 
 
 @pytest.mark.parametrize(
