@@ -50,7 +50,7 @@ def find_language(requested: str, known: Sequence[str]) -> list[str]:
     same = [tag for tag in same if get_primary_subtag(tag).startswith(primary)] or same
     if rest:
         same = [tag for tag in same if get_likely_script(tag)[0] in (get_likely_script(name)[0], "")]
-    return [tag for tag in same if rest and rest[-1] in normalize_tag(tag).split("-")] or same
+    return [tag for tag in same if rest and rest[-1] in normalize_tag(tag).split("-")[1:]] or same
 
 
 def find_nearest_languages(requested: str, known: Sequence[str]) -> list[str]:

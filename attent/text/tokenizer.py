@@ -41,7 +41,7 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
-    TokenizerFormat(("sentencepiece.bpe.model", "vocab.json"), _CONFIG, formats.load_m2m_100),
+    TokenizerFormat((formats.FAIRSEQ_FILE,), ("vocab.json", *_CONFIG), formats.load_fairseq),
 )
 
 

@@ -121,6 +121,36 @@ def test_token_ids_match_transformers(name: str, tmp_path: Path) -> None:
     assert ours.target.decode_batch(rows) == theirs.batch_decode(rows, skip_special_tokens=True)
 
 
+def save_mbart_pieces(folder: Path, **config: Any) -> Any:
+    """Save what mBART-50 is published with, its SentencePiece model; return transformers' tokenizer of it."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=60, normalization_rule_name="identity",
+        minloglevel=2,
+    )  # fmt: skip
+    folder.mkdir()
+    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
+    return transformers.MBart50Tokenizer(vocab=pieces, src_lang="en_XX", tgt_lang="de_DE")
+
+
+def test_mbart_is_read_from_its_sentencepiece_model(tmp_path: Path) -> None:
+    theirs, ours = save_mbart_pieces(tmp_path / "model"), load_tokenizer(tmp_path / "model", "en", "deu_Latn")
+    texts = [*SENTENCES[:50], *(text for text in NASTY if text == text.strip() and "▁" not in text)]
+    assert ours.source.size == len(theirs)
+    assert ours.encode_source(texts) == theirs(texts)["input_ids"]
+    assert ours.encode_target(texts) == theirs(text_target=texts)["input_ids"]
+    assert ours.target.decode_batch(ours.encode_target(SENTENCES[:50])) == SENTENCES[:50]
+    save_mbart_pieces(tmp_path / "old", tokenizer_class="MBartTokenizer")
+    with pytest.raises(TokenizerError, match="mBART-25"):
+        load_tokenizer(tmp_path / "old", "en", "de")
+    save_mbart_pieces(tmp_path / "m2m", additional_special_tokens=["__en__"])
+    with pytest.raises(TokenizerError, match=r"vocab\.json: is missing"):
+        load_tokenizer(tmp_path / "m2m", "en", "de")
+
+
 @every_tokenizer
 def test_special_tokens_in_a_text_are_text(name: str, tmp_path: Path) -> None:
     save, src, tgt = TOKENIZERS[name]
@@ -264,7 +294,8 @@ def test_bart_texts_begin_with_its_start_token(tmp_path: Path) -> None:
     theirs = transformers.BartTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
     theirs.save_pretrained(tmp_path)
     ours = load_tokenizer(tmp_path)
-    assert ours.encode_source(SENTENCES[:20]) == theirs(SENTENCES[:20])["input_ids"]
+    texts = [*SENTENCES[:20], *NASTY]
+    assert ours.encode_source(texts) == theirs(texts)["input_ids"]
     assert ours.target_prefix == (theirs.bos_token_id,)
 
 
