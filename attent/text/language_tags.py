@@ -20,6 +20,12 @@ def get_primary_subtag(tag: str) -> str:
     return normalize_tag(tag).partition("-")[0]
 
 
+def get_shortest_code(tag: str) -> str:
+    """Return the code of two letters, if the language has one: `de` for `deu_Latn`."""
+    primary = get_primary_subtag(tag)
+    return primary if len(primary) == 2 else _get_cldr_language(tag)
+
+
 def is_same_language(first: str, second: str) -> bool:
     return get_primary_subtag(first) == get_primary_subtag(second)
 

@@ -206,8 +206,9 @@ def test_a_score_leaves_the_given_language_out(tmp_path: Path) -> None:
     assert scores.tokens[0] != "deu_Latn"
 
 
-def test_ctranslate2_finds_the_same_translations(tmp_path: Path) -> None:
-    save_model("m2m_100", tmp_path / "model")
+@every_tokenizer
+def test_ctranslate2_finds_the_same_translations(name: str, tmp_path: Path) -> None:
+    save_model(name, tmp_path / "model")
     translator = Translator.load(tmp_path / "model", src="en", tgt="de", engine="torch")
     tokenizer, options = translator.tokenizer, SearchOptions(beam_size=4, max_length=LIMIT)
     assert isinstance(translator.model, Seq2Seq)
@@ -219,7 +220,7 @@ def test_ctranslate2_finds_the_same_translations(tmp_path: Path) -> None:
     assert engine.find_unsupported_reason(options, requests) is None
     found, expected = dict(engine.search(requests, options)), translator.search(requests, options)
     finished = [i for i, hypotheses in enumerate(expected) if hypotheses[0].is_finished]
-    assert len(finished) > 10
+    assert len(finished) >= 5
     for i in finished:
         assert found[i][0].token_ids == expected[i][0].token_ids
         assert found[i][0].score == pytest.approx(expected[i][0].score, abs=1e-3)
