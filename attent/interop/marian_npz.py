@@ -55,8 +55,8 @@ LAYERS = {"self_attn": ("self", "Wo"), "cross_attn": ("context", "Wo"), "feedfor
 PARTS = {"query": "q", "key": "k", "value": "v", "output": "o", "expand": "1", "contract": "2"}
 
 
-def load(found: MarianFolder, *, dtype: torch.dtype | None, device: Device | None) -> Seq2Seq:
-    files, path = read_marian_tokenizer(found), found.model
+def load(native: MarianFolder, *, dtype: torch.dtype | None, device: Device | None) -> Seq2Seq:
+    files, path = read_marian_tokenizer(native), native.model
     source = json.loads(files["vocab.json"])
     target = json.loads(files.get("target_vocab.json", files["vocab.json"]))
     tensors: dict[str, Tensor] = {}  # by Marian's names

@@ -22,17 +22,17 @@ def find_marian_folder(folder: Path) -> MarianFolder | None:
     """Return the files of a folder that Marian has written; None for other folders."""
     if (folder / "config.json").exists() or not any(folder.glob("*.npz")):
         return None
-    found = {}
+    candidates = {}
     for path in folder.glob("*decoder.yml"):
         settings = parse_yaml(path.read_bytes(), path)
         model, *vocabularies = (
             folder / PurePosixPath(name).name for key in ("models", "vocabs") for name in settings[key]
         )
-        found[model] = MarianFolder(model, (vocabularies[0], vocabularies[-1]))
-    if len(found) != 1:
-        problem = f"has those of {len(found)}; keep that of the model to use"
+        candidates[model] = MarianFolder(model, (vocabularies[0], vocabularies[-1]))
+    if len(candidates) != 1:
+        problem = f"has those of {len(candidates)}; keep that of the model to use"
         raise TokenizerError(f"{folder}: must have the decoder.yml of one Marian model, but {problem}")
-    (files,) = found.values()
+    (files,) = candidates.values()
     missing = [path for path in (files.model, *files.vocabularies) if not path.is_file()]
     if missing:
         raise TokenizerError(f"{missing[0]}: is missing, but decoder.yml names it; download it too")
@@ -49,10 +49,10 @@ def parse_yaml(content: bytes, where: Path) -> dict[str, Any]:
         raise TokenizerError(f"{where}: is not valid YAML ({str(error).splitlines()[0]}); get it again") from error
 
 
-def read_marian_tokenizer(found: MarianFolder) -> dict[str, bytes]:
+def read_marian_tokenizer(native: MarianFolder) -> dict[str, bytes]:
     """Return the tokenizer as the files of `MarianTokenizer`. It adds padding, from which decoding starts."""
     files, vocabularies = {}, []
-    for side, path in zip(("source", "target"), found.vocabularies, strict=True):
+    for side, path in zip(("source", "target"), native.vocabularies, strict=True):
         model = path if path.suffix == ".spm" else path.with_name(f"{side}.spm")
         if not model.is_file():
             raise TokenizerError(f"{model}: is missing; it must hold the SentencePiece model of {path.name}")
