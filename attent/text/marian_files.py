@@ -25,10 +25,11 @@ def find_marian_folder(folder: Path) -> MarianFolder | None:
     candidates = {}
     for path in folder.glob("*decoder.yml"):
         settings = parse_yaml(path.read_bytes(), path)
-        model, *vocabularies = (
-            folder / PurePosixPath(name).name for key in ("models", "vocabs") for name in settings[key]
+        models, vocabularies = (
+            [folder / PurePosixPath(str(name)).name for name in settings.get(key, ())] for key in ("models", "vocabs")
         )
-        candidates[model] = MarianFolder(model, (vocabularies[0], vocabularies[-1]))
+        if len(models) == 1 and vocabularies:
+            candidates[models[0]] = MarianFolder(models[0], (vocabularies[0], vocabularies[-1]))
     if len(candidates) != 1:
         problem = f"has those of {len(candidates)}; keep that of the model to use"
         raise TokenizerError(f"{folder}: must have the decoder.yml of one Marian model, but {problem}")
@@ -61,6 +62,7 @@ def read_marian_tokenizer(native: MarianFolder) -> dict[str, bytes]:
             processor = load_processor(content, str(path))
             ids = {processor.id_to_piece(i): i for i in range(len(processor))}
         else:
-            ids = {piece: int(i) for piece, i in parse_yaml(path.read_bytes(), path).items()}
+            values = parse_yaml(path.read_bytes(), path).items()
+            ids = {piece: int(i) if str(i).isdecimal() else -1 for piece, i in values}  # -1 is refused later
         vocabularies.append(json.dumps(ids | {"<pad>": len(ids)}, ensure_ascii=False).encode())
     return files | dict(zip(("vocab.json", "target_vocab.json"), dict.fromkeys(vocabularies), strict=False))

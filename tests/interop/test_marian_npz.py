@@ -93,6 +93,8 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     shutil.copy(folder / "en.vocab.yml", folder / "kept")
     (folder / "en.vocab.yml").write_text("a: [")
     check(r"en\.vocab\.yml: is not valid YAML")
+    (folder / "en.vocab.yml").write_text("</s>: 0\n<unk>: one\n")
+    check(r"vocab\.json: must number its pieces from 0")
     (folder / "en.vocab.yml").unlink()
     check(r"en\.vocab\.yml: is missing, but decoder\.yml names it")
     (folder / "kept").rename(folder / "en.vocab.yml")
@@ -100,6 +102,9 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     check(r"source\.spm: is missing; it must hold the SentencePiece model of en\.vocab\.yml")
     (folder / "best.decoder.yml").write_text("models: [/elsewhere/best.npz]\nvocabs: [/elsewhere/vocab.spm]\n")
     check("must have the decoder.yml of one Marian model, but has those of 2")
+    for path in folder.glob("*decoder.yml"):
+        path.write_text("models: [a.npz, b.npz]\n")
+    check("must have the decoder.yml of one Marian model, but has those of 0")
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
