@@ -96,7 +96,8 @@ def convert_model(
 
 
 def measure_sizes(model: Model, tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
-    parameters, files = list(model.parameters()), [*folder.glob("*.safetensors"), *folder.glob("model.bin")]
+    files = [file for pattern in ("*.safetensors", "model.bin", "*.npz") for file in folder.glob(pattern)]
+    parameters = list(model.parameters())
     return {
         "vocabulary": f"{tokenizer.target.size if tokenizer else 0:,}",
         "parameters": f"{sum(parameter.numel() for parameter in parameters):,}",
