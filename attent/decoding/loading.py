@@ -13,6 +13,7 @@ from attent.data.augment import TAGS
 from attent.decoding.options import InputError
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_side_file, read_tokenizer
 from attent.nn.devices import choose_device
+from attent.text.language_tags import find_language
 from attent.text.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,9 +71,11 @@ def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> 
         raise InputError(f"{model}: has several target languages; choose one with --to: {names}")
     if to and not known:
         raise InputError(f"{model}: has one target language, so --to must be left out, but is `{to}`")
-    if to and to not in known:
-        raise InputError(f"{model}: --to must be one of its target languages ({names}), but is `{to}`")
-    return to or None
+    matches = find_language(to, known) if to else []
+    if to and len(matches) != 1:
+        meaning = f", which can be {' or '.join(matches)}" if matches else ""
+        raise InputError(f"{model}: --to must be one of its target languages ({names}), but is `{to}`{meaning}")
+    return matches[0] if matches else None
 
 
 def compute_max_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:

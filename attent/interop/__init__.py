@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from attent import models
-from attent.interop import hf_folder
+from attent.interop import hf_folder, marian_npz
 from attent.interop.conversion import check_dtype
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, SinusoidalConfig
 from attent.storage.errors import FolderError
 from attent.storage.hub import locate_model
+from attent.text.marian_files import find_marian_folder
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,8 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
     """
     check_dtype(dtype)
     root = hf_folder.resolve_folder(folder)
+    if (native := find_marian_folder(root)) is not None:
+        return marian_npz.load(native, dtype=dtype, device=device)
     if hf_folder.is_attent_folder(root):
         return models.read_model(root, dtype=dtype, device=device)
     return import_family(read_model_type(root / hf_folder.CONFIG_FILE)).load(root, dtype=dtype, device=device)

@@ -80,7 +80,7 @@ def convert_model(
     with explain_save_errors(target, "converted model"):
         make_folder(target.parent)
         with atomic_folder(target) as staged:
-            if to == "hf" or (to is None and not has_manifest(folder)):
+            if to == "hf" or (to is None and not has_manifest(folder) and (folder / CONFIG_FILE).is_file()):
                 description = write_hf(model, tokenizer, extra_files, staged)
             elif to == "ctranslate2":
                 description = write_ctranslate2(model, tokenizer, staged, quantization)
@@ -96,7 +96,8 @@ def convert_model(
 
 
 def measure_sizes(model: Model, tokenizer: Tokenizer | None, folder: Path) -> dict[str, str]:
-    parameters, files = list(model.parameters()), [*folder.glob("*.safetensors"), *folder.glob("model.bin")]
+    files = [file for pattern in ("*.safetensors", "model.bin", "*.npz") for file in folder.glob(pattern)]
+    parameters = list(model.parameters())
     return {
         "vocabulary": f"{tokenizer.target.size if tokenizer else 0:,}",
         "parameters": f"{sum(parameter.numel() for parameter in parameters):,}",

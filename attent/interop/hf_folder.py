@@ -54,7 +54,7 @@ def is_attent_folder(root: Path) -> bool:
     """True for a folder that attent saved: one with a manifest, even if its config.json is damaged."""
     if any((root / name).exists() for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX)):
         return True
-    return read_json(root / CONFIG_FILE).get("format") == "attent"
+    return (root / CONFIG_FILE).is_file() and read_json(root / CONFIG_FILE).get("format") == "attent"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attent import settings
-from attent.text.language_tags import find_language, get_primary_subtag
+from attent.text.language_tags import find_language, get_shortest_code
 
 
 class PublishedModel(NamedTuple):
@@ -20,7 +20,7 @@ class PublishedModel(NamedTuple):
 def find_models(src: str | None = None, tgt: str | None = None) -> Iterator[PublishedModel]:
     """Yield the models that know both languages, in any notation, smallest families first; None: any language."""
     requested = [language for language in (src, tgt) if language is not None]
-    names = {"src": get_primary_subtag(src or "{src}"), "tgt": get_primary_subtag(tgt or "{tgt}")}
+    names = {"src": get_shortest_code(src or "{src}"), "tgt": get_shortest_code(tgt or "{tgt}")}
     path = Path(__file__).with_suffix(".toml")
     for family in settings.parse_toml(path.read_bytes(), path.name)["family"]:
         known = family.get("languages", "").split()

@@ -32,7 +32,6 @@ BLOCK_LINES = 1_000
 EMBEDDINGS = ("source_embedding.weight", "target_embedding.weight", "output.weight", "output.bias")
 CONFIG_FILES = {formats.CONFIG_FILE, formats.SPECIAL_TOKENS_FILE}
 SENTENCEPIECE_SUFFIXES = (".model", ".spm")
-M2M_100_FILE = "sentencepiece.bpe.model"
 # Field numbers and values of SentencePiece's sentencepiece_model.proto
 PIECES, TRAINER_SPEC, SELF_TEST_DATA = 1, 2, 4
 PIECE_NAME, PIECE_SCORE, PIECE_TYPE, NORMAL_PIECE = 1, 2, 3, 1
@@ -129,7 +128,9 @@ def choose_ids(
     kept = known - text_pieces | select_characters(known, languages) | {names[i] for i in special if i is not None}
     if languages and source.language_ids:
         remaining = [choose_language(language, list(source.language_ids)) for language in languages]
-        if M2M_100_FILE not in files:  # whose languages have fixed places after the pieces, also in transformers
+        if (
+            formats.FAIRSEQ_FILE not in files
+        ):  # whose languages have fixed places after the pieces, also in transformers
             kept -= {names[i] for language, i in source.language_ids.items() if language not in remaining}
     for scores in (model.scores for model in models if model.rank_merge is None):
         kept |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)} & known

@@ -109,6 +109,8 @@ class Attention(nn.Module):
         """(B, T, E) -> (B, T, E). Attend to `kv`: projected keys and values, or states (B, Tk, E); None: to x."""
         q = self.project_queries(x, angles)
         if not isinstance(kv, KV):
+            if kv is not None and len(kv) != len(x):
+                raise ValueError(f"`kv` must have the batch size of `x`, {len(x)}, but has {len(kv)}")
             kv = self.project_keys_values(x, angles) if kv is None else self.project_keys_values(kv)
         heads = self.attend(q, kv, Mask() if mask is None else mask, bias)
         return self.output(heads)  # (B, T, H * D) -> (B, T, E)

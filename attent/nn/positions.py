@@ -46,14 +46,14 @@ class Positions(nn.Module):
 # --- added to the embeddings ---------------------------------------------------------------------------------------
 
 
-SinusoidOrder = Literal["interleaved", "halves", "fairseq"]
+SinusoidOrder = Literal["interleaved", "halves", "fairseq", "marian"]
 FAIRSEQ_START = 2  # fairseq numbers positions from here: 1 is padding
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig:
-    """`interleaved` as printed in the paper (sin, cos, sin ...); `halves` as in Marian (sines first); `fairseq` as in
-    M2M-100 and NLLB (sines first, slightly longer wavelengths, positions from 2)."""
+    """`interleaved` as printed in the paper (sin, cos, sin ...); `halves`: sines first, as in MarianMTModel; `marian`:
+    with slightly longer wavelengths, as in Marian itself; `fairseq`: also positions from 2, as in M2M-100 and NLLB."""
 
     kind: ClassVar[str] = "sinusoidal"
     order: SinusoidOrder = "interleaved"
@@ -92,12 +92,13 @@ def make_sinusoids(positions: Tensor, width: int, order: SinusoidOrder = "interl
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: (..., T) -> (..., T, E).
 
     Computed in float64 and rounded to float32, as the published tables are: in float32 the angle of a late position
-    would be off in its fifth digit. fairseq's tables are computed in float32.
+    would be off in its fifth digit. fairseq's and Marian's tables are computed in float32.
     """
-    if order == "fairseq":
+    if order in ("fairseq", "marian"):
         spacing = math.log(10000) / max(width // 2 - 1, 1)
         frequencies = torch.exp(torch.arange(width // 2, device=positions.device).float() * -spacing)
-        angle = (positions[..., None] + FAIRSEQ_START).float() * frequencies
+        start = FAIRSEQ_START if order == "fairseq" else 0
+        angle = (positions[..., None] + start).float() * frequencies
         return F.pad(torch.cat([angle.sin(), angle.cos()], -1), (0, width % 2))
     dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     feature = torch.arange(0, width, 2, device=positions.device, dtype=dtype)  # 2i

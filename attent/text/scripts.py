@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
-from attent.text.language_tags import normalize_tag
+from attent.text.language_tags import get_likely_script, get_primary_subtag
 
 Scripts = frozenset[str]  # codes of ISO 15924, as keys of LETTERS
 
@@ -99,26 +99,10 @@ def get_language_scripts(tag: str | None) -> Scripts | None:
     """Return the scripts of a language; None if unknown."""
     if tag is None:
         return None
-    subtags = normalize_tag(tag).split("-")
-    code, is_explicit = _get_likely_script(subtags)
-    secondary = () if is_explicit else SECONDARY_SCRIPTS.get(subtags[0], ())
+    code, is_explicit = get_likely_script(tag)
+    secondary = () if is_explicit else SECONDARY_SCRIPTS.get(get_primary_subtag(tag), ())
     scripts = frozenset((*WRITING_SYSTEMS.get(code, (code,)), *secondary))
     return scripts if scripts <= SCRIPT_LETTERS.keys() else None
-
-
-def _get_likely_script(subtags: list[str]) -> tuple[str, bool]:
-    """Return (script code or "", True if the tag itself names the script)."""
-    from babel.core import get_global
-
-    language, rest = subtags[0], subtags[1:]
-    explicit = next((part.title() for part in rest if len(part) == 4 and part.isalpha()), None)
-    if explicit:
-        return explicit, True
-    language = str(get_global("language_aliases").get(language, language)).partition("_")[0]
-    regions = [f"{language}_{part.upper()}" for part in rest if len(part) == 2]
-    likely = get_global("likely_subtags")
-    locale = next((likely[key] for key in [*regions, language] if key in likely), "")
-    return next((part for part in locale.split("_") if len(part) == 4), ""), False
 
 
 def detect_scripts(texts: Iterable[str]) -> Scripts | None:

@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
-from attent.text.language_tags import find_language
+from attent.text.language_tags import find_language, find_nearest_languages
+from attent.text.marian_files import find_marian_folder, read_marian_tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary, TokenizerError, Vocabulary
 
 __all__ = ["Tokenizer", "TokenizerError", "Vocabulary"]
@@ -41,7 +41,7 @@ TOKENIZER_FORMATS = (  # the first match wins; SentencePiece files take preceden
     ),
     TokenizerFormat(("spiece.model",), (formats.CONFIG_FILE,), formats.load_t5),
     TokenizerFormat((formats.FAST_TOKENIZER_FILE,), _CONFIG, formats.load_fast),
-    TokenizerFormat(("sentencepiece.bpe.model", "vocab.json"), _CONFIG, formats.load_m2m_100),
+    TokenizerFormat((formats.FAIRSEQ_FILE,), ("vocab.json", *_CONFIG), formats.load_fairseq),
 )
 
 
@@ -167,6 +167,8 @@ class Tokenizer:
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
             raise TokenizerError(f"{folder}: must be a model folder, but {problem}; give another")
+        if (native := find_marian_folder(folder)) is not None:
+            return cls.from_files(read_marian_tokenizer(native), f"{folder}/")
         for layout in TOKENIZER_FORMATS:
             files = read_files(folder, layout.required_files + layout.optional_files)
             if layout.required_files[0] in files:
@@ -194,7 +196,7 @@ def choose_language(requested: str, known: Sequence[str]) -> str:
         return matches[0]
     if matches:
         raise TokenizerError(f"`{requested}` can be {' or '.join(matches)} in this model; name one of them")
-    near = get_close_matches(requested, known, n=3, cutoff=0.4) or known[:10]
+    near = find_nearest_languages(requested, known) or known[:10]
     raise TokenizerError(f"this model has no language `{requested}`; its {len(known)} include {', '.join(near)}")
 
 

@@ -43,6 +43,13 @@ M2M_LANGUAGES = """
     ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si
     sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """  # in the order of their ids, for folders that do not list them
+MBART_50_LANGUAGES = """
+    ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX
+    ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN
+    pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI
+"""
+MBART_25_LANGUAGES, MBART_25_PROBLEM = 25, "a language after the end token (mBART-25) is not supported; use mBART-50"
+FAIRSEQ_FILE, FAIRSEQ_SPECIALS = "sentencepiece.bpe.model", ("<s>", "<pad>", "</s>", "<unk>")
 FAIRSEQ_LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z][a-z]{3}|[A-Z]{2})")  # eng_Latn of NLLB, en_XX of mBART
 
 Files = Mapping[str, bytes]
@@ -137,16 +144,31 @@ def read_vocab_json(files: Files, name: str, where: str) -> dict[str, int]:
     return ids
 
 
-def load_m2m_100(files: Files, where: str) -> VocabularyPair:
-    """Load the SentencePiece model of M2M-100 and the ids of its pieces; those of its languages follow."""
-    pieces = read_vocab_json(files, "vocab.json", where)
-    declared = [get_token_name(token) for token in iter_additional_tokens(read_special_tokens(files, where))]
-    names = [name for name in declared if name and M2M_LANGUAGE.fullmatch(name)]
-    names = names or [f"__{language}__" for language in M2M_LANGUAGES.split()]
-    ids = pieces | {name: len(pieces) + i for i, name in enumerate(names)}
-    both = MarianVocabulary(files["sentencepiece.bpe.model"], where + "sentencepiece.bpe.model", ids)
+def load_fairseq(files: Files, where: str) -> VocabularyPair:
+    """Load the SentencePiece model of M2M-100 or mBART-50 and the ids of its pieces; those of its languages follow.
+
+    M2M-100 lists the ids; mBART-50 has fairseq's four special tokens in place of SentencePiece's three.
+    """
+    model_path, special_tokens = where + FAIRSEQ_FILE, read_special_tokens(files, where)
+    declared = [name for token in iter_additional_tokens(special_tokens) if (name := get_token_name(token))]
+    is_m2m = "vocab.json" in files or any(map(M2M_LANGUAGE.fullmatch, declared))
+    if is_m2m and "vocab.json" not in files:
+        raise TokenizerError(f"{where}vocab.json: is missing; {FAIRSEQ_FILE} needs it")
+    names = list(filter((M2M_LANGUAGE if is_m2m else FAIRSEQ_LANGUAGE).fullmatch, declared))
+    if is_m2m:
+        pieces, end = read_vocab_json(files, "vocab.json", where), []
+        names = names or [f"__{language}__" for language in M2M_LANGUAGES.split()]
+    else:
+        if special_tokens.get("tokenizer_class") == "MBartTokenizer" or len(names) == MBART_25_LANGUAGES:
+            raise TokenizerError(f"{model_path}: {MBART_25_PROBLEM}")
+        processor = load_processor(files[FAIRSEQ_FILE], model_path)
+        tokens = [*FAIRSEQ_SPECIALS, *map(processor.id_to_piece, range(3, len(processor)))]
+        pieces, end = {name: i for i, name in enumerate(tokens)}, ["<mask>"]
+        names = names or MBART_50_LANGUAGES.split()
+    ids = pieces | {name: len(pieces) + i for i, name in enumerate([*names, *end])}
+    both = MarianVocabulary(files[FAIRSEQ_FILE], model_path, ids)
     both.language_ids = {name.strip("_"): ids[name] for name in names}
-    both._skipped_ids.update(both.language_ids.values())
+    both._skipped_ids.update(ids[name] for name in [*names, *end, *FAIRSEQ_SPECIALS[:1]] if name in ids)
     return both, both
 
 
@@ -261,7 +283,7 @@ class FastVocabulary(Vocabulary):
         languages = {name: i for name, i in names.items() if FAIRSEQ_LANGUAGE.fullmatch(name) and name in special}
         self.language_ids = dict(sorted(languages.items(), key=lambda item: item[1]))
         if set(self.suffix_ids[1:]) & set(self.language_ids.values()):
-            raise TokenizerError(f"{where}: a language after the end token (mBART-25) is not supported; use mBART-50")
+            raise TokenizerError(f"{where}: {MBART_25_PROBLEM}")
 
     def _find_byte_ids(self, names: Mapping[str, int]) -> frozenset[int]:
         """Return the byte tokens if an incomplete character invalidates the one before it, as with LLaMA's decoder."""

@@ -81,7 +81,7 @@ UserSettings = dict[str, Any]  # nested tables
 def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: Iterable[str]) -> UserSettings:
     """Merge a run file, flags such as {"train.lr": 0.001} and `--set` overrides, in this order, and validate them."""
     requested: UserSettings = settings.read_toml_dict(file) if file else {}
-    where = str(file) if file else "--set"
+    where = str(file) if file else "settings"
     in_file = dict(flatten_settings(requested))
     named_paths = flags.keys() | {override.partition("=")[0].strip() for override in overrides}
     if {"train.steps", "train.minutes"} <= named_paths:

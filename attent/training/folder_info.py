@@ -105,8 +105,9 @@ def _describe_model(model: Model, root: Path, run: Mapping[str, Any]) -> Rows:
     is_ours, config, kind = hf_folder.is_attent_folder(root), model.config, MODEL_KINDS[model.config.kind]
     if isinstance(model, Seq2Seq):
         kind = kind.replace("Transformer", model.config.decoder.description.partition(",")[0])
-    yield "model", f"{kind}, saved by {'attent' if is_ours else 'Hugging Face'}"
-    yield "", "all checksums match" if is_ours else "no checksums (Hugging Face format)"
+    source = "attent" if is_ours else "Hugging Face" if (root / CONFIG_FILE).is_file() else "Marian"
+    yield "model", f"{kind}, saved by {source}"
+    yield "", "all checksums match" if is_ours else f"no checksums ({source} format)"
     commands = SPAN_MODEL_COMMANDS if run.get("task") == "spans" else _list_commands(model)
     yield "use with", ", ".join(f"attent {command}" for command in commands)
     stacks = {name: _describe_stack(stack) for name, stack in get_stack_configs(config).items()}

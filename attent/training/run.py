@@ -257,7 +257,7 @@ class TrainSession:
             tables = settings.to_dict(resolved) if resolved else {}
             self.requested = run_config.merge_with_previous(self.requested, previous, tables)
         if resolved is None:
-            run = run_config.build_run_config(self.requested, "--set")
+            run = run_config.build_run_config(self.requested, "settings")
             if self.distributed.device.type == "cpu" and not (run.init_from or run.train.steps or run.train.minutes):
                 run = replace(run, train=replace(run.train, minutes=get_task_class(run.task).cpu_minutes))
             self.unresolved = run.train
@@ -541,7 +541,7 @@ class TrainSession:
 
 def load_initial_model(path: str, task: TaskName) -> Model:
     """Load the model of `--from`, which must be of the class that the task trains."""
-    model = interop.load(path)
+    model = interop.load(path, dtype=torch.float32)  # an optimizer cannot train half-precision weights
     expected = get_task_class(task).model_class
     if not isinstance(model, (expected, *get_task_class(task).pretrained_classes)):
         others = " or ".join(f"--task {name}" for name in TASKS if isinstance(model, get_task_class(name).model_class))

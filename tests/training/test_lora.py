@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attent import interop, models
 from attent.cli import main
 from attent.decoding.translator import translate_texts
+from attent.interop.export import convert_model
 from attent.models import Seq2Seq
 from attent.nn.lora import LoRAError, LowRankUpdate, add_lora, freeze_parameters, matches_pattern, merge_lora
 from attent.text.tokenizer import Tokenizer
@@ -205,6 +206,15 @@ def test_a_model_is_fine_tuned_with_lora(tmp_path: Path, corpus: Path, base_fold
     assert can_translate(tmp_path / "out")
     started = next(event for event in log if event["event"] == "started")
     assert 0 < started["trainable_parameters"] < started["parameters"]
+
+
+@pytest.mark.parametrize("more", [(), ("--lora", "4")])
+def test_a_model_in_half_precision_is_fine_tuned_in_float32(
+    more: tuple[str, ...], tmp_path: Path, corpus: Path, base_folder: Path
+) -> None:
+    convert_model(base_folder, tmp_path / "half", dtype="float16")
+    assert loss_falls(run_training(corpus, tmp_path / "out", "--from", str(tmp_path / "half"), *more))
+    assert {tensor.dtype for tensor in models.read_model(tmp_path / "out").state_dict().values()} == {torch.float32}
 
 
 def test_fine_tuning_resumes_after_the_base_model_is_deleted(tmp_path: Path, corpus: Path, base_folder: Path) -> None:

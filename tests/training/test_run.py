@@ -171,7 +171,7 @@ def test_a_negative_length_penalty_is_refused_before_training(tmp_path: Path) ->
 def test_a_value_below_its_limit_is_blamed_on_its_flag(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"^`{name}` must be .*, but is {value}$"):
         train_small(tmp_path, **{name: value})
-    with pytest.raises(ValueError, match=r"^--set: `train`: `steps` must be 1 or more, but is 0$"):
+    with pytest.raises(ValueError, match=r"^settings: `train`: `steps` must be 1 or more, but is 0$"):
         train_small(tmp_path, overrides=["train.steps=0"])
 
 
