@@ -78,8 +78,6 @@ $ attent info nowhere
 1 nowhere: must be a model folder, but does not exist; give the folder that holds config.json
 $ attent look M "  "
 2 the sentence must not be empty; leave it out for the live page
-$ attent look M a --positions
-2 --positions does not depend on a sentence: leave it out
 $ attent look M --mask decoder.blocks.0
 2 --mask needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look M a --ablate --data x
