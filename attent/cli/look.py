@@ -119,7 +119,6 @@ def look(
 
 
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
-    """Return why the flags cannot be combined, or None."""
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
     given_flags = find_given(outputs | inputs)
@@ -146,7 +145,6 @@ def find_given(flags: dict[str, Any]) -> str | None:
 
 
 def find_value_problem(flags: LookFlags) -> str | None:
-    """Return which flag has an invalid value, or None."""
     for flag, path, suffixes in (("--png", flags.png, (".png",)), ("--svg", flags.svg, (".svg", ".pdf"))):
         if path is not None and path.suffix.lower() not in suffixes:
             return f"{flag} must be a file that ends in {' or '.join(suffixes)}, but is {path}"
@@ -217,7 +215,6 @@ def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, fla
 
 
 def run_ablation_command(folder: Path, flags: LookFlags) -> int:
-    """Ablate the model, and prune it with --prune; print the report."""
     from rich.console import Console
 
     from attent.data.pairs import LanguagePair
@@ -247,7 +244,6 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
 
 
 def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
-    """Write what the flags ask for; without any of them, the page."""
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
     elif flags.json:

@@ -1,13 +1,6 @@
-"""Recordings with texts: mono samples at 16 kHz from audio files, and corpora of them.
+"""Recordings with texts: mono samples at 16 kHz from audio files, and corpora of them (layouts: docs/speech.md).
 
-    corpus.tsv                path<TAB>text; a header may name the columns, as in Common Voice; .csv files as well
-    metadata.csv              id|text|normalized text of wavs/id.wav (LJSpeech)
-    a.wav a.txt ...           a folder with a transcript next to each recording
-    train-clean-100/...       LibriSpeech: *.trans.txt in the folders
-    a `datasets` dataset      saved to disk, with an audio column
-
-They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files. Batches,
-features and augmentation are in `attent.training.tasks.speech`.
+They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files.
 """
 
 from __future__ import annotations
@@ -182,7 +175,6 @@ def _open_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
-    """Open a stream as a `soundfile.SoundFile`."""
     soundfile = _import_package("soundfile")
     if not stream.seek(0, os.SEEK_END):
         raise AudioError(f"{name}: must be a recording, but is empty")
@@ -201,7 +193,6 @@ def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
 
 
 def _read_block(sound: Any, frames: int, name: str) -> Array:
-    """Read a block of samples and return the mean of its channels."""
     try:
         block = sound.read(frames, "float32", always_2d=True)
     except _import_package("soundfile").SoundFileError as error:

@@ -59,8 +59,6 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The shape that all batches of a corpus share."""
-
     rows: int  # 0 in bucketed and fixed batches, where it varies
     row_capacity: RowCapacity
     max_source_length: int

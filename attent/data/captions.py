@@ -1,7 +1,4 @@
-"""Images with captions, from .tsv files. `images` decodes and stores the images.
-
-    image<TAB>text<TAB>language     a header names the columns: path, image or file; text or caption; language
-    dogs/1.png<TAB>A dog.           without one, they are in this order; the language is optional
+"""Images with captions, from .tsv files, with or without a header. `images` decodes and stores the images.
 
 Paths are relative to the file. An image with several captions has several rows.
 """
@@ -43,8 +40,6 @@ class CaptionItem:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionRows:
-    """The rows of caption files; their images are not decoded."""
-
     name: str
     files: tuple[Path, ...]
     paths: tuple[Path, ...]  # of the images, without duplicates
@@ -64,7 +59,6 @@ class CaptionRows:
         return FolderSplit(self.name, self.files[0].parent, (), files)
 
     def select_images(self, indices: Array) -> Self:
-        """Return some of the images with all of their captions."""
         new_ids = np.full(len(self.paths), -1)
         new_ids[indices] = np.arange(len(indices))
         rows = np.flatnonzero(new_ids[self.image_ids] >= 0).tolist()
@@ -87,8 +81,6 @@ class CaptionRows:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionDataset(CaptionRows):
-    """Memory-mapped images and their captions."""
-
     images: ImageDataset
 
     @property

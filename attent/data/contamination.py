@@ -25,8 +25,6 @@ MATCH_KINDS = ("pair", "source", "target")
 
 @dataclass(frozen=True)
 class ContaminationMatch:
-    """A test sentence and an equal training line."""
-
     kind: str  # one of MATCH_KINDS
     test: Pair
     train: Pair

@@ -53,15 +53,12 @@ class EncodingConfig:
 
 
 def format_location(location: int, files: Sequence[str]) -> str:
-    """Return a location as `corpus.tsv:1234`."""
     file, line = divmod(location, 1 << LINE_BITS)
     return f"{files[file]}:{line}"
 
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """Some pairs as arrays, in corpus order, and those that the filters dropped."""
-
     keys: Array  # equal for equal pairs
     locations: Array
     source: EncodedSentences
@@ -177,7 +174,6 @@ def _iter_pairs(corpus: Corpus, tally: ReasonTally[str]) -> Iterator[Pair]:
 def _iter_blocks(
     pairs: Iterable[Pair], file_table: dict[str, int]
 ) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
-    """Yield index, sources, targets and locations of each block."""
     pairs = iter(pairs)
     for index in count():
         if not (block := list(islice(pairs, BLOCK_PAIRS))):
@@ -192,7 +188,6 @@ def _stable_hash(key: object, size: int) -> int:
 
 
 def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
-    """Encode short texts without special tokens."""
     encoder = BulkEncoder(vocabulary, TEXT_DTYPE)
     blocks = [encoder.encode(texts[start : start + BLOCK_TEXTS]) for start in range(0, len(texts), BLOCK_TEXTS)]
     ids, lengths = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("ids", "lengths"))
@@ -201,7 +196,6 @@ def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentenc
 
 
 def encode_documents(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
-    """Encode texts of any length without special tokens."""
     return EncodedSentences.from_lists([list(iter_document_ids(text, vocabulary)) for text in texts], TEXT_DTYPE)
 
 
@@ -216,8 +210,7 @@ def iter_document_ids(text: str, vocabulary: Vocabulary) -> Iterator[int]:
 
 
 def _iter_chunks(text: str) -> Iterator[str]:
-    """Split before newlines. SentencePiece starts every text with a space, which is a token of its own before a
-    newline: all chunks but the first drop their first id."""
+    """Split before newlines. SentencePiece adds a space, a token before a newline: later chunks drop their first id."""
     start = 0
     while start < len(text):
         stop = text.find("\n", start + CHUNK_CHARS)

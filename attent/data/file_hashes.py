@@ -17,7 +17,6 @@ MAX_ENTRIES = 1000
 
 
 def hash_file(path: Path, cache_file: Path) -> str:
-    """Return a checksum of the content of `path`, from `cache_file` if the file is unchanged."""
     stamp = stamp_file(path)
     hashes: dict[str, str] = {}
     with suppress(OSError, ValueError):

@@ -1,10 +1,7 @@
 """Labeled images as bytes of one size: idx files (MNIST and the like), or a folder of image files per class.
 
-    a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test split)
-    cat/*.jpg dog/*.jpg ...      or with splits: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
-
 Image files are decoded once into a memory-mapped array, which is cached by their path, size and times; they need
-Pillow. Idx files are read into memory. Batches and augmentation are in `attent.training.tasks.image_classification`.
+Pillow. Idx files are read into memory.
 """
 
 from __future__ import annotations
@@ -91,8 +88,6 @@ class IdxSplit:
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """A folder with a subfolder per class."""
-
     name: str
     folder: Path
     classes: tuple[str, ...]
@@ -104,8 +99,6 @@ ImageSplit = IdxSplit | FolderSplit
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Images and their labels."""
-
     name: str
     pixels: Array = field(repr=False)  # (N, C, S, S), uint8
     labels: Array = field(repr=False)  # (N,), indices of `class_names`
@@ -118,7 +111,6 @@ class ImageDataset:
         return len(self.pixels) if self.indices is None else len(self.indices)
 
     def take(self, indices: Array) -> tuple[Array, Array]:
-        """Return pixels and labels of some images."""
         rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
@@ -193,7 +185,6 @@ def open_idx_split(images: Path) -> IdxSplit:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the image files in a folder and its subfolders."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
@@ -267,7 +258,6 @@ def suppress_warnings() -> Iterator[None]:
 
 
 def read_pixels(path: Path, shape: ImageShape) -> Array:
-    """Return an image as (C, S, S) of uint8."""
     with open_image(path) as image:
         try:
             return convert_to_pixels(image, shape)

@@ -116,7 +116,6 @@ class LanguagePair:
         return forward is None or (backward is not None and backward > forward)
 
     def _count_matches(self, declared: LanguagePair) -> int | None:
-        """Return the number of sides that are known and match; None if a side differs."""
         sides = ((self.source, declared.source), (self.target, declared.target))
         return sum(None not in side for side in sides) if all(_is_compatible(*side) for side in sides) else None
 
@@ -136,7 +135,6 @@ class LanguagePair:
         return f"no {missing} side" if missing else "not two languages"
 
     def make_mismatch_error(self, name: str, available: Iterable[str]) -> LanguageMismatchError:
-        """Return the error for a file in which no unit has the requested languages."""
         seen = sorted({escape_invisible(normalize_tag(tag)) for tag in available})
         listed = ", ".join(seen[:MAX_LISTED]) + (" and more" if len(seen) > MAX_LISTED else "")
         requested = " and ".join(self.tags)

@@ -31,8 +31,6 @@ MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 @dataclass(frozen=True)
 class Finding:
-    """Lines with the same problem."""
-
     name: str  # a filter of FILTER_ORDER, or the reason why a line is no pair
     count: int
     examples: tuple[Pair, ...] = ()  # with excerpts of their texts; of a line that is no pair, as the source
@@ -238,7 +236,6 @@ class CorpusSurvey:
 
 
 def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
-    """Yield the entries in chunks; on an error, first those before it."""
     chunk: list[Pair | BadLine] = []
     try:
         for entry in entries:

@@ -66,7 +66,6 @@ def hold_out(corpora: Sequence[Corpus], num_pairs: int, seed: int) -> tuple[list
 
 
 def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
-    """Return a sentence for the log."""
     splits = [corpus.split for corpus in train if corpus.split]
     total = sum(split.corpus_pair_count for split in splits)
     num_held_out = sum(corpus.split.pair_count for corpus in held_out if corpus.split)
@@ -102,7 +101,6 @@ class _PairKeys(NamedTuple):
 
     @property
     def nonempty_mask(self) -> BoolArray:
-        """True where both sides have text."""
         return (self.source != EMPTY_KEY) & (self.target != EMPTY_KEY)
 
 
@@ -179,7 +177,6 @@ class _HeldOutKeys:
 
 
 def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
-    """Return which keys are in `sorted_keys`. np.isin would sort the keys, which are many."""
     return search_sorted(sorted_keys, keys)[1]
 
 
@@ -214,7 +211,6 @@ def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys
 
 
 def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
-    """Return how often each of the unique keys occurs among the keys."""
     order = np.argsort(unique_keys)
     indices, is_found = search_sorted(unique_keys[order], keys)
     counts = np.empty(len(unique_keys), np.int64)

@@ -50,7 +50,6 @@ class Captioner:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages to choose from by `to`; none if the model has only one."""
         return self.tokenizer.target.tags
 
     def resolve_language(self, to: str | None) -> str | None:

@@ -42,7 +42,6 @@ class TargetScores:
 
     @property
     def length(self) -> int:
-        """In tokens, with the end."""
         return len(self.log_probs)
 
     @property
@@ -130,7 +129,6 @@ def encode_pairs(
     to: str | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[EncodedPair]:
-    """Tokenize both sides, truncated to a batch of one pair (`batch_tokens`) and to the model's positions."""
     if batch_tokens < 2:
         raise AttentError(f"`batch_tokens` must be 2 or more, but is {batch_tokens}")
     positions = (model.encoder.positions, model.decoder.positions)
@@ -182,7 +180,6 @@ class TeacherForcingBatch:
         )
 
     def compute_states(self, model: Seq2Seq) -> Tensor:
-        """Return the decoder's output states, (B, Tt, E)."""
         memory = model.encode(self.source, self.source_lengths)
         return model.decode(self.decoder_input, memory, self.target_lengths)
 

@@ -233,6 +233,5 @@ def check_text(value: Any, key: str, location: str) -> str:
 
 
 def read_strings(value: Any, key: str, location: str) -> tuple[str, ...]:
-    """Return a string or a list of strings as a tuple."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(check_text(item, key, location) for item in values)

@@ -33,7 +33,6 @@ def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | 
 
 
 def normalize_log_probs(log_probs: Sequence[float]) -> list[float]:
-    """Return probabilities that sum to 1."""
     values = np.asarray(log_probs, np.float64)
     probabilities = np.exp(values - values.max(initial=-np.inf))
     return [float(p) for p in probabilities / probabilities.sum()]
@@ -77,9 +76,7 @@ def _count_overlaps(texts: Sequence[str]) -> Iterator[tuple[Ints, Floats]]:
 
 
 def _count_shared(grams: Ints, rows: Ints, counts: Ints, totals: Ints) -> Floats:
-    """Return (N, N) sums of the smaller count of each n-gram. As min(a, b) is the number of t with a >= t and b >= t,
-    they are products of 0/1 matrices, one for each t.
-    """
+    """Return (N, N) sums of min(a, b), the number of t with a >= t and b >= t: products of 0/1 matrices."""
     N = len(totals)
     shared = np.zeros((N, N))
     while len(grams):

@@ -42,6 +42,5 @@ def connect_to_ray(device: DeviceOptions, env: Mapping[str, str] | None = None) 
 
 
 def get_reason(problem: object) -> str:
-    """Return the message in the last line of a traceback."""
     line = str(problem).strip().splitlines()[-1]
     return line.partition(": ")[2] or line

@@ -141,8 +141,6 @@ class AblationMeasurement:
 
 @dataclass(kw_only=True, eq=False)
 class AblationMeter:
-    """Translates and scores the same pairs with different parts masked."""
-
     translator: Translator
     data: AblationData
     search: SearchOptions
@@ -208,7 +206,6 @@ class AblationMeter:
         )
 
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
-        """Translate and score with these parts masked."""
         with mask_heads(self.model, *parts):
             # A translator of its own converts the masked weights for CTranslate2, for this measurement only.
             translator = copy_translator(self.translator, self.model, engine=self.engine)
@@ -239,7 +236,6 @@ class AblationMeter:
 
 
 def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineName | None = None) -> Translator:
-    """Return a translator of another model with the same settings."""
     return Translator(
         model,
         translator.tokenizer,

@@ -1,7 +1,4 @@
-"""Reports of ablation and pruning: tables for the terminal, and the card of a pruned model.
-
-Lines are never wrapped, so that tables can be piped and signatures copied.
-"""
+"""Reports of ablation and pruning: tables for the terminal, never wrapped, and the card of a pruned model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`attent look --ablate` and `--prune` on a model folder: measure parts, store the results, write the pruned model.
-
-Results are stored in `ablation.json` after each part, so that an interrupted run resumes.
-"""
+"""`attent look --ablate` and `--prune`: results are stored in `ablation.json` after each part, so that runs resume."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ def ablate_folder(
     device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
     notify: Callable[[str], None] = warnings.warn,
 ) -> ablation_report.AblationResult:
-    """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
-    dispensable heads."""
+    """Ablate a folder on the first `limit` pairs; with `prune_to`, write a model without the dispensable heads."""
     test_set = read_test_set(data, languages, notify)
     folder = locate_model(folder)
     translator = Translator.load(folder, **vars(device), notify=notify)
@@ -65,8 +61,6 @@ def ablate_folder(
 
 @dataclass(frozen=True, kw_only=True)
 class AblationJob:
-    """Measures one model folder and stores the results in it."""
-
     folder: Path
     meter: ablate.AblationMeter
     notify: Callable[[str], None]
@@ -85,7 +79,6 @@ class AblationJob:
         return ablation_report.AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned)
 
     def measure_parts(self, parts: Sequence[ModelPart]) -> ablate.Ablation:
-        """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
         previous = self.find_reusable()
         pairs = format_count(len(self.meter.data.sources), "pair")
         self.notify(f"ablating {len(parts):,} parts of {self.folder} on {pairs} ...")
@@ -102,7 +95,6 @@ class AblationJob:
         return ablation
 
     def find_reusable(self) -> ablate.Ablation | None:
-        """Return the stored ablation if it has the same weights, pairs and settings."""
         try:
             stored = ablate.load_ablation(self.folder)
         except settings.SettingsError as error:

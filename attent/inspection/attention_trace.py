@@ -1,8 +1,4 @@
-"""The trace document: recorded attention with the tokens of both sides, as JSON.
-
-A document has sides (the tokens of a text or the patches of an image) and layers, each with its weights and the names
-of its query and key sides. The format is described in docs/inspection.md. Inspectors add further sections.
-"""
+"""The trace document, JSON: recorded attention with the tokens of both sides, as docs/inspection.md describes."""
 
 from __future__ import annotations
 
@@ -58,8 +54,6 @@ class SourceAudio:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSide:
-    """The tokens that queries or keys stand for."""
-
     label: str
     tokens: tuple[DisplayToken, ...]
     text: str = ""
@@ -73,17 +67,12 @@ class TraceSide:
 
 
 class LayerMapping(dict[str, RecordedT]):
-    """Recorded values by module path."""
-
     def __missing__(self, path: str) -> RecordedT:
         raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self) or 'nothing'}")
 
 
 class Trace(LayerMapping[list[Tensor]]):
-    """Attention weights by module path: of each call of the layer, a tensor (B, H, Tq, Tk).
-
-    qkv  queries, keys and values of each call, if recorded
-    """
+    """Attention weights (B, H, Tq, Tk) of each call by module path; `qkv`: queries, keys and values, if recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,10 +106,7 @@ def get_layer_info(record: AttentionRecord) -> dict[str, Any]:
 
 
 class AttentionWeights(np.ndarray[Any, np.dtype[np.float32]]):  # since NumPy 2.5, NDArray is no class
-    """The weights of a layer, an array (heads, queries, keys), with the tokens that its last two axes stand for.
-
-    Arrays that are computed from it have no tokens.
-    """
+    """The weights (heads, queries, keys) of a layer with their tokens; arrays computed from it have none."""
 
     queries: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -133,7 +119,6 @@ class AttentionWeights(np.ndarray[Any, np.dtype[np.float32]]):  # since NumPy 2.
 
 
 def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any) -> DataFrame:
-    """Return a table with a line for each weight: constant columns, the index along each axis, the weight."""
     import pandas as pd
 
     indices = (index.ravel() for index in np.indices(weights.shape))
@@ -185,13 +170,10 @@ def build_layer(
     *,
     causal: bool,
     scale: float,
-    additive: bool = False,
+    additive: bool = False,  # scores are v^T tanh(q + k), which the page does not show step by step
     top_k: int | None = None,
 ) -> dict[str, Any]:
-    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept.
-
-    additive  scores are v^T tanh(q + k), which the page does not show step by step
-    """
+    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept."""
     stack = path.split(".")[0]
     layer = {
         "path": path,

@@ -286,7 +286,6 @@ def build_token_features(
 
 
 def is_punctuation(piece: str) -> bool:
-    """True if a piece consists of punctuation and symbols."""
     text = piece.lstrip("".join(WORD_START_MARKERS)).strip()
     return bool(text) and all(unicodedata.category(char)[0] in "PS" for char in text)
 
@@ -366,8 +365,6 @@ def build_category_masks(queries: TokenFeatures, keys: TokenFeatures, is_self: b
 
 @dataclass
 class HeadAccumulator:
-    """Running sums for the heads of one layer."""
-
     num_heads: int
     is_self: bool = True
     is_causal: bool = True  # until a later key was visible
@@ -547,7 +544,6 @@ def get_shares(values: HeadValues, keys: Sequence[str]) -> dict[str, float]:
 
 
 def describe_alignment(values: HeadValues) -> tuple[str, str]:
-    """Describe the alignment of a head that aligns well, and of one that does so loosely."""
     share = values.alignment or 0.0
     is_good = share >= ALIGNED_SHARE and (values.confidence or 0.0) >= MIN_CONFIDENCE
     step = "output" if share == values.aligned_on_output else "input"

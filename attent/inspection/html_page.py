@@ -55,12 +55,10 @@ def build_live_csp() -> str:
 
 @functools.cache
 def load_assets() -> tuple[str, str]:
-    """Return the style sheet and the bundled script."""
     return "\n".join(read_page_file(name) for name in STYLESHEETS), bundle_modules(ENTRY_MODULE)
 
 
 def bundle_modules(entry: str) -> str:
-    """Bundle a module and its imports into one script."""
     modules: dict[str, str] = {}
     collect_modules(entry, modules)
     return "\n".join(modules.values())

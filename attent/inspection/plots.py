@@ -1,8 +1,4 @@
-"""Figures of heads with matplotlib (extra `viz`).
-
-Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
-fonts. Tokens are shown literally, never parsed as math or markup.
-"""
+"""Figures of heads with matplotlib (extra `viz`), drawn from trace documents: PNG, SVG with text as text, or PDF."""
 
 from __future__ import annotations
 
@@ -155,7 +151,6 @@ def describe_layer(layer: Mapping[str, Any]) -> str:
 
 
 def format_title(text: str) -> str:
-    """Return one line without control characters."""
     text = " ".join(escape_control_characters(text.replace("\n", " ")).split())
     return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
 
@@ -187,7 +182,6 @@ def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
 
 
 def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any], size: float) -> None:
-    """Label rows and columns with tokens, and draw thin lines between cells."""
     font_size = min(9.0, size * 72 * 0.62)
     keys, queries = (document["sides"][layer[name]] for name in ("keys", "queries"))
     axes.xaxis.tick_top()

@@ -194,8 +194,7 @@ def measure_head_stats(
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """A recorded input. A notebook shows it as the interactive page; the page, figures and arrays are derived from
-    `document`, which docs/inspection.md describes.
+    """A recorded input: notebooks show the page. All is derived from `document`, which docs/inspection.md describes.
 
     >>> inspection = attent.look("runs/en-de", "A man sings.")
     >>> weights = inspection.attention["decoder.blocks.0.cross_attn"]  # a NumPy array with the tokens of both sides

@@ -41,10 +41,9 @@ def convert_model(
     encoder_layers: int | None = None,
     decoder_layers: int | None = None,
 ) -> str:
-    """Convert a model folder, and return a description of the result. On an error, nothing is left behind.
+    """Convert a model folder, by default to its own format, and return a description of the result.
 
-    The format `to` is by default that of the folder. The options after it are those of `trim_vocabulary` and
-    `remove_layers`, for a smaller model.
+    Options after `to` are those of `trim_vocabulary` and `remove_layers`. On an error, nothing is left behind.
     """
     folder, target = locate_model(model_folder), out.expanduser().absolute()
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):

@@ -78,7 +78,6 @@ def read_blocks(corpus: Path) -> Iterator[list[str]]:
 
 
 def encode_sides(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Encode each line by both sides; Marian has a segmentation model for each."""
     rows = tokenizer.source.encode(lines)
     return rows if tokenizer.joint else [a + b for a, b in zip(rows, tokenizer.target.encode(lines), strict=True)]
 
@@ -97,8 +96,6 @@ def select_tokens(model: Seq2Seq, ids: Sequence[int]) -> Seq2Seq:
 
 
 class PieceModel(NamedTuple):
-    """The pieces of a segmentation model that texts consist of."""
-
     scores: Mapping[str, float]
     rank_merge: Callable[[str, str], float | None] | None  # the lowest rank is merged first; None: Unigram
 
@@ -249,7 +246,6 @@ def rewrite_config(config: dict[str, Any], dropped: Set[str]) -> dict[str, Any]:
 
 
 def rewrite_fast(data: dict[str, Any], dropped: Set[str], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """Rewrite `tokenizer.json`."""
     model = data["model"]
     if model["type"] == "BPE":
         model["vocab"] = {piece: new_ids[i] for piece, i in model["vocab"].items() if piece not in dropped}

@@ -1,8 +1,7 @@
 """VisionEncoderDecoder (ViT and BERT, ViT and GPT-2) as `transformers` stores it <-> our Seq2Seq of an image front-end.
 
-Tensors, config keys and preprocessing of the encoder are those of `vit`, and of the decoder those of `bert` or `gpt2`:
-tensors behind a prefix, keys in a section of config.json. This module adds the cross-attention, the projection between
-stacks of different width, and the decoder's first and last token.
+The encoder is that of `vit`, the decoder that of `bert` or `gpt2`: tensors behind a prefix, keys in a section of
+config.json. Here are the cross-attention, the projection between widths, and the decoder's first and last token.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def build_mappings(frontend: ImageConfig, family: str) -> list[TensorMapping]:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionEncoderDecoderKeys:
-    """The token ids that belong to the whole model; where one is missing, that of the decoder's section counts."""
+    """Token ids of the whole model; where one is missing, that of the decoder's section counts."""
 
     decoder_start_token_id: int | None = None
     bos_token_id: int | None = None
@@ -226,10 +225,9 @@ def pop_segments(opened: OpenFolder[Any], text: EncoderConfig) -> LazyTensor:
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `VisionEncoderDecoderModel` of `transformers` loads, without a tokenizer.
+    """Write a folder of `transformers`: a pre-norm decoder becomes a GPT-2, a post-norm one a BERT; pruned heads zeros.
 
-    A pre-norm decoder becomes a GPT-2, a post-norm decoder a BERT. `pad` is the padding token, by default the token
-    that ends a text. Pruned heads become zeros.
+    `pad` is by default the token that ends a text.
     """
     model = restore_heads(model)
     config = model.config
@@ -263,7 +261,6 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def split_config(config: Seq2SeqConfig) -> tuple[VisionConfig, EncoderConfig | CausalConfig]:
-    """Return the inputs of `join_configs`. A model that has none is rejected, by the name of the field."""
     encoder, decoder = config.stacks
     frontend = config.frontend
     if not isinstance(frontend, ImageConfig):

@@ -20,8 +20,6 @@ class SummaryRow(NamedTuple):
 
 
 class ModelSummary(str):
-    """Text that a notebook shows as it is printed."""
-
     def __repr__(self) -> str:
         return str(self)
 

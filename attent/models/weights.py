@@ -67,7 +67,6 @@ def collect_tensors(model: nn.Module, like: nn.Module) -> dict[str, Tensor]:
 
 
 def build_empty_like(model: nn.Module) -> nn.Module:
-    """Build a model of the same config on the meta device."""
     with torch.device("meta"):
         return type(model)(model.config)
 

@@ -38,8 +38,6 @@ class GoldAlignment:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentScores:
-    """In percent."""
-
     aer: float
     precision: float  # predicted links that are possible
     recall: float  # sure links that are predicted

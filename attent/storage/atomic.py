@@ -54,8 +54,7 @@ def is_temporary(path: Path) -> bool:
 
 @contextmanager
 def output_path(path: Path) -> Iterator[Path]:
-    """Yield the path to write an output to: as `atomic_path` for a file, at the end of a link too, but a pipe or a
-    device itself."""
+    """Yield the path to write to: `atomic_path` of a file or of a link's target, but a pipe or device itself."""
     path = path.expanduser()
     if is_stream(path):
         yield path
@@ -65,7 +64,6 @@ def output_path(path: Path) -> Iterator[Path]:
 
 
 def resolve_output(path: Path) -> Path:
-    """Follow links to the file to write."""
     try:
         path.stat()
     except OSError as error:
@@ -182,7 +180,6 @@ def fsync_tree(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file that must not exist yet and sync it to disk."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()

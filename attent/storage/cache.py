@@ -23,7 +23,6 @@ CACHE_ADVICE = f"set {CACHE_ENV_VAR} to a writable folder"
 
 
 def get_cache_folder() -> Path:
-    """Return the folder for everything that can be generated or downloaded again. It is created on first use."""
     named = os.environ.get(CACHE_ENV_VAR)
     if named:
         return _expand_home(Path(named))

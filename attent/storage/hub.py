@@ -47,7 +47,6 @@ def locate_model(model: str | os.PathLike[str]) -> Path:
 
 
 def get_model_name(folder: Path) -> str:
-    """Return `owner/repo@commit` for a model of the hub, else the name of the folder."""
     return find_origin(folder) or folder.resolve().name
 
 
@@ -116,7 +115,6 @@ def fetch_weights(repo: str, snapshot: Path) -> list[str]:
 
 
 def list_weights(snapshot: Path, name: str) -> list[str]:
-    """Return the shards that the index of a file of weights names; without an index, the file itself."""
     index = snapshot / f"{name}.index.json"
     if not index.is_file():
         return [name]
@@ -160,10 +158,7 @@ def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> 
 
 
 def verify_blob(repo: str, path: Path) -> None:
-    """Compare a file with its name in the cache, the SHA-256 or the git hash, and remove it if it is damaged.
-
-    Where the cache has no links (some Windows), files have lost that name and cannot be verified.
-    """
+    """Compare a file with its name in the cache, a hash, and remove it if damaged; some (Windows) have no such name."""
     blob = path.resolve()
     if SHA256.fullmatch(blob.name):
         actual = hash_file(blob).sha256
@@ -223,7 +218,6 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
 
 
 def explain_cause(error: Exception) -> str:
-    """Return the reason why the hub was not reached."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
     cause = error.__cause__ or error

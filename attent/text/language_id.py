@@ -49,8 +49,6 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True)
 class LanguageMismatch:
-    """Lines that are in another language than they should be."""
-
     language: str  # of most of them
     count: int
     total: int  # lines that could be judged
@@ -105,8 +103,7 @@ class LanguageIdentifier:
         return cls(tuple(sources), tuple(targets), log_probs)
 
     def rank(self, text: str) -> list[tuple[str, float]]:
-        """Return all languages with their probability, best first. Letters of a long text are not independent, so
-        they count as at most `MAX_EVIDENCE` n-grams."""
+        """Return all languages with their probability; a text counts as at most `MAX_EVIDENCE` dependent n-grams."""
         tags = list(self.log_probs)
         if not tags:
             return []
@@ -163,7 +160,6 @@ class LanguageIdentifier:
         return LanguageMismatch(others[best], count, len(lines), tuple(lines[i].strip() for i in clearest))
 
     def _measure_surprise(self, texts: Sequence[str], tags: Sequence[str]) -> float:
-        """Return by how much the texts are less probable than what the languages were learned from, in nats."""
         scores = self._score([" ".join(texts)], tags)[:, 0]
         negative_entropies = (float((np.exp(self.log_probs[tag]) * self.log_probs[tag]).sum()) for tag in tags)
         return min(expected - score for expected, score in zip(negative_entropies, scores.tolist(), strict=True))

@@ -23,8 +23,7 @@ Ids = tuple[int, ...]
 
 
 class BPEDropout:
-    """BPE-dropout: at each step, every possible merge is skipped with probability `rate`, and the best remaining one is
-    applied, until none is left.
+    """At each step every possible merge is skipped with probability `rate`, and the best remaining one is applied.
 
     The pieces of a model that attent trained are specials, tags, symbols, 256 bytes, then the learned ones.
     """
@@ -50,7 +49,6 @@ class BPEDropout:
         self._cached_merge_path = lru_cache(MAX_CACHED)(self._merge_path)
 
     def _get_piece_ids(self, piece: str) -> list[int]:
-        """Return the id of a learned piece, or the byte ids of a letter without one."""
         if piece in self._scores:
             return [self._ids[piece]]
         return [self._ids[f"<0x{byte:02X}>"] for byte in piece.encode()]

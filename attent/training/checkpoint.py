@@ -42,8 +42,6 @@ class CheckpointError(AttentError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything that resuming from a step needs."""
-
     step: int
     state: dict[str, Any]  # state.json: plain finite data
     tensors: dict[str, dict[str, Tensor]]  # group ("weights", "optimizer", ...) -> name -> tensor
@@ -244,7 +242,6 @@ def _read_manifest(folder: Path) -> dict[str, ManifestEntry]:
 
 
 def _select_files(folder: Path, files: Mapping[str, ManifestEntry], groups: Collection[str] | None) -> dict[str, str]:
-    """Return the file of each requested tensor group."""
     names = {name.removesuffix(TENSOR_SUFFIX): name for name in files if name != STATE_FILE}
     if groups is None:
         return names
@@ -257,7 +254,6 @@ def _select_files(folder: Path, files: Mapping[str, ManifestEntry], groups: Coll
 
 @contextmanager
 def _wrap_errors(path: Path, problem: str = "cannot be read") -> Iterator[None]:
-    """Raise every error as a CheckpointError."""
     try:
         yield
     except (FolderError, settings.SettingsError) as error:

@@ -112,7 +112,6 @@ def build_sections(
 
 
 def describe_conditions(results: Sequence[EntryResult], conditions: str) -> str:
-    """A paragraph about how everything was measured."""
     runs = [run for result in results for run in result.runs]
     first, jobs = runs[0], sorted({run.jobs for run in runs})
     sentences = [conditions, f"Test set: {first.test_set}; BLEU: {first.signature}."]
@@ -131,7 +130,6 @@ def describe_conditions(results: Sequence[EntryResult], conditions: str) -> str:
 
 
 def format_entry(result: EntryResult) -> list[str]:
-    """The cells of `SCORE_COLUMNS`."""
     runs, num_seeds = result.runs, len(result.runs) + len(result.failures)
     name = "" if result.entry.name == result.entry.label else result.entry.name
     label = "; ".join([result.entry.label, *(f"failed: {error}" for error in dict.fromkeys(result.failures))])
@@ -160,7 +158,6 @@ def format_entry(result: EntryResult) -> list[str]:
 
 
 def average_by_length(result: EntryResult) -> list[float]:
-    """Mean BLEU of each group of source lengths over the seeds."""
     return [fmean(bleu for _, _, bleu in group) for group in zip(*(run.by_length for run in result.runs), strict=False)]
 
 

@@ -1,7 +1,4 @@
-"""Description of a model folder: the model, its tokenizer, and the progress of its training, as rows of text.
-
-Reads only. Every checksum of the model is verified; checkpoints are only listed.
-"""
+"""Description of a model folder, every checksum of which is verified, as rows of text."""
 
 from __future__ import annotations
 
@@ -217,7 +214,6 @@ def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
 
 
 def _read_run(path: Path, problems: list[str]) -> UserSettings:
-    """Return the settings of run.toml by their paths."""
     try:
         return dict(flatten_settings(settings.read_toml_dict(path))) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:

@@ -152,7 +152,7 @@ class Trainer:
         self.report_progress()
 
     def optimizer_step(self) -> None:
-        """Clip the gradients and update the weights, without a host synchronization, so that it can be captured."""
+        """Clip and update without a host synchronization, so that it can be captured."""
         grad_norm = compute_grad_norm(self.trainable_parameters.values())
         found_inf = (~grad_norm.isfinite()).float()
         if self.config.clip_norm:
@@ -184,8 +184,7 @@ class Trainer:
             self.metrics.reset_clock()
 
     def has_time_to_save(self) -> bool:
-        """True if checkpoints take at most `save_share` of the time with one more, or if it is one of the last, which
-        are averaged. One process decides alone, several must agree: they save every time."""
+        """True if checkpoints take at most `save_share` of the time, for the last ones, or for several processes."""
         config, share = self.config, self.config.save_share
         assert config.steps
         assert config.save_every
@@ -202,10 +201,7 @@ class Trainer:
         return "patience" if patience and self.state.validations_without_progress >= patience else None
 
     def measure_step_seconds(self, seconds: float, min_steps: int = 2) -> float:
-        """Return the mean time of a step, measured for `seconds` after the first steps, which compile.
-
-        Real steps are made and undone: nothing is reported, and training starts as if they had not been.
-        """
+        """Return the mean time of real steps after the first, which compile; all are undone and not reported."""
         warm_up = EAGER_STEPS + 2 if self.has_slow_start else 1
         saved, emit = copy.deepcopy(self.build_checkpoint()), self.emit
         self.emit = lambda event: None
@@ -361,7 +357,6 @@ class Trainer:
             self.step_graphs = StepGraphCache(self.run_whole_step, self.distributed.device, capture)
 
     def run_whole_step(self, batch: TrainBatch) -> None:
-        """The step that is captured; equal to an eager step on one micro-batch."""
         with self.autocast():
             loss, cross_entropy = self.wrapped_objective(batch)
             (loss * self.loss_factor).backward()
@@ -389,7 +384,6 @@ class Trainer:
 
     @property
     def has_slow_start(self) -> bool:
-        """True if the first steps compile kernels or capture graphs."""
         return self.compiled or self.step_graphs is not None
 
     def restart_clocks_while_compiling(self) -> None:
@@ -555,7 +549,6 @@ class Trainer:
         )
 
     def validate(self) -> bool:
-        """Return True if the score is the best so far."""
         self.report_progress(force=True)
         start = time.monotonic()
         if self.step_graphs is not None:
@@ -652,7 +645,6 @@ class Trainer:
 
     @contextmanager
     def use_ema_weights(self) -> Iterator[None]:
-        """Swap the weights for their moving average, if there is one."""
         self.swap_ema_weights()
         try:
             yield
@@ -802,14 +794,12 @@ def clone_tensors(saved: Checkpoint) -> Checkpoint:
 
 @torch.no_grad()
 def copy_into(target: Tensor, value: Tensor) -> None:
-    """Copy values into a tensor that may be sharded over several processes."""
     target.copy_(distribute_like(value, target))
 
 
 def write_model(
     out: Path, model: nn.Module, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write config, weights, tokenizer and further files as one model folder."""
     # run.toml is part of the model: the translator reads its languages and `max_tokens`.
     run = {name: path.read_bytes() for name in ("run.toml",) if (path := out / name).is_file()}
     weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {}), **run})

@@ -29,7 +29,6 @@ MIN_REDRAW_INTERVAL = 1.0  # seconds
 
 
 def open_display() -> AbstractContextManager[Any]:
-    """Return the display for where this process runs: a notebook, a terminal or a pipe."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return NotebookDisplay() if getattr(shell, "kernel", None) else TrainingDisplay()
 
@@ -46,7 +45,6 @@ class NotebookDisplay(AbstractContextManager["NotebookDisplay"]):
         self._next_draw = 0.0
 
     def begin_run(self, title: str, history: Iterable[Event]) -> None:
-        """Set the title, and the past events of a run that is resumed."""
         self._title = title
         for event in history:
             self._add(event)

@@ -96,7 +96,6 @@ class Seq2SeqObjective(Objective):
         target_lengths: Tensor | None,
         packing: tuple[Packing, Packing] | None,
     ) -> Tensor:
-        """Encoder and decoder: (B, Ts), (B, Tt) -> (B, Tt, E)"""
         source_packing, target_packing = packing or (None, None)
         memory = self.model.encode(source, source_lengths, packing=source_packing)
         return self.model.decode(target, memory, target_lengths, packing=target_packing)
@@ -109,7 +108,6 @@ def prepare_positions(stack: Stack, text: TokenBatch) -> None:
 
 
 def duplicate_rows(inputs: Any) -> Any:
-    """Concatenate the rows of tensors and packings with themselves."""
     match inputs:
         case Tensor():
             return torch.cat([inputs, inputs])
@@ -125,7 +123,6 @@ class SingleStackObjective(Objective):
     """Base class for models with one stack; subclasses define `compute_loss`."""
 
     def forward(self, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        """Return sums over the labels: the loss, and the plain cross-entropy in nats, without a gradient."""
         text = batch.inputs
         prepare_positions(getattr(self.model, "decoder", None) or self.model.encoder, text)
         return self.compute_loss(self._forward_states(text.ids, text.lengths, text.packing), batch)

@@ -42,7 +42,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         self._unprinted: Progress | None = None
 
     def begin_run(self, title: str, history: Iterable[Event]) -> None:
-        """Set the title, and the past events of a run that is resumed."""
         self.title = title
         for event in history:
             self._history.add(event)
@@ -191,7 +190,6 @@ def format_end(event: Ended, best: Validated | None) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """["BLEU 31.2", "chrF 50.1"]"""
     known = ((METRICS[name], value) for name, value in metrics.items() if name in METRICS)
     return [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
 
@@ -201,12 +199,10 @@ def format_perplexity(value: float) -> str:
 
 
 def format_speed(value: float) -> str:
-    """Three digits: 18,400."""
     return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
 
 
 def format_time_left(seconds: float | None) -> str:
-    """12 min left, 2 h 10 min left."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 90:

@@ -91,8 +91,6 @@ def sort_by_length(requests: Sequence[SearchRequest]) -> list[int]:
 
 
 class Unavailable(Enum):
-    """Why the GPU engine declined a batch."""
-
     UNSUPPORTED = "the search options are not supported by this engine"
     OUT_OF_MEMORY = "not enough device memory; retry with fewer requests"
 
@@ -118,5 +116,4 @@ def search_in_batches(
 
 
 def exclusive_cumsum(values: Array) -> Array:
-    """Return the sum of the values before each."""
     return np.cumsum(values) - values
