@@ -26,8 +26,6 @@ $ attent average a b --out .
 1 .: exists, and nothing is overwritten; give another --out
 $ attent average a --out new --last 0
 1 `--last` must be 2 or more, but is 0; raise it
-$ attent classify M "A text" --data x.tsv
-2 --data names a test set: leave the texts out
 $ attent classify M "A text" --top 0
 2 --top must be 1 or more, but is 0
 $ attent classify nowhere "A text"
