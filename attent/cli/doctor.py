@@ -62,7 +62,6 @@ def doctor() -> int:
 
 
 def render_report(result: Examination, packages: tuple[Package, ...]) -> Iterator[Text]:
-    """Yield the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
     yield from (Text(f"{name:<11}{value}") for name, value in result.rows)
     yield Text()
     names = max((len(package.name) for package in packages), default=0) + 2
@@ -146,7 +145,6 @@ def format_gib(count: int) -> str:
 
 @cache
 def list_packages() -> tuple[Package, ...]:
-    """Return the dependencies of the core and of the extras, as the installed attent declares them."""
     try:
         declared = metadata.requires("attent") or []
     except metadata.PackageNotFoundError:  # a source tree that is not installed

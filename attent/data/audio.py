@@ -238,7 +238,6 @@ class Recording:
     location: str = ""  # of the text, if it is a line of a table: corpus.tsv:17
 
     def compute_version(self) -> str:
-        """Return a string that changes with the audio."""
         if isinstance(self.file, DatasetRow):
             return f"{self.file.dataset._fingerprint} {self.file.column} {self.file.row}"
         try:
@@ -345,7 +344,6 @@ def _read_table(path: Path, text_columns: Sequence[str]) -> list[Recording]:
 
 
 def _read_rows(content: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers and cells; only commas need quotes."""
     if delimiter == ",":
         reader = csv.reader(io.StringIO(content))
         try:
@@ -461,7 +459,6 @@ def prepare_recordings(
 
 
 def _load_samples(recording: Recording, config: AudioDataConfig) -> Array:
-    """Return samples as int16; those of a recording that cannot be used raise an error."""
     file = recording.file.open() if isinstance(recording.file, DatasetRow) else recording.file
     samples = read_audio(file, config.max_seconds)
     if len(samples) < config.min_seconds * SAMPLE_RATE:

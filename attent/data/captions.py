@@ -92,7 +92,6 @@ class CaptionDataset(CaptionRows):
 
 
 def read_captions(files: Sequence[Path], *, check_images: bool = True) -> CaptionRows:
-    """Read all rows, with `check_images` those whose image exists; at least one."""
     images: dict[Path, tuple[int, str]] = {}  # number and location
     rows: list[tuple[int, str, str | None]] = []
     skipped: list[str] = []
@@ -126,7 +125,6 @@ def read_captions(files: Sequence[Path], *, check_images: bool = True) -> Captio
 
 
 def find_columns(header: Sequence[str]) -> dict[str, int]:
-    """Return the columns that a header names: image (or recording), text and language (-1: none); {}: no header."""
     names = [name.strip().lower() for name in header]
     columns = {key: next((names.index(name) for name in known if name in names), -1) for key, known in COLUMNS.items()}
     return columns if min(columns["image"], columns["text"]) >= 0 else {}

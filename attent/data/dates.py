@@ -75,7 +75,6 @@ def get_folder_name(languages: LanguagePair) -> str:
 
 
 def write_corpus(folder: Path, languages: LanguagePair, sizes: Mapping[str, int] = SPLIT_SIZES) -> None:
-    """Write train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
     tag = _get_requested_tag(languages)
     tags = (tag,) if tag else LANGUAGE_TAGS
     for split, size in sizes.items():

@@ -37,8 +37,6 @@ TEXT_DTYPE = "<u4"
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingConfig:
-    """Everything that determines the token ids of a corpus."""
-
     tokenizer: Tokenizer
     filters: FilterConfig = field(default_factory=FilterConfig)
     language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
@@ -121,7 +119,6 @@ class BlockEncoder:
 def learn_tokenizer(
     corpora: Sequence[Corpus], config: TokenizerConfig | None = None, *, language_tags: bool = False, seed: int = 0
 ) -> Tokenizer:
-    """Train a tokenizer on a sample of these corpora, with a tag for each target language if requested."""
     languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if language_tags else {}
     pairs = [(entry for corpus in corpora for entry in corpus if isinstance(entry, Pair)) for _ in range(2)]
     sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
@@ -130,7 +127,6 @@ def learn_tokenizer(
 
 
 def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
-    """Learn the languages of these corpora from their first pairs; None if a language is unknown or has no words."""
     sides: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for corpus in corpora:
         if corpus.languages.source is None or corpus.languages.target is None:
@@ -238,7 +234,6 @@ def truncate_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSente
 
 
 def split_long_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
-    """Split texts of more than `max_tokens` ids into parts of about equal length."""
     counts = np.maximum(1, -(-sentences.lengths // max_tokens))
     part = index_in_group(counts)
     lengths, num_parts = np.repeat(sentences.lengths, counts), np.repeat(counts, counts)

@@ -126,7 +126,6 @@ class ImageDataset:
 
 
 def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
-    """Return the splits of a dataset by train, valid and test; one without splits is `train`."""
     root = Path(data_path).expanduser()
     if root.is_file():
         return {"train": open_idx_split(root)}
@@ -251,7 +250,6 @@ def read_image(path: str | Path, shape: ImageShape) -> Tensor:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress Pillow's warnings, as of too many pixels, which are checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -272,7 +270,6 @@ def read_pixels(path: Path, shape: ImageShape) -> Array:
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Any]:
-    """Open an image file; only its header is read."""
     Image = import_pillow()
     try:
         image = Image.open(path)
@@ -324,10 +321,7 @@ def convert_channels(image: Any, channels: int) -> Any:
 
 
 def resize_image(image: Any, shape: ImageShape) -> Any:
-    """Resize an image, squashed or by its shorter side, and crop the center.
-
-    Both are done in one step: the same pixels but for rounding, without a larger image in between.
-    """
+    """Resize an image, squashed or by its shorter side with a center crop, in one step without a larger one between."""
     (width, height), side, resized = image.size, shape.size, shape.resize_to or shape.size
     if (width, height) == (side, side) == (resized, resized):
         return image

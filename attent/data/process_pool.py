@@ -46,7 +46,6 @@ def map_in_order(function: Callable[..., Result], tasks: Iterable[tuple[Any, ...
 
 
 def start_pool(function: Callable[..., Any], workers: int) -> ProcessPoolExecutor:
-    """Return a pool for `submit_task`. `function` is sent to each process once; it must be picklable."""
     return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_init_worker, initargs=(function,))
 
 

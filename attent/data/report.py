@@ -231,7 +231,6 @@ class CorpusSurvey:
 
     @property
     def kept_pairs(self) -> int:
-        """Pairs that training would see."""
         return self.pairs_read if self.keep_all else self.pairs_read - self._dropped.counts.total()
 
 
@@ -270,7 +269,6 @@ def survey_corpora(
     keep_all: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[CorpusSurvey, list[str], CorpusError | OSError | None]:
-    """Read all corpora, or up to an error; return also the corpora left unread and the error."""
     targets = {corpus.languages.target for corpus in corpora} - {None}
     survey = CorpusSurvey(keep_all=keep_all, per_target=len(targets) > 1, test_sets=test_sets)
     for i, corpus in enumerate(corpora, start=1):
@@ -282,7 +280,6 @@ def survey_corpora(
 
 
 def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[ContaminationChecker]:
-    """Return the test sets to check: those that were named, and those in the folders of the corpora."""
     test_sets = []
 
     def add(test: Corpus, split: str, with_languages: bool) -> None:

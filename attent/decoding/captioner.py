@@ -53,7 +53,6 @@ class Captioner:
         return self.tokenizer.target.tags
 
     def resolve_language(self, to: str | None) -> str | None:
-        """Check the language of captions: one of several, or None."""
         return resolve_target_lang(to, self.languages, Path(self.name))
 
     def read_image(self, file: str | Path) -> Tensor:

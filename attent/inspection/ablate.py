@@ -268,7 +268,6 @@ def save_ablation(folder: Path, ablation: Ablation) -> None:
 
 
 def load_ablation(folder: Path) -> Ablation | None:
-    """Load the folder's ablation, of any weights."""
     return read_side_settings(folder, ABLATION_FILE, Ablation)
 
 

@@ -110,7 +110,6 @@ class AblationJob:
         return stored
 
     def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
-        """Write the model without as many heads as the bound allows to a new folder, and measure it."""
         original = self.meter.model
         self.notify(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
 

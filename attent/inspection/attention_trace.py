@@ -158,7 +158,6 @@ def get_attention_kind(path: str) -> AttentionKind:
 
 
 def get_layer_index(path: str) -> int | None:
-    """Return the last number in a module path."""
     numbers = [int(name) for name in path.split(".") if name.isdigit()]
     return numbers[-1] if numbers else None
 

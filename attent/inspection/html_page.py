@@ -49,7 +49,6 @@ def build_csp(style: str, script: str, *, live: bool) -> str:
 
 
 def build_live_csp() -> str:
-    """Return the Content-Security-Policy header of the live page."""
     return build_csp(*load_assets(), live=True) + "; frame-ancestors 'none'"
 
 
@@ -65,7 +64,6 @@ def bundle_modules(entry: str) -> str:
 
 
 def collect_modules(file: str, modules: dict[str, str]) -> None:
-    """Add a module after its imports, without import and export keywords."""
     source = read_page_file(file)
     for _, other in IMPORT_PATTERN.findall(source):
         if other not in modules:

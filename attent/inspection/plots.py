@@ -52,7 +52,6 @@ class HeadPanel(NamedTuple):
 
 @contextmanager
 def plot_context(texts: Iterable[str]) -> Iterator[None]:
-    """Set matplotlib parameters inside the `with` block, with fonts that cover these texts."""
     try:
         import matplotlib
     except ImportError as error:
@@ -94,7 +93,6 @@ def select_fonts(characters: frozenset[str]) -> list[str]:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write .png, .svg or .pdf atomically."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise AttentError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
@@ -212,7 +210,6 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
 
 
 def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
-    """Plot a group for each stack and attention kind, with a row per layer."""
     blocks: dict[str, dict[str, list[HeadPanel]]] = {}
     for panel in panels:
         blocks.setdefault(describe_layer(panel.layer), {}).setdefault(panel.layer["path"], []).append(panel)

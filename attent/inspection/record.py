@@ -56,7 +56,6 @@ def record(
 def select_attention_layers(
     model: nn.Module, pattern: str, kind: AttentionKind | None, layers: Sequence[int] | None
 ) -> dict[str, Attention]:
-    """Return the selected attention layers by path; raise if there are none."""
     all_layers = get_attention_layers(model)
     if not all_layers:
         raise AttentError(

@@ -115,7 +115,6 @@ def build_schema(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F
 
 
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> None:
-    """Reject an unknown key, or a value that we do not compute."""
     all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
     required = all_required.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):

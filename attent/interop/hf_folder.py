@@ -37,7 +37,6 @@ Device = torch.device | str
 
 
 def resolve_folder(folder: StrPath) -> Path:
-    """Return the folder of a model, downloaded if it is the name of one on the hub; reject anything else."""
     root, given = locate_model(folder), os.fspath(folder)
     if root.is_dir():
         return root
@@ -92,7 +91,6 @@ class LazyTensor:
 
 
 def open_tensors(root: Path) -> dict[str, LazyTensor]:
-    """Open all tensors of the folder by name, reading the headers only."""
     try:
         if (root / WEIGHTS_FILE).is_file():
             return open_safetensors(root / WEIGHTS_FILE)

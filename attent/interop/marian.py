@@ -152,7 +152,6 @@ def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) 
 def build_shared_fields(
     keys: TranslatorKeys, share: bool, output_bias: bool, where: Path, **stack_fields: Any
 ) -> dict[str, Any]:
-    """Return the fields of `Seq2SeqConfig` that Marian and BART have in common."""
     return {
         "vocab": keys.vocab_size,
         "encoder": build_stack(keys, "encoder", where, **stack_fields),
@@ -265,7 +264,6 @@ def check_expressible(config: Seq2SeqConfig) -> None:
 
 
 def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values) -> None:
-    """Reject stacks that the keys of Marian and BART cannot describe; `required` values are those of the family."""
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         expressed = {"causal", "cross_attention", "activation_dropout"}
         required = {**required, "norm_eps": (NORM_EPS,)}
@@ -274,7 +272,6 @@ def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values
 
 
 def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
-    """Reject sides that differ in a field for which the family has one key."""
     for name in names:
         ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
         if other != ours:

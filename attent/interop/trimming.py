@@ -115,7 +115,6 @@ class PieceModel(NamedTuple):
 def choose_ids(
     tokenizer: Tokenizer, files: Files, corpus: Path, languages: Sequence[str], vocab: int | None
 ) -> tuple[list[int], set[str]]:
-    """Return the ids to keep, in their order, and the names of all other tokens."""
     models = [model for name in sorted(files) if (model := read_pieces(name, files[name])) is not None]
     if not models or {"target.model", "target_vocab.json"} & files.keys():
         raise AttentError("only SentencePiece, BPE and Unigram tokenizers with one vocabulary can be trimmed")

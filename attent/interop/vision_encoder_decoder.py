@@ -136,7 +136,6 @@ DECODER_KEYS: dict[str, ConfigKeys[Any]] = {
 
 
 def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
-    """Return the config of a side, of a family that is supported there, and its location for error messages."""
     data = hf_folder.read_json(path).get(side)
     if not isinstance(data, dict):
         raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
@@ -149,7 +148,6 @@ def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def to_text_config(section: Mapping[str, Any], where: Path, opened: OpenFolder[Any]) -> EncoderConfig | CausalConfig:
-    """Return the decoder's config, as that of a model without cross-attention."""
     table = DECODER_KEYS[section["model_type"]]
     data = {"is_decoder": False, "add_cross_attention": False, **section}  # the defaults of transformers
     keys: Any = conversion.parse_section(data, table, where)

@@ -179,7 +179,6 @@ def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dic
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
-    """Return how the image is fitted, and the size of all sides or of the shorter one."""
     size = image if data.get("do_resize") is False else data.get("size", image)
     kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:

@@ -145,7 +145,6 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def check_features(root: Path, mel_bins: int) -> None:
-    """Reject features that `LogMelSpectrogram` does not compute."""
     required = {
         "sampling_rate": SAMPLE_RATE,
         "n_fft": FRAME_SAMPLES,

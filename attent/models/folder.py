@@ -98,7 +98,6 @@ def write_folder(
 
 
 def _read_listed_files(root: Path) -> dict[str, bytes]:
-    """Return the extra files of the model in a folder; none if it holds no intact model."""
     if has_manifest(root):
         with suppress(FolderError):
             return _load_extra_files(_find_files(root, _list_extra_files(root)))

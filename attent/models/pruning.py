@@ -97,7 +97,6 @@ def set_remaining_heads(config: Seq2SeqConfig, remaining: Mapping[str, tuple[int
 
 
 def compute_feature_indices(heads: Collection[int], layer: Attention) -> Tensor:
-    """Return the indices of these heads' features among those of all heads."""
     width = layer.head_width
     indices = [head * width + i for head in heads for i in range(width)]
     return torch.tensor(indices, dtype=torch.int64, device=layer.query.weight.device)

@@ -56,7 +56,6 @@ def list_rows(name: str, module: nn.Module, seen: set[Tensor], depth: int = 0) -
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the children with parameters; those of a list replace the list."""
     children = []
     for key, child in module.named_children():
         if isinstance(child, nn.ModuleList):

@@ -97,7 +97,6 @@ class Cache:
         return self.layers[0].self_attn.keys.shape[0]
 
     def check_step(self, B: int, T: int) -> None:
-        """Raise ValueError unless T new tokens of each of B rows fit."""
         if self.beams > 1 and self.beams != T:
             raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
         if self.used_columns + T > self.max_columns:

@@ -26,7 +26,6 @@ class CiderScorer:
         self.num_documents, self.document_counts = 0, Counter[Ngram]()
 
     def count_documents(self, references: Iterable[Sequence[str]]) -> None:
-        """Count for each n-gram the images with a reference that contains it."""
         documents = [set(chain.from_iterable(map(self._count_ngrams, texts))) for texts in references]
         self.num_documents, self.document_counts = len(documents), Counter(chain.from_iterable(documents))
 

@@ -100,7 +100,6 @@ class TestSet:
 
     @property
     def default_limit(self) -> str:
-        """The length of an output that a search stops at by default."""
         if self.captions:
             return f"{IMAGE_MAX_LENGTH} tokens"
         return "25 tokens per second" if self.recordings else f"source + {MAX_EXTRA_TOKENS} tokens"
@@ -257,7 +256,6 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
 
 
 def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notify) -> TestSet:
-    """Read pairs or a table, by way of a temporary file."""
     corpus = InMemoryCorpus(data, "data", (languages.source, languages.target))
     if not len(cast(Sequence[Any], data)):
         raise CorpusError("`data` must have at least one pair, but is empty")
@@ -457,7 +455,6 @@ class _Scorer:
         return group_languages(self.test_set, translator.tokenizer.source.tags, translator.folder or Path("ensemble"))
 
     def search_all(self, search: Callable[..., Iterable[SearchResult]], groups: LanguageGroups) -> list[str]:
-        """Return the output of each source; `search` is called with the sources of each language."""
         outputs = [""] * len(self.test_set.sources)
         for language, indices in groups:
             results = search([self.test_set.sources[i] for i in indices], self.options.search, to=language)

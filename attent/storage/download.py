@@ -195,7 +195,6 @@ def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
 
 @contextmanager
 def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
-    """Turn errors into transient ones and final ones with a message."""
     try:
         yield
     except web.HTTPError as error:

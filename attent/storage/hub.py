@@ -51,7 +51,6 @@ def get_model_name(folder: Path) -> str:
 
 
 def find_origin(folder: str | os.PathLike[str]) -> str | None:
-    """Return `owner/repo@commit` for a folder that was downloaded from the hub."""
     path, root = Path(folder).expanduser().resolve(), get_hub_folder().resolve()
     return path.relative_to(root).as_posix() if path.parent.parent == root else None
 
@@ -144,7 +143,6 @@ def fetch_file(repo: str, snapshot: Path, name: str) -> None:
 
 
 def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> None:
-    """Link verified files into a model folder, and convert weights that are a pickle."""
     small_files = {path.name for path in snapshot.iterdir() if any(path.match(pattern) for pattern in SMALL_FILES)}
     for name in sorted({*small_files, *weights}):
         verify_blob(repo, snapshot / name)
@@ -186,7 +184,6 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
-    """Turn errors of `huggingface_hub` into a sentence that says what to do."""
     where = f"{repo}: is not a folder here, and"
     try:
         from huggingface_hub import constants, errors

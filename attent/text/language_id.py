@@ -67,7 +67,6 @@ class LanguageIdentifier:
 
     @classmethod
     def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> LanguageIdentifier:
-        """Learn the languages of both sides from their texts; those with too little text are left out."""
         counts: dict[str, Array] = {}
         for tag, texts in (*sources.items(), *targets.items()):
             hashes = _hash_ngrams(_limit_length(texts))[0]
@@ -270,7 +269,6 @@ def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str
 
 @lru_cache(maxsize=8)
 def _load_cldr_identifier(sources: tuple[str, ...], targets: tuple[str, ...]) -> LanguageIdentifier | None:
-    """Return the identifier of these languages; None if CLDR has too few names in one."""
     names = {tag: _list_cldr_names(tag) for tag in (*sources, *targets)}
     identifier = LanguageIdentifier.learn(
         {tag: names[tag] for tag in sources}, {tag: names[tag] for tag in targets if tag not in sources}

@@ -82,7 +82,6 @@ class Tokenizer:
 
     @property
     def is_own(self) -> bool:
-        """True if attent trained it."""
         return isinstance(self.source, SentencePieceVocabulary) and self.source.is_own
 
     @property
@@ -144,7 +143,6 @@ class Tokenizer:
     def sample_source(
         self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
-        """Encode with a random segmentation, which is a pure function of the arguments in every process."""
         return self.add_source_tokens(self.source.sample(texts, rate, 2 * seed), target_language)
 
     def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:

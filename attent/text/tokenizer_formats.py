@@ -200,7 +200,6 @@ PROBE = "a"  # encoded to find the tokens around a text
 
 
 def load_fast(files: Files, where: str) -> VocabularyPair:
-    """Load `tokenizer.json` with Hugging Face's `tokenizers`."""
     content, path = files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE
     try:
         import tokenizers

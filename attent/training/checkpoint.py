@@ -78,7 +78,6 @@ def _format_step(step: int) -> str:
 
 
 def _prepare_group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each in its own memory: a tied tensor is stored once per name."""
     if not GROUP_NAME.fullmatch(group):
         raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
     storages: set[int] = set()
@@ -103,7 +102,6 @@ def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Ten
 
 
 def _clean_up(state_dir: Path) -> None:
-    """Remove leftovers of interrupted saves and prunes; restore a checkpoint whose replacement was interrupted."""
     for path in _list_with_prefix(state_dir, SAVING_PREFIX):
         _remove(path)
     for path in _list_with_prefix(state_dir, REPLACED_PREFIX):
@@ -220,7 +218,6 @@ def checkpoint_path(state_dir: Path, step: int) -> Path:
 
 
 def _find_folder(state_dir: Path, step: int) -> Path:
-    """Return the folder of a checkpoint: .replaced-N if a save that was to replace it was interrupted."""
     path, replaced = checkpoint_path(state_dir, step), state_dir / f"{REPLACED_PREFIX}{_format_step(step)}"
     return replaced if not os.path.lexists(path) and replaced.is_dir() else path
 

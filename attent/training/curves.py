@@ -42,8 +42,6 @@ class CurveData:
 
 
 class CurveWriter:
-    """Draws at every validation and at the end; a file that cannot be written does not stop the run."""
-
     def __init__(self, path: Path, past_events: Iterable[Event] = ()) -> None:
         """`past_events` are those of the run that is resumed."""
         self.path = Path(path)

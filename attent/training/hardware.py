@@ -33,7 +33,6 @@ def activate_device(name: str | None) -> torch.device:
 
 
 def pick_precision(device: torch.device) -> Precision:
-    """Return the precision that the device is fast with."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "float32"
     speedup = measure_bf16_speedup(device.type)

@@ -254,7 +254,6 @@ class Trainer:
             self.emit(Note(text="compiling (cached for the next start)", step=self.start_step))
 
     def iter_steps(self) -> Generator[tuple[list[TrainBatch], LoaderPosition], None, None]:
-        """Yield the batches of each step and the loader position after them."""
         start = LoaderPosition(self.state.epoch, self.state.batch_index)
         pin = self.distributed.device.type == "cuda"
         loader, batches = self.train_batches, list[TrainBatch]()
@@ -350,7 +349,6 @@ class Trainer:
             torch._foreach_lerp_(list(self.ema.values()), parameters, 1 - decay)
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
-        """Replay steps from CUDA graphs, where one batch makes a step and the optimizer is capturable."""
         is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
         if is_simple and self.optimizer.fused:
             self.optimizer.use_lr_tensor()
@@ -409,7 +407,6 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.distributed.device)
 
     def update_clock(self) -> float:
-        """Add the time since the last call to `state.seconds`; return the new total."""
         now = time.monotonic()
         self.state.seconds += now - self.last_clock
         self.last_clock = now

@@ -130,7 +130,6 @@ class EventHistory:
 
 
 def render_display(history: EventHistory, title: str, width: int) -> RenderableType:
-    """Render the title, a bar and the last progress."""
     parts: list[RenderableType] = []
     if history.started:
         done = history.progress.step if history.progress else history.started.step

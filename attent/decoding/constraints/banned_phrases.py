@@ -103,7 +103,6 @@ class BannedPhrases(Constraint):
         return self.banned_tokens.index_select(0, automaton_state + near_limit * (len(self.banned_tokens) // 2))
 
     def is_satisfied(self, state: Tensor) -> Tensor:
-        """Return (R,) whether the text may end: not in a banned phrase."""
         automaton_state, partial_char, _, _ = state.unbind(1)
         return ~self.banned_tokens[self._break_character(automaton_state, partial_char > 0), self.end]
 

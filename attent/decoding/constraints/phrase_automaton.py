@@ -220,7 +220,6 @@ class TokenSpellings:
         self._cache: dict[frozenset[PhraseList], TransitionTables] = {}
 
     def get_tables(self, phrase_lists: frozenset[PhraseList]) -> TransitionTables:
-        """Return the tables for requests that each have one of these lists."""
         tables = self._cache.pop(phrase_lists, None) or self._build_tables(sorted(phrase_lists))
         self._cache[phrase_lists] = tables
         for oldest in list(self._cache)[:-MAX_CACHED_TABLES]:

@@ -126,10 +126,7 @@ class Inspector(Generic[ModelT]):
     def record_layers(
         self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
     ) -> Iterator[list[dict[str, Any]]]:
-        """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document.
-
-        `should_stop` is polled at every layer.
-        """
+        """Record one forward pass in the `with` block, which fills the list; `should_stop` is polled at every layer."""
         selected = select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
@@ -251,7 +248,6 @@ def summarize_model(model: Model) -> str:
 
 
 def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | None = None) -> None:
-    """Raise if the text is longer than the request allows or than the stack's positional encoding."""
     for limit, user in ((max_tokens, "page"), (stack.positions.max_length, "model")):
         if limit is not None and num_tokens > limit:
             raise InputTooLongError(

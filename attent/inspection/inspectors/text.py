@@ -137,7 +137,6 @@ class EncoderInspector(base.Inspector[TextEncoder]):
         return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
 
     def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck | None) -> dict[str, Any]:
-        """Mask each token in turn and predict it from the others."""
         logits: list[Tensor] = []
         mask = self.vocabulary.mask
         assert mask is not None

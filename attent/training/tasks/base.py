@@ -384,7 +384,6 @@ def summarize_data(
     held_out_method: str,
     num_tokens: int = 0,
 ) -> DataSummary:
-    """The summary of one corpus with one side."""
     corpus = CorpusStats(
         name=name,
         num_read=num_used + sum(dropped.values()),
@@ -432,7 +431,6 @@ def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, 
 
 
 def spool_stdin(names: Sequence[str], data_dir: Path) -> list[str]:
-    """Copy standard input (`-`) to a file once, so that a resumed run can read it again."""
     copy = data_dir / "stdin"
     if "-" in names and not copy.exists():
         data_dir.mkdir(parents=True, exist_ok=True)

@@ -221,7 +221,6 @@ class TextTask(base.Task):
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
-        """Limit texts to the positions of the model, unless a length was requested."""
         positions = max_positions(config)
         if positions is None or positions >= run.data.max_tokens or "max_tokens" in requested.get("data", {}):
             return run
@@ -404,7 +403,6 @@ def get_stack(config: Any) -> StackConfig:
 
 
 def with_dropout(config: Any, rate: float) -> ModelConfig:
-    """Set every dropout rate that the model family uses (attention weights, T5's feed-forwards)."""
     stacks = {}
     for name in ("stack", "encoder", "decoder"):
         if (stack := getattr(config, name, None)) is not None:
@@ -416,7 +414,6 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
 
 
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
-    """Build a model with the weights of another; heads that the other lacks are new."""
     model = build(config)
     new_heads, known = set(task_heads.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
