@@ -104,10 +104,7 @@ def _replace_closed_streams() -> bool:
 
 
 def _rewrite_stdin_args(args: Iterable[str]) -> list[str]:
-    """Rewrite `-` for cyclopts, which takes that of `--data -` for an option, and that of `--data=-` for a value.
-
-    A `-` that follows no such option becomes the equivalent path `./-`.
-    """
+    """Rewrite `-` for cyclopts, which takes that of `--data -` for an option: as `--data=-`, or as the path `./-`."""
     rewritten: list[str] = []
     option = 0
     for arg in args:

@@ -423,10 +423,7 @@ def prepare_recordings(
     *,
     progress: Callable[[int], None] = lambda count: None,
 ) -> RecordingDataset:
-    """Return the usable recordings from a store in `data_dir`, which is built if missing; an interrupted build resumes.
-
-    `progress` is called with the number of recordings done.
-    """
+    """Return the usable recordings from a store in `data_dir`, which is built if missing, or resumed if interrupted."""
     with_text = [recording for recording in recordings if recording.text.strip()]
     versions = (recording.compute_version() for recording in with_text)
     key = compute_media_key([STORE_VERSION, config.min_seconds, config.max_seconds], versions)

@@ -1,7 +1,4 @@
-"""Images with captions, from .tsv files, with or without a header. `images` decodes and stores the images.
-
-Paths are relative to the file. An image with several captions has several rows.
-"""
+"""Images with captions, one or more rows for each, from .tsv files; `images` decodes and stores the images."""
 
 from __future__ import annotations
 

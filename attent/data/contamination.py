@@ -1,8 +1,4 @@
-"""Test set contamination: which test sentences occur in the training data.
-
-Texts are compared by their words, case-folded and without spaces and punctuation. The test set is indexed and the
-training data streamed in chunks.
-"""
+"""Test set contamination: test sentences in streamed training data, but for case, spaces and punctuation."""
 
 from __future__ import annotations
 

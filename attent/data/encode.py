@@ -143,8 +143,7 @@ def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
 def encode_corpus(
     corpus: Corpus, config: EncodingConfig, file_table: dict[str, int], tally: ReasonTally[str], workers: int
 ) -> Iterator[EncodedBlock]:
-    """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers.
-    `file_table` numbers the files as they occur."""
+    """Yield the corpus as encoded blocks, in order, the first few by this process; `file_table` numbers the files."""
     pairs = _iter_pairs(corpus, tally)
     sample = list(islice(pairs, FILTER_SAMPLE_SIZE))
     pair_filter = PairFilter.from_sample(config.filters, corpus.languages, sample)

@@ -1,7 +1,6 @@
 """Labeled images as bytes of one size: idx files (MNIST and the like), or a folder of image files per class.
 
-Image files are decoded once into a memory-mapped array, which is cached by their path, size and times; they need
-Pillow. Idx files are read into memory.
+Image files (by Pillow) are decoded once into a memory-mapped array, cached by path, size and times.
 """
 
 from __future__ import annotations

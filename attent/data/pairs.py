@@ -106,10 +106,7 @@ class LanguagePair:
         return LanguagePair(self.target, self.source)
 
     def is_reversed(self, declared: LanguagePair) -> bool | None:
-        """True if a file from `declared.source` to `declared.target` must be read backwards; None if it does not match.
-
-        An open side on either hand matches any language; the direction with more known matches wins.
-        """
+        """True if a file must be read backwards, False if not, None if no side matches; the most known matches win."""
         forward, backward = self._count_matches(declared), self._count_matches(declared.swap())
         if forward is None and backward is None:
             return None

@@ -1,7 +1,4 @@
-"""Corpus reports: one pass over the pairs in constant memory, as `attent data` prints it before training.
-
-Every count is exact. `diagnostics` turns a report into advice, `report_text` into text for a terminal.
-"""
+"""Corpus reports: one pass over the pairs in constant memory, with exact counts."""
 
 from __future__ import annotations
 
@@ -139,10 +136,7 @@ def summarize_lengths(unit: str, counts: CountArray) -> LengthStats:
 
 
 class CorpusSurvey:
-    """Statistics of corpora, updated chunk by chunk.
-
-    `per_target`: with several target languages, a pair is a duplicate only within one language.
-    """
+    """Statistics of corpora, chunk by chunk; `per_target`: a pair is a duplicate only within one target language."""
 
     def __init__(
         self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[ContaminationChecker] = ()

@@ -181,10 +181,7 @@ def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
 
 
 def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys | None:
-    """Choose the sources to hold out; None if there are fewer than two.
-
-    Targets may be shared with training only if too little could be held out otherwise.
-    """
+    """Choose the sources to hold out; None if fewer than two. Targets may be shared only if there are too few."""
     nonempty = keys.select(keys.nonempty_mask)
     candidates = np.unique(nonempty.source)
     salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
@@ -219,10 +216,7 @@ def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
 
 
 def _count_shared_texts(sources: KeyArray, keys: _PairKeys) -> CountArray:
-    """Return for each source how many pairs of other sources share one of its texts and would be excluded with it.
-
-    A pair that shares two texts counts twice, which happens only if targets of one are sources of another.
-    """
+    """Return for each source how many pairs of other sources would be excluded, twice if they share both texts."""
     own = keys.select(_is_in_sorted(keys.source, np.sort(sources)) & keys.nonempty_mask)
     _, first, count = np.unique(combine_keys(own.source, own.target), return_index=True, return_counts=True)
     own = own.select(first)

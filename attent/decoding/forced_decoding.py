@@ -1,7 +1,4 @@
-"""Forced decoding: the log-probability that a model gives to each token of given translations, in one pass.
-
-There is no search: it scores what a search found or what a person wrote. `alignment` uses the same batches.
-"""
+"""Forced decoding: the log-probability that a model gives to each token of given translations, in one pass."""
 
 from __future__ import annotations
 
@@ -91,10 +88,7 @@ def score_token_ids(
     batch_tokens: int = BATCH_TOKENS,
     suppressed_tokens: Sequence[int] = (),
 ) -> list[list[float]]:
-    """Return the log-probability of each token of each target, which contains its end token unless it was truncated.
-
-    Suppressed tokens have no share in the probabilities, except where the target contains one.
-    """
+    """Return each target token's log-probability, in which suppressed tokens share only if the target contains them."""
     log_probs: list[list[float]] = [[] for _ in sources]
     with eval_mode(model), torch.no_grad():
         for indices in batch_pairs(sources, targets, batch_tokens):

@@ -88,10 +88,7 @@ def open_input(file: Path | None, stdin: BinaryIO) -> AbstractContextManager[Bin
 
 
 def build_line_source(stream: BinaryIO, file: Path | None, *, text_only: bool = False) -> LineSource:
-    """Return the lines of a file, decompressed if needed, or of standard input.
-
-    With `text_only`, other formats are refused: at once if it is a file, else when its first lines arrive.
-    """
+    """Return the lines of a file, maybe compressed, or of standard input; `text_only` refuses other formats."""
     size = get_file_size(stream)
     chunks: Iterator[bytes]
     if file is None:

@@ -20,11 +20,7 @@ MAX_TABLE_CELLS = 2**22  # of the largest table in memory
 
 
 def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | None = None) -> Floats:
-    """Return the mean chrF (0 to 100) of each candidate with every candidate, itself included, as reference.
-
-    weights  probability of each reference, in any unit: None for samples, whose frequency says it;
-             `normalize_log_probs` for an n-best list
-    """
+    """Return each candidate's mean chrF, 0 to 100, with all as references; `weights` in any unit, None: equal."""
     values = np.ones(len(candidates)) if weights is None else np.asarray(weights, np.float64)
     ids = {text: i for i, text in enumerate(dict.fromkeys(candidates))}  # many samples are equal
     text_ids = np.array([ids[text] for text in candidates])

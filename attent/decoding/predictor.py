@@ -182,8 +182,7 @@ class Predictor:
         return classifications
 
     def embed(self, items: Sequence[Item], pooling: Pooling = "mean", normalize: bool = False) -> Tensor:
-        """Embed each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first token;
-        with `normalize` of length 1, so that a dot product is the cosine."""
+        """Embed each item, (N, E) in float32: the mean of its states or the first; `normalize`: of length 1."""
         model = self.model
         if pooling not in ("mean", "class"):
             raise AttentError(f"`pooling` must be mean or class, but is {pooling!r}")

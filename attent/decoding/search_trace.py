@@ -1,7 +1,4 @@
-"""A beam search recorded step by step: every continuation, and whether it was kept, finished or dropped.
-
-It runs the same functions as `search`, for one source, so that it finds what translating finds.
-"""
+"""A beam search recorded step by step by the functions of `search`: every continuation, and what became of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Search the text of audio or images: one batch of front-end sources through `search`.
-
-Sources of token ids are searched by the engines instead, which batch them and refill batches.
-"""
+"""Search the text of audio or images: one batch of front-end sources. Engines search sources of token ids instead."""
 
 from __future__ import annotations
 

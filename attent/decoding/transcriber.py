@@ -1,7 +1,4 @@
-"""Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts.
-
-The search is in `source_search`, the cutting in `speech_segments`, the timing in `word_times`.
-"""
+"""Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts."""
 
 from __future__ import annotations
 
@@ -164,10 +161,7 @@ class Transcriber:
         word_times: bool = True,
         should_stop: StopCheck | None = None,
     ) -> Iterator[Transcript | AudioError]:
-        """Yield the transcript of each recording in their order, or the error for one that cannot be read.
-
-        A batch may hold segments of several recordings; memory is bounded whatever their length.
-        """
+        """Yield each transcript in order, or the error of an unreadable recording; batches may mix recordings."""
         options = options or SearchOptions()
         finished: list[tuple[TranscriptSegment, float]] = []  # of the current recording, with their overlap
         for block in self._read_blocks(recordings):

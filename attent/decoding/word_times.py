@@ -235,10 +235,7 @@ def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Arr
 
 
 def snap_to_silence(words: Sequence[SpokenWord], is_speech: NDArray[np.bool_]) -> list[SpokenWord]:
-    """Move each boundary between words to the longest or nearest silence between them, else to the middle.
-
-    `is_speech` is of frames of 10 ms.
-    """
+    """Move boundaries between words to the longest or nearest silence (frames of 10 ms), else to the middle."""
     starts, ends = [word.start for word in words], [word.end for word in words]
     total = len(is_speech)
     frames = [(i, k) for i, k in find_runs(~is_speech) if k - i >= MIN_WORD_GAP_FRAMES or i == 0 or k == total]

@@ -152,10 +152,7 @@ class AblationMeter:
         self.model, self.engine = self.translator.model, select_engine(self.translator)
 
     def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
-        """Mask each part in turn, and yield all results so far: at the beginning, and after each part.
-
-        previous  earlier results, reused if their conditions are equal
-        """
+        """Mask each part in turn, and yield all results so far; `previous` ones of equal conditions are reused."""
         if not parts:
             raise AttentError("there must be at least one part to mask; name heads, sub-layers or layers")
         for part in parts:

@@ -1,7 +1,4 @@
-"""Record attention weights of any model by observers of its attention layers.
-
-An observed layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
-"""
+"""Record attention weights in addition to the fast kernel, so that outputs stay bit-identical."""
 
 from __future__ import annotations
 

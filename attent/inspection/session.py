@@ -107,10 +107,7 @@ def open_inspector(
     notify: Callable[[str], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Inspector[Any]:
-    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family.
-
-    languages  for a model of many languages, such as NLLB
-    """
+    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family."""
     if isinstance(model, Inspector):
         return model
     if isinstance(model, Translator):

@@ -120,10 +120,7 @@ def detect_frontend(folder: StrPath) -> type[FrontEndConfig] | None:
 
 
 def save_hf(model: Model, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a new folder that `transformers` loads, in the nearest family, without a tokenizer.
-
-    A model that the family cannot describe is rejected. `pad` is the padding token; image models have none.
-    """
+    """Write a new folder for `transformers` in the nearest family, without a tokenizer; `pad`: the padding token."""
     import_family(detect_family(model)).save(model, folder, pad=pad)
 
 

@@ -1,7 +1,4 @@
-"""Convert our Seq2Seq to a CTranslate2 model: model.bin, config.json, the vocabularies and checksums.
-
-CTranslate2 opens damaged files without an error, and does not know from which weights one was made: `is_intact` does.
-"""
+"""Convert our Seq2Seq to a CTranslate2 model, which opens damaged files without an error: `is_intact` checks them."""
 
 from __future__ import annotations
 
@@ -178,10 +175,7 @@ def reject_field(name: str, value: object, required: str) -> None:
 def to_spec(
     model: Seq2Seq, vocabularies: tuple[list[str], list[str]], unknown: int | None, suppressed_tokens: Sequence[int]
 ) -> Any:
-    """Build the specification from copies of all tensors, since CTranslate2 quantizes in place.
-
-    CTranslate2 has one number of heads for all layers, so pruned heads become zeros: same results, same speed.
-    """
+    """Build the specification from copies, since CTranslate2 quantizes in place; pruned heads become zeros."""
     model = restore_heads(model)
     config = model.config
     check_expressible(config)

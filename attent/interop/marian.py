@@ -1,7 +1,4 @@
-"""Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq.
-
-The paper's model: post-norm, sinusoidal positions (sines first, then cosines), and a bias on the logits.
-"""
+"""Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq: the paper's model with an output bias."""
 
 from __future__ import annotations
 

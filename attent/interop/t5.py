@@ -216,10 +216,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def resolve_ties(stored: Mapping[str, LazyTensor], where: Path) -> tuple[dict[str, LazyTensor], bool]:
-    """Name both embeddings and the output layer; tell whether that is tied.
-
-    As in transformers 5, it is tied unless the file holds another tensor, whatever `tie_word_embeddings` says.
-    """
+    """Name both embeddings and the output layer, which is tied unless the file holds another (as in transformers 5)."""
     names = [name for name in (SHARED, SOURCE, TARGET) if name in stored] or [OUTPUT]
     shared = conversion.resolve_tied_group(names, stored, where, "T5's embeddings")
     resolved = {name: tensor for name, tensor in stored.items() if name != SHARED} | {SOURCE: shared, TARGET: shared}

@@ -140,10 +140,7 @@ def choose_ids(
 
 
 def select_characters(pieces: Set[str], languages: Sequence[str]) -> set[str]:
-    """Return the pieces of one character, without letters of other scripts than the languages'.
-
-    Latin letters always remain: names and addresses need them, and BART writes bytes as Latin letters.
-    """
+    """Return the pieces of one letter of the languages' scripts, or of Latin, which names and BART's bytes need."""
     every_script = frozenset(SCRIPT_LETTERS)
     scripts = [get_language_scripts(language) or every_script for language in languages] or [every_script]
     foreign = every_script - {"Latn"}.union(*scripts)
@@ -180,10 +177,7 @@ def read_sentencepiece(content: bytes) -> PieceModel:
 
 
 def iter_fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """Yield (number, value, encoded field) of a protobuf message; SentencePiece's own parser needs another package.
-
-    Values are integers, or the bytes of floats, strings and messages.
-    """
+    """Yield (number, integer or bytes, encoded field) of a protobuf message; SentencePiece's parser needs a package."""
     position = 0
 
     def read_integer() -> int:  # 7 bits in each byte, lowest first; all bytes but the last are above 127

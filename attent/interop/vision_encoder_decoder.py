@@ -223,10 +223,7 @@ def pop_segments(opened: OpenFolder[Any], text: EncoderConfig) -> LazyTensor:
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder of `transformers`: a pre-norm decoder becomes a GPT-2, a post-norm one a BERT; pruned heads zeros.
-
-    `pad` is by default the token that ends a text.
-    """
+    """Write a folder of `transformers`: a GPT-2 decoder if it is pre-norm, else BERT. `pad` is by default the end."""
     model = restore_heads(model)
     config = model.config
     vision, text = split_config(config)

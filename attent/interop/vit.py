@@ -1,7 +1,4 @@
-"""ViT as `transformers` stores it <-> our VisionTransformer.
-
-Patches are embedded by a convolution there and by a linear layer here, with the same weights in another shape.
-"""
+"""ViT as `transformers` stores it, with a convolution of patches, <-> our VisionTransformer, with a linear layer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whisper as `transformers` stores it <-> our Seq2Seq of audio. The layers have Marian's names.
-
-generation_config.json tells how transcripts are searched, preprocessor_config.json how features are computed; both are
-kept for export.
-"""
+"""Whisper as `transformers` stores it <-> our Seq2Seq of audio; configs of search and preprocessing are kept."""
 
 from __future__ import annotations
 

@@ -25,10 +25,7 @@ class ModelSummary(str):
 
 
 def summarize_modules(model: nn.Module) -> ModelSummary:
-    """Return a tree with a line for each module that has parameters.
-
-    Equal neighbors share a line, and a parameter of several modules counts once, where it comes first.
-    """
+    """Return a tree of the modules with parameters: equal neighbors share a line, shared parameters count once."""
     rows = [row._replace(name="  " * row.depth + row.name) for row in list_rows("", model, set())]
     name, kind, shape, count = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:4])
     lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.parameters:>{count}}" for row in rows)

@@ -57,10 +57,7 @@ def _build_bleu(tokenize: str, per_sentence: bool, language: str | None) -> Sacr
 
 
 def _build_tokenized_bleu(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
-    """BLEU of lowercased, punctuation-normalized, Moses-tokenized text, as published figures of Multi30k have it.
-
-    The order is that of the dataset's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl.
-    """
+    """BLEU after Multi30k's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl."""
     from attent.text.language_tags import get_primary_subtag
 
     try:
@@ -144,10 +141,7 @@ def _build_ratio(
     signature_items: dict[str, str],
     read_references: Callable[[list[Sequence[str]]], None] = lambda _: None,
 ) -> SacreMetric:
-    """A metric that is the ratio, in percent, of two sums over the outputs, such as errors and words.
-
-    `read_references` is called first, with the references of each output.
-    """
+    """A ratio in percent of two sums over the outputs; `read_references` gets all references of each output first."""
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score, Signature
 

@@ -133,10 +133,7 @@ def is_same_file(*files: Path | IO[Any]) -> bool:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder, which becomes `folder` when the block ends without an error.
-
-    An existing `folder` is replaced; whether it may be is up to the caller.
-    """
+    """Yield an empty temporary folder, which replaces or becomes `folder` when the block ends without an error."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=NEW_SUFFIX, dir=folder.parent))
     try:
         yield temporary

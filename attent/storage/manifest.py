@@ -124,10 +124,7 @@ def stat_plain_file(path: Path) -> os.stat_result | None:
 def explain_save_errors(
     folder: Path, label: str = "model", holds_older: Callable[[], bool] | None = None
 ) -> Iterator[None]:
-    """Turn an OSError while saving into a FolderError that says what to do.
-
-    `label` names what is saved, and `holds_older` finds out whether the folder has an older one (default: a manifest).
-    """
+    """Turn an OSError while saving `label` into a FolderError; `holds_older`: whether the folder has an older one."""
     try:
         yield
     except OSError as error:

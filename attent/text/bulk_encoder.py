@@ -1,7 +1,6 @@
 """Encoding of corpora into arrays: the same ids as `encode`, several times faster.
 
-In a BPE model whose pieces do not cross spaces, the ids of a word do not depend on its neighbors, and words repeat. So
-each word is encoded once and looked up afterwards, with NumPy. Other vocabularies use `encode`.
+In BPE models whose pieces do not cross spaces, each word is encoded once and looked up afterwards, with NumPy.
 """
 
 from __future__ import annotations

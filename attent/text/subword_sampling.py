@@ -1,8 +1,6 @@
-"""Subword regularization by BPE-dropout (Provilkov et al. 2020).
+"""Subword regularization by BPE-dropout (Provilkov et al. 2020), whose seeds give the same ids in every process.
 
-SentencePiece implements it, but seeds its generator differently in each process; here a seed gives the same ids in
-every process. Words are segmented independently, since no piece of ours contains an inner space, and results are
-cached.
+SentencePiece's do not. Words are segmented independently, since no piece of ours has an inner space, and cached.
 """
 
 from __future__ import annotations

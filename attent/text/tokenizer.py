@@ -96,10 +96,7 @@ class Tokenizer:
         return digest.hexdigest()
 
     def bind_languages(self, source: str | None, target: str | None) -> Tokenizer:
-        """Return the tokenizer of a language pair, for a model whose texts begin with their language (M2M-100, NLLB).
-
-        Languages in any notation: en, eng, eng_Latn. Another model's tokenizer is returned as it is.
-        """
+        """Return the tokenizer of a language pair, in any notation, if texts begin with it (M2M-100, NLLB)."""
         known = list(self.source.language_ids)
         if not known:
             return self

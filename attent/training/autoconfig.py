@@ -1,7 +1,4 @@
-"""Defaults chosen from the amount of data and the device: model size, dropout, schedule.
-
-The rules of thumb are few; docs/log.md says how each was found.
-"""
+"""Defaults chosen from the amount of data and the device by few rules of thumb, whose origin docs/log.md tells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`attent compare`: train several models on the same data at a matched budget, and measure each of them.
-
-Measurements of runs are stored next to their folders, so that an interrupted comparison resumes.
-"""
+"""`attent compare`: train several models on the same data at a matched budget, resumably, and measure each of them."""
 
 from __future__ import annotations
 
@@ -217,10 +214,7 @@ def compare(
 def run_all(
     planned: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay, notify: Callable[[str], None]
 ) -> tuple[dict[str, RunMeasurements], dict[str, str]]:
-    """Return the new measurements and the errors of failed runs, by their keys.
-
-    If all fail, the last error is raised; a corpus that cannot be read is raised at once.
-    """
+    """Return the new measurements and errors by run; raise the last if all fail, or at once for unreadable corpora."""
     distinct = dict[str, PlannedRun]()
     for each in planned:
         distinct.setdefault(each.key, each)

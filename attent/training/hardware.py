@@ -104,10 +104,7 @@ def describe_device(device: torch.device, precision: Precision, compiled: bool) 
 
 
 def persist_compile_cache() -> Path | None:
-    """Point torch's compile cache at a folder that survives a reboot, unless the user has set one; call it first.
-
-    torch's default is a temporary folder. Returns None if the cache folder is not writable.
-    """
+    """Put torch's compile cache, unless the user set one, where it survives a reboot; None if not writable."""
     if os.environ.get(INDUCTOR_CACHE_ENV, _default_inductor_cache()) != _default_inductor_cache():
         return Path(os.environ[INDUCTOR_CACHE_ENV])
     try:

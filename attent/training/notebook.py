@@ -1,7 +1,4 @@
-"""The progress display of training in a Jupyter notebook: HTML with curves that is updated in place.
-
-Colors are those of the text, or visible on light and on dark pages, so that it follows the theme of the notebook.
-"""
+"""The progress display in a notebook: HTML with curves, updated in place, in colors for light and dark themes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The training objective as an nn.Module: a batch in, the sum of its loss out.
-
-Every use of parameters is inside `forward`, where wrappers (DDP, FSDP2) see it. The loop divides by the targets.
-"""
+"""The objective as an nn.Module: every use of parameters is in `forward`, where wrappers (DDP, FSDP2) see it."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from attent.training.loss import linear_cross_entropy, rdrop_loss
 
 
 def compile_forward(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile for static shapes.
-
-    Independent small kernels are combined: a step casts some 200 matrices to bfloat16 and back, and launching such a
-    kernel takes longer than running it.
-    """
+    """Compile for static shapes, combining small kernels: launching some 200 casts takes longer than running them."""
     compiled = torch.compile(forward, dynamic=False, options={"combo_kernels": True})
 
     def run(ids: Tensor, *inputs: Any) -> Tensor:

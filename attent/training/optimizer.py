@@ -1,7 +1,6 @@
-"""The optimizer: the paper's Adam or AdamW, and its state in checkpoints.
+"""The optimizer: the paper's Adam or AdamW, by torch's fused kernels where they exist, and its state in checkpoints.
 
-Fused kernels of torch where they exist: one pass over the weights instead of a dozen. A fused optimizer skips a step
-with a non-finite gradient on the device (`found_inf`), without a host synchronization.
+A fused one skips steps with a non-finite gradient on the device (`found_inf`), without a host synchronization.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The progress display of training on stderr: lines, and at a terminal a bar below them that is redrawn in place.
-
-It draws only when an event arrives, at most four times a second and in at most 1% of the time.
-"""
+"""The progress display on stderr: lines, and at a terminal a bar, drawn at most 4 times a second, in 1% of the time."""
 
 from __future__ import annotations
 

@@ -196,10 +196,7 @@ class DynamicState:
 
 
 class StaticState:
-    """State at fixed addresses, reused by batches of one size, with the CUDA graphs that read and write it.
-
-    Without a GPU each step runs directly, so that tests can show the results to be equal.
-    """
+    """State at fixed addresses, for batches of one size, with its CUDA graphs; without a GPU, steps run directly."""
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, context: GenerationContext) -> None:
         self.model, self.context, self.capacity = model, context, capacity

@@ -1,6 +1,4 @@
-"""Inspect an encoder-decoder model: the beam search as a tree, and every attention weight of the forward pass over the
-best hypothesis (or over a given target). Subclasses load the source: `translation`, `speech` and `vision`.
-"""
+"""Inspect an encoder-decoder: the search as a tree, and the attention of a forward pass. Subclasses load the source."""
 
 from __future__ import annotations
 
