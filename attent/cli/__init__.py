@@ -1,8 +1,7 @@
 """The `attent` command: dispatches to one module per command and turns errors into one-line messages.
 
-Commands are imported only when they run, so that `attent --help` does not import torch. Results go to stdout, messages
-to stderr. Exit codes: 0 done, 1 failed, 2 usage error, 130 Ctrl-C. A command is a function that returns None or an exit
-code.
+Commands are imported only when they run, so that `attent --help` does not import torch. Exit codes: 0 done, 1 failed, 2
+usage error, 130 Ctrl-C. A command returns None or an exit code.
 """
 
 import errno
@@ -47,7 +46,6 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 
 
 
 def make_app() -> App:
-    """Build the cyclopts app; it prints help but neither prints errors nor exits."""
     app = App(
         name="attent",
         help="Train translation models and other Transformers, inspect and score them.",
@@ -63,7 +61,6 @@ def make_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: the shell's arguments) and return the exit code."""
     if _replace_closed_streams():
         return _print_error("standard output is closed; redirect it to a file, or to /dev/null", EXIT_FAILED)
     try:
@@ -107,10 +104,7 @@ def _replace_closed_streams() -> bool:
 
 
 def _rewrite_stdin_args(args: Iterable[str]) -> list[str]:
-    """Rewrite `-` for cyclopts, which takes that of `--data -` for an option, and that of `--data=-` for a value.
-
-    A `-` that follows no such option becomes the equivalent path `./-`.
-    """
+    """Rewrite `-` for cyclopts, which takes that of `--data -` for an option: as `--data=-`, or as the path `./-`."""
     rewritten: list[str] = []
     option = 0
     for arg in args:

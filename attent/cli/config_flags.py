@@ -1,7 +1,4 @@
-"""Command-line flags of a run, derived from its settings: an annotated field is a flag, the annotation its help.
-
-A flag that was not given is None, which tells it apart from one that was given its default.
-"""
+"""Command-line flags of a run, derived from its settings: an annotated field is a flag; None: it was not given."""
 
 from __future__ import annotations
 

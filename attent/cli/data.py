@@ -68,7 +68,6 @@ def data(
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Reject unknown options: cyclopts takes them for corpora, since `-` may be one."""
     if not names:
         raise CorpusError(f"name a corpus: a file, a folder, - for stdin, or one of {', '.join(BUILTIN_CORPORA)}")
     unknown = next((name for name in names if name.startswith("-") and name != "-"), None)
@@ -81,7 +80,6 @@ def _check_names(names: Sequence[str]) -> None:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[int], None]]:
-    """Show the pairs read so far on stderr, if it is a terminal."""
     console, start = Console(stderr=True, highlight=False), time.monotonic()
     if not console.is_terminal:
         yield lambda _: None

@@ -1,6 +1,4 @@
-"""`attent demo`: train a small model on the built-in corpus `dates` in a few minutes on a laptop, then show
-translations of test dates and a cross-attention map.
-"""
+"""`attent demo`: train a small model on the built-in corpus `dates`, then show translations and an attention map."""
 
 from __future__ import annotations
 
@@ -123,7 +121,6 @@ def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
 
 
 def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
-    """Print the cross-attention of the head that attends most to the digits that it copies."""
     import torch
 
     from attent.inspection import record

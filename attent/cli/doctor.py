@@ -6,8 +6,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,9 +21,6 @@ from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
 EXTRAS = ("serve", "hf", "viz", "images", "audio", "moses", "rouge", "ray")
 GIB = 2**30
-MIN_FREE_DISK = 2 * GIB  # a base-sized model with its checkpoints has about 1 GiB
-MIN_FREE_MEMORY = 2 * GIB  # torch, a small model and its optimizer
-MIN_BF16_SPEEDUP = 1.3  # against float32; below, casts cost more than the matrix products gain
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,6 @@ def doctor() -> int:
 
 
 def render_report(result: Examination, packages: tuple[Package, ...]) -> Iterator[Text]:
-    """Yield the lines for a terminal, a pipe or a log, the verdict last; colors only show at a terminal."""
     yield from (Text(f"{name:<11}{value}") for name, value in result.rows)
     yield Text()
     names = max((len(package.name) for package in packages), default=0) + 2
@@ -92,19 +86,12 @@ def check_machine(result: Examination) -> None:
         ("memory", f"{format_gib(free)} free of {format_gib(total)}"),
         ("disk", f"{format_gib(disk)} free in this folder"),
     ]
-    if disk < MIN_FREE_DISK:
-        result.advice.append(f"only {format_gib(disk)} of disk space is free in this folder: save models elsewhere")
-    if free < MIN_FREE_MEMORY:
-        result.advice.append(f"only {format_gib(free)} of memory is free: use small models")
 
 
 def get_processor_name() -> str:
     for line in read_text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
     return platform.processor() or platform.machine() or "unknown"
 
 
@@ -115,7 +102,7 @@ def check_torch(result: Examination, has_driver: bool) -> None:
         result.rows.append(("torch", "not usable"))
         result.problems.append(f"torch cannot be imported: {error}")
         return
-    from attent.training.hardware import measure_bf16_speedup
+    from attent.training.hardware import pick_precision
 
     kind, devices, threads = "cpu", [], format_count(torch.get_num_threads(), "thread")
     build = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
@@ -132,11 +119,8 @@ def check_torch(result: Examination, has_driver: bool) -> None:
             free, total = torch.cuda.mem_get_info(index)
             memory = f", {format_gib(free)} free of {format_gib(total)}"
         result.rows.append((f"device {index}", f"{name} ({kind}){memory}"))
-    speedup = measure_bf16_speedup(kind)
-    is_fast = speedup is not None and speedup >= MIN_BF16_SPEEDUP
-    measured = "not available" if speedup is None else f"measured at {speedup:.1f}x the speed of float32"
-    result.rows.append(("bfloat16", measured))
-    result.device = f"{devices[0] if devices else f'CPU, {threads}'}, {'bfloat16' if is_fast else 'float32'}"
+    precision = pick_precision(torch.device(kind))
+    result.device = f"{devices[0] if devices else f'CPU, {threads}'}, {precision}"
     if has_driver and build == "CPU only":
         advice = "an NVIDIA driver is installed, but this torch is a CPU build: see https://pytorch.org/get-started"
         result.advice.append(advice)
@@ -148,12 +132,11 @@ def check_packages(result: Examination, packages: tuple[Package, ...]) -> None:
     if not packages:
         result.problems.append("attent is not installed but runs from its source tree: pip install -e .")
     for package in packages:
-        have = f"is {package.version}" if package.version else "is not installed"
-        mismatch = f"{package.name} {have}, but must be {package.required}"
         if not package.extra and not package.is_compatible:
-            result.problems.append(f"{mismatch}: pip install '{package.name}{package.required}'")
-        elif package.version and not package.is_compatible:
-            result.advice.append(f"{mismatch}: {pip_command(package.extra)}")
+            have = f"is {package.version}" if package.version else "is not installed"
+            requirement = f"{package.name}{package.required}"
+            problem = f"{package.name} {have}, but must be {package.required}: pip install '{requirement}'"
+            result.problems.append(problem)
 
 
 def format_gib(count: int) -> str:
@@ -162,7 +145,6 @@ def format_gib(count: int) -> str:
 
 @cache
 def list_packages() -> tuple[Package, ...]:
-    """Return the dependencies of the core and of the extras, as the installed attent declares them."""
     try:
         declared = metadata.requires("attent") or []
     except metadata.PackageNotFoundError:  # a source tree that is not installed

@@ -75,7 +75,6 @@ def check_usage(flags: EmbedFlags) -> None:
 
 
 def save_vectors(vectors: Tensor, path: Path) -> None:
-    """Write the vectors atomically."""
     import numpy as np
 
     from attent.storage.atomic import output_path

@@ -62,7 +62,6 @@ def format_json(filled: FilledText) -> str:
 
 
 def format_text(filled: FilledText, top: int) -> str:
-    """Return the filled text, or one line per prediction: mask number if there are several, probability, word, text."""
     from attent.decoding.output_format import replace_line_breaks
 
     if top == 1 or not filled.masks:

@@ -1,9 +1,4 @@
-"""`attent generate`: continue one prompt, streamed, or many, one per line.
-
-one prompt              prompt and text; several texts are separated by a line of ---
-prompts from a file     one line each; line breaks become spaces
---json                  one JSON object per line
-"""
+"""`attent generate`: continue one prompt, streamed, or many, one per line."""
 
 from __future__ import annotations
 
@@ -45,8 +40,6 @@ GenerationFlags: Any = make_dataclass(
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateFlags(GenerationFlags):  # type: ignore[misc]  # derived from the options
-    """The flags of `attent generate`; None leaves an option at its default."""
-
     file: Annotated[Path | None, flag("Common", "prompts, one per line; by default stdin", "--file", "-f")] = None
     json: Annotated[bool, flag("Output", JSON_HELP)] = False
     echo: Annotated[bool, flag("Output", "print the prompt before the text", negative="--no-echo")] = True
@@ -97,7 +90,6 @@ def generate(
 
 
 def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
-    """Return a message about a prompt that cannot be used or a flag that would have no effect, or None."""
     if prompt is not None and flags.file is not None:
         return "give a prompt or a --file of prompts, but not both"
     if prompt is not None and (surrogate := SURROGATE.search(prompt)):
@@ -127,7 +119,6 @@ class GenerateCommand:
             raise InputError(f"the prompt {error.problem}") from error
 
     def stream_text(self, prompt: str) -> None:
-        """Write the text as it is generated, so that it stays if interrupted."""
         pieces = self.generator.stream(prompt, self.options)
         first = next(pieces, "")  # an error of the prompt is raised before the prompt is echoed
         try:

@@ -100,5 +100,4 @@ def read_line_blocks(file: Path | None) -> Iterator[TextBlock]:
 
 
 def print_result(line: str) -> None:
-    """Print a line, at once if the reader is a pipe."""
     print(line, flush=not sys.stdout.isatty())

@@ -22,20 +22,16 @@ def print_message(message: str) -> None:
 
 
 def print_status(text: str) -> None:
-    """Print a line about progress, for somebody who waits at a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
 
 
 def use_utf8(stream: TextIO) -> None:
-    """Write UTF-8 whatever the locale is, as the input is read."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(encoding="utf-8", newline="\n")
 
 
 class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
-    """Messages on stderr, and on a terminal a progress line, which is cleared at the end."""
-
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream, self.clock = stream, clock
         self.is_live = False
@@ -48,7 +44,6 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
         self.clear()
 
     def start(self, total_bytes: int | None, *, quiet: bool) -> None:
-        """`quiet`: the output itself is on the terminal and shows the progress."""
         self.is_live = self.stream.isatty() and not quiet and os.environ.get("TERM") != "dumb"
         self.total_bytes, self.samples = total_bytes, deque([ProgressSample(self.clock(), 0, 0.0)])
 

@@ -31,7 +31,7 @@ input_flag, output_flag, server_flag, ablation_flag, device_flag = (
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
 BEAM_FLAGS = ("--beam-size", "-b", "--beam")
-PAGE_FILE, POSITIONS_FILE = Path("look.html"), Path("positions.html")
+PAGE_FILE = Path("look.html")
 PARTS_HELP = (
     "switch off a head (decoder.blocks.3.cross_attn:2), a sub-layer (decoder.blocks.3.cross_attn) or a layer "
     "(decoder.blocks.3); may be repeated"
@@ -48,7 +48,6 @@ class LookFlags:
     kind: Annotated[AttentionKind | None, input_flag(help="only this kind of attention")] = None
     layers: Annotated[Indices, LIST, input_flag(name=["--layers", "--layer"], help="only these layers, from 0")] = ()
     heads: Annotated[Indices, LIST, input_flag(name=["--heads", "--head"], help="only these heads in figures")] = ()
-    positions: Annotated[bool, SWITCH, input_flag(help="show the positional encoding; needs no sentence")] = False
 
     out: Annotated[Path | None, output_flag(name=["--output", "-o"], help=f"HTML page, default {PAGE_FILE}")] = None
     open: Annotated[bool, output_flag(help="open the page in a browser")] = True
@@ -109,24 +108,20 @@ def look(
     from attent.inspection import session
 
     inspector, to = open_model(model, sentence, flags)
-    if flags.positions:
-        inspection = session.Inspection(inspector.build_model_document(f"Positions of {inspector.name}"))
-        return write_outputs(inspection, POSITIONS_FILE, flags)
     if sentence is None:
         return serve_live_page(model, inspector, to, flags)
     names = ("text_pair", "target", "beam_size", "mask", "kind")
     options = {name: getattr(flags, name) for name in names} | {"to": to, "layers": flags.layers or None}
-    return write_outputs(session.look(inspector, sentence, **options), PAGE_FILE, flags)
+    return write_outputs(session.look(inspector, sentence, **options), flags)
 
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
 
 
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
-    """Return why the flags cannot be combined, or None."""
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
-    given_flags = find_given({**outputs, **inputs})
+    given_flags = find_given(outputs | inputs)
     selection = find_given({"--kind": flags.kind, "--layers": flags.layers, "--heads": flags.heads})
     if flags.ablate or flags.prune:
         if sentence is not None or given_flags:
@@ -136,15 +131,11 @@ def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
             return "--ablate and --prune need parallel text: add --data valid.tsv"
         parts_hint = f"--ablate and --prune mask every part: leave {selection} out (--parts selects the kind)"
         return parts_hint if selection else None
-    if flags.positions and given_flags in ("--png", "--svg"):
-        return f"--positions writes a page or JSON: leave {given_flags} out"
-    if flags.positions and sentence is not None:
-        return "--positions does not depend on a sentence: leave it out"
     if sentence is not None:
         return None if sentence.strip() else "the sentence must not be empty; leave it out for the live page"
-    if selection and not flags.positions:
+    if selection:
         return f"{selection} needs a sentence; on the live page heads are selected in the page: leave it out"
-    if given_flags and not (flags.positions and given_flags in outputs):
+    if given_flags:
         return f'{given_flags} needs a sentence: attent look MODEL "A man rides a bike."'
     return None
 
@@ -154,7 +145,6 @@ def find_given(flags: dict[str, Any]) -> str | None:
 
 
 def find_value_problem(flags: LookFlags) -> str | None:
-    """Return which flag has an invalid value, or None."""
     for flag, path, suffixes in (("--png", flags.png, (".png",)), ("--svg", flags.svg, (".svg", ".pdf"))):
         if path is not None and path.suffix.lower() not in suffixes:
             return f"{flag} must be a file that ends in {' or '.join(suffixes)}, but is {path}"
@@ -190,11 +180,11 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
         if extra is not None:
             raise ValueError(f"{folder}: {extra} is for translators, but this is {inspector.model_kind}; leave it out")
         file = inspector.example_file
-        if file and sentence is None and not flags.positions:
+        if file and sentence is None:
             raise ValueError(f"{folder}: the live page takes text only; name a file: attent look {folder} {file}")
         return inspector, flags.to
     tags = inspector.translator.tokenizer.source.tags
-    if flags.positions or (sentence is None and not (flags.to or flags.data)):
+    if sentence is None and not (flags.to or flags.data):
         return inspector, None  # the live page has a language menu
     to = resolve_target_lang(flags.to or (flags.tgt if flags.tgt in tags else None), tags, folder)
     if flags.data:
@@ -225,7 +215,6 @@ def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, fla
 
 
 def run_ablation_command(folder: Path, flags: LookFlags) -> int:
-    """Ablate the model, and prune it with --prune; print the report."""
     from rich.console import Console
 
     from attent.data.pairs import LanguagePair
@@ -254,8 +243,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def write_outputs(inspection: Inspection, page: Path, flags: LookFlags) -> int:
-    """Write what the flags ask for; without any of them, the page."""
+def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
     elif flags.json:
@@ -267,7 +255,7 @@ def write_outputs(inspection: Inspection, page: Path, flags: LookFlags) -> int:
         all_kinds = bool(flags.kind or flags.layers or flags.heads)
         save_figures(inspection.plot(head=flags.heads, kind=flags.kind, all_kinds=all_kinds), flags)
     if flags.out or not (flags.json or flags.png or flags.svg):
-        path = (flags.out or page).expanduser()
+        path = (flags.out or PAGE_FILE).expanduser()
         inspection.save_html(path)
         print_path(path, flags)
         if not (flags.open and open_in_browser(path.resolve().as_uri())):

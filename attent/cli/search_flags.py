@@ -51,7 +51,6 @@ DeviceFlags: Any = make_dataclass("DeviceFlags", derive_flags(DeviceOptions), fr
 
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:
-    """Return the options of `SearchFlags`; those that were not given are None or their default."""
     given = {name: value for name in SearchKeywords.__annotations__ if (value := getattr(flags, name)) is not None}
     if flags.sample:
         given.setdefault("temperature", SamplingOptions.temperature)
@@ -79,7 +78,6 @@ def use_flag_names(message: str, options: type = SearchOptions) -> str:
 
 
 def check_positive(command: str, **values: int | None) -> None:
-    """Raise a usage error for a flag that must be 1 or more."""
     for name, value in values.items():
         if value is not None and value < 1:
             problem = f"--{name.replace('_', '-')} must be 1 or more, but is {value}"

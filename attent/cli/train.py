@@ -32,10 +32,7 @@ SetFlag = Annotated[
 
 
 def limit_thread_waiting() -> None:
-    """Let threads of OpenMP sleep soon instead of spinning; before torch is imported, which reads these variables.
-
-    On a busy machine, spinning threads take the cores from those that they wait for.
-    """
+    """Let OpenMP's waiting threads sleep soon: spinning ones take cores. Before torch, which reads these variables."""
     for name, value in {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}.items():
         os.environ.setdefault(name, value)
 

@@ -104,7 +104,6 @@ def transcribe(
 
 
 def plan_outputs(files: Sequence[Path], is_single: bool, output: Path | None, kind: str) -> list[Path] | None:
-    """Return the output file of each recording if --output is a folder, else None: all go to one output."""
     if output is not None and output.expanduser().is_dir():
         suffix = "txt" if kind == "text" else kind
         return [output / f"{'stdin' if file == STDIN else file.stem}.{suffix}" for file in files]
@@ -122,7 +121,6 @@ def write_transcripts(
     is_single: bool,
     progress: ProgressDisplay,
 ) -> int:
-    """Write each transcript once it is complete; report recordings that cannot be read, and return their number."""
     from attent.data.audio import AudioError
     from attent.decoding.transcript_format import format_transcript
     from attent.storage.atomic import write_output
@@ -145,7 +143,6 @@ def write_transcripts(
 
 
 def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
-    """Check flags against each other, before anything is read."""
     problem = None
     if flags.partial and list(names) != [STDIN]:
         problem = "--partial reads standard input: leave the recordings out"
@@ -159,7 +156,6 @@ def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
 
 
 def list_files(names: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return the named files, with folders replaced by the audio files in them, and a message for each without any."""
     from attent.data.audio import AUDIO_SUFFIXES, AudioError
 
     files, problems = list[Path](), list[str]()

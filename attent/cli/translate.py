@@ -85,7 +85,6 @@ def translate(
 
 
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
-    """Check flags against each other, before anything is read."""
     problem = None
     if flags.ray and (file is None or flags.output is None or flags.input_type == "json" or is_document(file, flags)):
         problem = "--ray translates a text file line by line into another file: name FILE and --output"
@@ -103,7 +102,6 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
 
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
-    """Open the input and check the flags before loading a large model."""
     from attent.cli.line_progress import ProgressDisplay, use_utf8
     from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
     from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
@@ -204,7 +202,6 @@ def is_document(file: Path | None, flags: TranslateFlags) -> bool:
 
 
 def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
-    """The input is overwritten only with --in-place."""
     from attent.storage.atomic import is_same_file
 
     if flags.in_place and not is_document(file, flags):

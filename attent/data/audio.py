@@ -1,13 +1,6 @@
-"""Recordings with texts: mono samples at 16 kHz from audio files, and corpora of them.
+"""Recordings with texts: mono samples at 16 kHz from audio files, and corpora of them (layouts: docs/speech.md).
 
-    corpus.tsv                path<TAB>text; a header may name the columns, as in Common Voice; .csv files as well
-    metadata.csv              id|text|normalized text of wavs/id.wav (LJSpeech)
-    a.wav a.txt ...           a folder with a transcript next to each recording
-    train-clean-100/...       LibriSpeech: *.trans.txt in the folders
-    a `datasets` dataset      saved to disk, with an audio column
-
-They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files. Batches,
-features and augmentation are in `attent.training.tasks.speech`.
+They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files.
 """
 
 from __future__ import annotations
@@ -182,7 +175,6 @@ def _open_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
-    """Open a stream as a `soundfile.SoundFile`."""
     soundfile = _import_package("soundfile")
     if not stream.seek(0, os.SEEK_END):
         raise AudioError(f"{name}: must be a recording, but is empty")
@@ -201,7 +193,6 @@ def _open_sound(stream: BinaryIO, name: str) -> Iterator[Any]:
 
 
 def _read_block(sound: Any, frames: int, name: str) -> Array:
-    """Read a block of samples and return the mean of its channels."""
     try:
         block = sound.read(frames, "float32", always_2d=True)
     except _import_package("soundfile").SoundFileError as error:
@@ -247,7 +238,6 @@ class Recording:
     location: str = ""  # of the text, if it is a line of a table: corpus.tsv:17
 
     def compute_version(self) -> str:
-        """Return a string that changes with the audio."""
         if isinstance(self.file, DatasetRow):
             return f"{self.file.dataset._fingerprint} {self.file.column} {self.file.row}"
         try:
@@ -354,7 +344,6 @@ def _read_table(path: Path, text_columns: Sequence[str]) -> list[Recording]:
 
 
 def _read_rows(content: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers and cells; only commas need quotes."""
     if delimiter == ",":
         reader = csv.reader(io.StringIO(content))
         try:
@@ -434,10 +423,7 @@ def prepare_recordings(
     *,
     progress: Callable[[int], None] = lambda count: None,
 ) -> RecordingDataset:
-    """Return the usable recordings from a store in `data_dir`, which is built if missing; an interrupted build resumes.
-
-    `progress` is called with the number of recordings done.
-    """
+    """Return the usable recordings from a store in `data_dir`, which is built if missing, or resumed if interrupted."""
     with_text = [recording for recording in recordings if recording.text.strip()]
     versions = (recording.compute_version() for recording in with_text)
     key = compute_media_key([STORE_VERSION, config.min_seconds, config.max_seconds], versions)
@@ -470,7 +456,6 @@ def prepare_recordings(
 
 
 def _load_samples(recording: Recording, config: AudioDataConfig) -> Array:
-    """Return samples as int16; those of a recording that cannot be used raise an error."""
     file = recording.file.open() if isinstance(recording.file, DatasetRow) else recording.file
     samples = read_audio(file, config.max_seconds)
     if len(samples) < config.min_seconds * SAMPLE_RATE:

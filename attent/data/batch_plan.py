@@ -1,7 +1,4 @@
-"""Batch plans: which pairs form which batch of an epoch, a pure function of lengths, config, seed and epoch.
-
-A plan is built once per epoch and then looked up by batch index. Resuming needs no other state than these two integers.
-"""
+"""Batch plans: which pairs form which batch of an epoch, a pure function of lengths, config, seed and epoch."""
 
 from __future__ import annotations
 
@@ -59,8 +56,6 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The shape that all batches of a corpus share."""
-
     rows: int  # 0 in bucketed and fixed batches, where it varies
     row_capacity: RowCapacity
     max_source_length: int
@@ -99,10 +94,7 @@ def compute_batch_shape(source_lengths: Array, target_lengths: Array, config: Ba
 
 
 def _side_widths(source_lengths: Array, target_lengths: Array, max_width: int) -> tuple[int, int]:
-    """Return the width of each side: `max_width` for the side with more tokens, proportionally less for the other.
-
-    But enough for 99.9% of the sentences: summaries are short on average, yet some are long.
-    """
+    """Return the widths: `max_width` for the side of more tokens, else less, but enough for 99.9% of sentences."""
     sides = source_lengths, target_lengths
     totals = [max(1, int(lengths.sum(dtype=np.int64))) for lengths in sides]
     minima = [int(np.quantile(lengths, 0.999)) if len(lengths) else 1 for lengths in sides]

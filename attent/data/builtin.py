@@ -1,10 +1,7 @@
-"""Built-in corpora: `phrases` and `dates` are generated, the others are downloaded once and cached.
-
-    attent data dates        attent train --data multi30k --src en --tgt de        attent data tatoeba --src en --tgt fi
+"""Built-in corpora: `phrases` and `dates` are generated, those of `builtin.toml` are downloaded once and cached.
 
 Each becomes a cached folder of train, valid and test files with SOURCE.json: their origin, and a checksum of each file,
 which is verified at every use. A folder that a person puts there by hand is used as it is.
-`builtin.toml` lists the files to download.
 """
 
 from __future__ import annotations
@@ -86,7 +83,6 @@ def get_corpus_folder(name: str, languages: LanguagePair) -> Path:
 
 
 def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
-    """Return a complete and verified folder of the cache."""
     folder = get_cache_folder() / "corpora" / key
     try:
         build_folder(folder, build, is_complete=lambda path: any(path.glob("train*")))

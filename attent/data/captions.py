@@ -1,10 +1,4 @@
-"""Images with captions, from .tsv files. `images` decodes and stores the images.
-
-    image<TAB>text<TAB>language     a header names the columns: path, image or file; text or caption; language
-    dogs/1.png<TAB>A dog.           without one, they are in this order; the language is optional
-
-Paths are relative to the file. An image with several captions has several rows.
-"""
+"""Images with captions, one or more rows for each, from .tsv files; `images` decodes and stores the images."""
 
 from __future__ import annotations
 
@@ -43,8 +37,6 @@ class CaptionItem:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionRows:
-    """The rows of caption files; their images are not decoded."""
-
     name: str
     files: tuple[Path, ...]
     paths: tuple[Path, ...]  # of the images, without duplicates
@@ -64,7 +56,6 @@ class CaptionRows:
         return FolderSplit(self.name, self.files[0].parent, (), files)
 
     def select_images(self, indices: Array) -> Self:
-        """Return some of the images with all of their captions."""
         new_ids = np.full(len(self.paths), -1)
         new_ids[indices] = np.arange(len(indices))
         rows = np.flatnonzero(new_ids[self.image_ids] >= 0).tolist()
@@ -87,8 +78,6 @@ class CaptionRows:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionDataset(CaptionRows):
-    """Memory-mapped images and their captions."""
-
     images: ImageDataset
 
     @property
@@ -100,7 +89,6 @@ class CaptionDataset(CaptionRows):
 
 
 def read_captions(files: Sequence[Path], *, check_images: bool = True) -> CaptionRows:
-    """Read all rows, with `check_images` those whose image exists; at least one."""
     images: dict[Path, tuple[int, str]] = {}  # number and location
     rows: list[tuple[int, str, str | None]] = []
     skipped: list[str] = []
@@ -134,7 +122,6 @@ def read_captions(files: Sequence[Path], *, check_images: bool = True) -> Captio
 
 
 def find_columns(header: Sequence[str]) -> dict[str, int]:
-    """Return the columns that a header names: image (or recording), text and language (-1: none); {}: no header."""
     names = [name.strip().lower() for name in header]
     columns = {key: next((names.index(name) for name in known if name in names), -1) for key, known in COLUMNS.items()}
     return columns if min(columns["image"], columns["text"]) >= 0 else {}

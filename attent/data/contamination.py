@@ -1,8 +1,4 @@
-"""Test set contamination: which test sentences occur in the training data.
-
-Texts are compared by their words, case-folded and without spaces and punctuation. The test set is indexed and the
-training data streamed in chunks.
-"""
+"""Test set contamination: test sentences in streamed training data, but for case, spaces and punctuation."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ MATCH_KINDS = ("pair", "source", "target")
 
 @dataclass(frozen=True)
 class ContaminationMatch:
-    """A test sentence and an equal training line."""
-
     kind: str  # one of MATCH_KINDS
     test: Pair
     train: Pair
@@ -62,10 +56,7 @@ def _fold_table() -> npt.NDArray[np.uint32]:
 
 
 def fold_texts(texts: Sequence[str]) -> list[str]:
-    """Return the case-folded words of each text, with spaces instead of punctuation.
-
-    All texts at once with NumPy, in a third of the time of single strings.
-    """
+    """Return the case-folded words of each text, without punctuation: all at once with NumPy, three times as fast."""
     joined = "\n".join(texts)
     if joined.count("\n") >= max(len(texts), 1):  # a text contains newlines
         joined = "\n".join([text.replace("\n", " ") for text in texts])
@@ -117,7 +108,6 @@ class ContaminationChecker:
                         self._lines[kind][key] = line
 
     def compute(self) -> Contamination:
-        """Return the counts so far, with some examples of each kind."""
         matches: dict[str, list[ContaminationMatch]] = {kind: [] for kind in MATCH_KINDS}
         short_matches = 0
         for pair, keys in zip(self.pairs, self._folded, strict=True):

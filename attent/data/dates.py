@@ -75,7 +75,6 @@ def get_folder_name(languages: LanguagePair) -> str:
 
 
 def write_corpus(folder: Path, languages: LanguagePair, sizes: Mapping[str, int] = SPLIT_SIZES) -> None:
-    """Write train.tsv, valid.tsv and test.tsv: text, tab, ISO date, no header."""
     tag = _get_requested_tag(languages)
     tags = (tag,) if tag else LANGUAGE_TAGS
     for split, size in sizes.items():
@@ -84,7 +83,6 @@ def write_corpus(folder: Path, languages: LanguagePair, sizes: Mapping[str, int]
 
 
 def _get_requested_tag(languages: LanguagePair) -> str | None:
-    """Return the only requested language, or None for all."""
     if languages.target is not None and normalize_tag(languages.target) != "iso":
         raise CorpusError(f"dates: the target side is ISO 8601, not `{languages.target}`; leave --tgt out, or give iso")
     if languages.source is None:
@@ -99,7 +97,6 @@ def _get_requested_tag(languages: LanguagePair) -> str | None:
 
 
 def generate_pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (text, ISO date) for every date of a split."""
     for date in _split_dates()[split]:
         yield from ((text, date.isoformat()) for text in _generate_texts(date, tags))
 
@@ -120,7 +117,6 @@ def _generate_texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
 
 @cache
 def _split_dates() -> dict[str, list[datetime.date]]:
-    """Return the dates of each split, shuffled by their hashes."""
     days = (FIRST_DATE + datetime.timedelta(days=number) for number in range((LAST_DATE - FIRST_DATE).days + 1))
     splits: dict[str, list[datetime.date]] = {"train": [], "valid": [], "test": []}
     for date in sorted(days, key=lambda date: hash_bytes(str(date).encode())):

@@ -29,7 +29,6 @@ class Diagnostic:
 
 
 def diagnose(report: CorpusReport) -> tuple[Diagnostic, ...]:
-    """Return all diagnostics of a report, the most severe first."""
     checks = (_diagnose_reading, _diagnose_test_sets, _diagnose_pairs, _diagnose_size)
     diagnostics = [diagnostic for check in checks for diagnostic in check(report)]
     if not any(diagnostic.severity == 2 for diagnostic in diagnostics):
@@ -38,7 +37,6 @@ def diagnose(report: CorpusReport) -> tuple[Diagnostic, ...]:
 
 
 def to_json(report: CorpusReport) -> dict[str, Any]:
-    """Return the report and its diagnostics as plain data, keyed by field names."""
     return {"diagnostics": _to_plain(diagnose(report)), **_to_plain(report)}
 
 
@@ -95,7 +93,6 @@ def list_ignored_files(corpora: Sequence[CorpusSummary]) -> list[str]:
 
 
 def format_names(names: Sequence[str], max_names: int = 3) -> str:
-    """Join the first names and the number of further ones."""
     more = len(names) - max_names
     return _join_phrases([*names[:max_names], f"{more:,} more"] if more > 0 else list(names))
 

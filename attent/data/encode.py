@@ -37,8 +37,6 @@ TEXT_DTYPE = "<u4"
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingConfig:
-    """Everything that determines the token ids of a corpus."""
-
     tokenizer: Tokenizer
     filters: FilterConfig = field(default_factory=FilterConfig)
     language_tags: bool = False  # prefix each source with the tag of its target language, <2de>
@@ -53,15 +51,12 @@ class EncodingConfig:
 
 
 def format_location(location: int, files: Sequence[str]) -> str:
-    """Return a location as `corpus.tsv:1234`."""
     file, line = divmod(location, 1 << LINE_BITS)
     return f"{files[file]}:{line}"
 
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """Some pairs as arrays, in corpus order, and those that the filters dropped."""
-
     keys: Array  # equal for equal pairs
     locations: Array
     source: EncodedSentences
@@ -124,7 +119,6 @@ class BlockEncoder:
 def learn_tokenizer(
     corpora: Sequence[Corpus], config: TokenizerConfig | None = None, *, language_tags: bool = False, seed: int = 0
 ) -> Tokenizer:
-    """Train a tokenizer on a sample of these corpora, with a tag for each target language if requested."""
     languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if language_tags else {}
     pairs = [(entry for corpus in corpora for entry in corpus if isinstance(entry, Pair)) for _ in range(2)]
     sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
@@ -133,7 +127,6 @@ def learn_tokenizer(
 
 
 def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
-    """Learn the languages of these corpora from their first pairs; None if a language is unknown or has no words."""
     sides: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for corpus in corpora:
         if corpus.languages.source is None or corpus.languages.target is None:
@@ -150,8 +143,7 @@ def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:
 def encode_corpus(
     corpus: Corpus, config: EncodingConfig, file_table: dict[str, int], tally: ReasonTally[str], workers: int
 ) -> Iterator[EncodedBlock]:
-    """Yield the corpus as encoded blocks, in order. The first few are encoded here: a small corpus needs no workers.
-    `file_table` numbers the files as they occur."""
+    """Yield the corpus as encoded blocks, in order, the first few by this process; `file_table` numbers the files."""
     pairs = _iter_pairs(corpus, tally)
     sample = list(islice(pairs, FILTER_SAMPLE_SIZE))
     pair_filter = PairFilter.from_sample(config.filters, corpus.languages, sample)
@@ -177,7 +169,6 @@ def _iter_pairs(corpus: Corpus, tally: ReasonTally[str]) -> Iterator[Pair]:
 def _iter_blocks(
     pairs: Iterable[Pair], file_table: dict[str, int]
 ) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
-    """Yield index, sources, targets and locations of each block."""
     pairs = iter(pairs)
     for index in count():
         if not (block := list(islice(pairs, BLOCK_PAIRS))):
@@ -192,7 +183,6 @@ def _stable_hash(key: object, size: int) -> int:
 
 
 def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
-    """Encode short texts without special tokens."""
     encoder = BulkEncoder(vocabulary, TEXT_DTYPE)
     blocks = [encoder.encode(texts[start : start + BLOCK_TEXTS]) for start in range(0, len(texts), BLOCK_TEXTS)]
     ids, lengths = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("ids", "lengths"))
@@ -201,7 +191,6 @@ def encode_lines(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentenc
 
 
 def encode_documents(texts: Sequence[str], vocabulary: Vocabulary) -> EncodedSentences:
-    """Encode texts of any length without special tokens."""
     return EncodedSentences.from_lists([list(iter_document_ids(text, vocabulary)) for text in texts], TEXT_DTYPE)
 
 
@@ -216,8 +205,7 @@ def iter_document_ids(text: str, vocabulary: Vocabulary) -> Iterator[int]:
 
 
 def _iter_chunks(text: str) -> Iterator[str]:
-    """Split before newlines. SentencePiece starts every text with a space, which is a token of its own before a
-    newline: all chunks but the first drop their first id."""
+    """Split before newlines. SentencePiece adds a space, a token before a newline: later chunks drop their first id."""
     start = 0
     while start < len(text):
         stop = text.find("\n", start + CHUNK_CHARS)
@@ -245,7 +233,6 @@ def truncate_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSente
 
 
 def split_long_texts(sentences: EncodedSentences, max_tokens: int) -> EncodedSentences:
-    """Split texts of more than `max_tokens` ids into parts of about equal length."""
     counts = np.maximum(1, -(-sentences.lengths // max_tokens))
     part = index_in_group(counts)
     lengths, num_parts = np.repeat(sentences.lengths, counts), np.repeat(counts, counts)

@@ -1,8 +1,4 @@
-"""Content hashes of files, cached until a file changes.
-
-The cache key is path, size, mtime and ctime. `cp -p` and `touch` cannot set back the ctime, so that every change of
-content is noticed.
-"""
+"""Content hashes of files, cached by path, size, mtime and ctime (which `cp -p` and `touch` cannot set back)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ MAX_ENTRIES = 1000
 
 
 def hash_file(path: Path, cache_file: Path) -> str:
-    """Return a checksum of the content of `path`, from `cache_file` if the file is unchanged."""
     stamp = stamp_file(path)
     hashes: dict[str, str] = {}
     with suppress(OSError, ValueError):

@@ -102,8 +102,6 @@ def weighted_length(text: str) -> int:
 
 
 class _ScriptCheck:
-    """Checks one side against its expected scripts."""
-
     def __init__(self, scripts: Scripts | None) -> None:
         foreign = script_table.SCRIPT_LETTERS.keys() - scripts if scripts else set()  # unknown: nothing is foreign
         self.own_letters = script_table.compile_letter_pattern(scripts or frozenset())
@@ -183,10 +181,7 @@ class PairFilter:
 
 
 def measure_typical_ratio(sample: Sequence[Pair]) -> float:
-    """Return the median ratio of target to source length, or 1.0 if it is in the range of translations.
-
-    Pairs with an empty side say nothing about the others and do not count.
-    """
+    """Return the median ratio of target to source length of pairs without an empty side, or 1.0 if it is usual."""
     texts = [(source, target) for p in sample if (source := p.source.strip()) and (target := p.target.strip())]
     lengths = [[weighted_length(text) + RATIO_SMOOTHING for text in pair] for pair in texts]
     ratio = median(target / source for source, target in lengths) if lengths else 1.0

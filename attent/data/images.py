@@ -1,10 +1,6 @@
 """Labeled images as bytes of one size: idx files (MNIST and the like), or a folder of image files per class.
 
-    a folder of train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-... (the test split)
-    cat/*.jpg dog/*.jpg ...      or with splits: train/cat/*.jpg valid/cat/*.jpg test/cat/*.jpg
-
-Image files are decoded once into a memory-mapped array, which is cached by their path, size and times; they need
-Pillow. Idx files are read into memory. Batches and augmentation are in `attent.training.tasks.image_classification`.
+Image files (by Pillow) are decoded once into a memory-mapped array, cached by path, size and times.
 """
 
 from __future__ import annotations
@@ -91,8 +87,6 @@ class IdxSplit:
 
 @dataclass(frozen=True)
 class FolderSplit:
-    """A folder with a subfolder per class."""
-
     name: str
     folder: Path
     classes: tuple[str, ...]
@@ -104,8 +98,6 @@ ImageSplit = IdxSplit | FolderSplit
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Images and their labels."""
-
     name: str
     pixels: Array = field(repr=False)  # (N, C, S, S), uint8
     labels: Array = field(repr=False)  # (N,), indices of `class_names`
@@ -118,7 +110,6 @@ class ImageDataset:
         return len(self.pixels) if self.indices is None else len(self.indices)
 
     def take(self, indices: Array) -> tuple[Array, Array]:
-        """Return pixels and labels of some images."""
         rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
@@ -134,7 +125,6 @@ class ImageDataset:
 
 
 def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
-    """Return the splits of a dataset by train, valid and test; one without splits is `train`."""
     root = Path(data_path).expanduser()
     if root.is_file():
         return {"train": open_idx_split(root)}
@@ -193,7 +183,6 @@ def open_idx_split(images: Path) -> IdxSplit:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the image files in a folder and its subfolders."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
@@ -260,14 +249,12 @@ def read_image(path: str | Path, shape: ImageShape) -> Tensor:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress Pillow's warnings, as of too many pixels, which are checked here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def read_pixels(path: Path, shape: ImageShape) -> Array:
-    """Return an image as (C, S, S) of uint8."""
     with open_image(path) as image:
         try:
             return convert_to_pixels(image, shape)
@@ -282,7 +269,6 @@ def read_pixels(path: Path, shape: ImageShape) -> Array:
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Any]:
-    """Open an image file; only its header is read."""
     Image = import_pillow()
     try:
         image = Image.open(path)
@@ -334,10 +320,7 @@ def convert_channels(image: Any, channels: int) -> Any:
 
 
 def resize_image(image: Any, shape: ImageShape) -> Any:
-    """Resize an image, squashed or by its shorter side, and crop the center.
-
-    Both are done in one step: the same pixels but for rounding, without a larger image in between.
-    """
+    """Resize an image, squashed or by its shorter side with a center crop, in one step without a larger one between."""
     (width, height), side, resized = image.size, shape.size, shape.resize_to or shape.size
     if (width, height) == (side, side) == (resized, resized):
         return image

@@ -1,7 +1,4 @@
-"""Parallel text in memory, stored as JSON Lines for the corpus readers: pairs, dicts, data frames, `datasets.Dataset`.
-
-Neither pandas nor `datasets` is imported: a table is an object with named columns.
-"""
+"""Parallel text in memory (pairs, dicts, tables with named columns), stored as JSON Lines for the corpus readers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Texts with labels, from .tsv or .jsonl files.
-
-    sentence<TAB>label        a header names the columns: text, sentence or question; label or class
-    A fine film.<TAB>1        without one, the column with fewer different values is the label
-    {"text": ..., "label": ...}
-
-Numbers, true and false are labels by their spelling. Labels of pairs of texts are not supported.
-"""
+"""Texts with labels, from .tsv (with a header, or label columns found by their values) or .jsonl files."""
 
 from __future__ import annotations
 

@@ -61,10 +61,7 @@ def _fit_pools(source: Array, target: Array, capacity: RowCapacity, pool_size: i
 
 
 def _fit_rows(source: Array, target: Array, capacity: RowCapacity) -> Array:
-    """Return the row within its pool of each pair: needs (pools, pairs), longest first -> rows (pools, pairs).
-
-    An empty row has the most space left, so it is used only if no other fits.
-    """
+    """Return each pair's row in its pool: needs (pools, pairs), longest first; an empty row only if no other fits."""
     pools, pairs = source.shape
     min_rows = max(source.sum(1).max() / capacity.source, target.sum(1).max() / capacity.target)
     shape = (pools, int(1.05 * min_rows) + 2)

@@ -106,17 +106,13 @@ class LanguagePair:
         return LanguagePair(self.target, self.source)
 
     def is_reversed(self, declared: LanguagePair) -> bool | None:
-        """True if a file from `declared.source` to `declared.target` must be read backwards; None if it does not match.
-
-        An open side on either hand matches any language; the direction with more known matches wins.
-        """
+        """True if a file must be read backwards, False if not, None if no side matches; the most known matches win."""
         forward, backward = self._count_matches(declared), self._count_matches(declared.swap())
         if forward is None and backward is None:
             return None
         return forward is None or (backward is not None and backward > forward)
 
     def _count_matches(self, declared: LanguagePair) -> int | None:
-        """Return the number of sides that are known and match; None if a side differs."""
         sides = ((self.source, declared.source), (self.target, declared.target))
         return sum(None not in side for side in sides) if all(_is_compatible(*side) for side in sides) else None
 
@@ -136,7 +132,6 @@ class LanguagePair:
         return f"no {missing} side" if missing else "not two languages"
 
     def make_mismatch_error(self, name: str, available: Iterable[str]) -> LanguageMismatchError:
-        """Return the error for a file in which no unit has the requested languages."""
         seen = sorted({escape_invisible(normalize_tag(tag)) for tag in available})
         listed = ", ".join(seen[:MAX_LISTED]) + (" and more" if len(seen) > MAX_LISTED else "")
         requested = " and ".join(self.tags)

@@ -86,8 +86,6 @@ Option = TypeVar("Option")
 
 
 class _Draws:
-    """Choices from a table, by hashes of a number."""
-
     def __init__(self, number: int) -> None:
         self.number, self.count = number, 0
 
@@ -97,7 +95,6 @@ class _Draws:
 
 
 def write_corpus(folder: Path) -> None:
-    """Write train.tsv, valid.tsv and test.tsv with the header `en<TAB>de`."""
     pairs = generate_pairs()
     for split, size in SPLIT_SIZES.items():
         with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
@@ -106,7 +103,6 @@ def write_corpus(folder: Path) -> None:
 
 
 def generate_pairs() -> Iterator[tuple[str, str]]:
-    """Yield distinct sentence pairs without end."""
     seen: set[str] = set()
     for number in count():
         source, target = _make_sentence(_Draws(number))

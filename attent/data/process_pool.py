@@ -25,8 +25,7 @@ WORKER_BYTES = 2**28  # of memory, ample for a process that encodes
 
 
 def count_free_workers() -> int:
-    """Return the processes that the cores, less two for the caller, and half of the free memory allow, at least 1.
-    The processes that torchrun started on this machine share them."""
+    """Return the processes, at least 1, that the free cores and half of the memory allow, shared by torchrun's."""
     allowed = min(count_usable_cores() - 2, measure_memory()[1] // 2 // WORKER_BYTES)
     return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -47,7 +46,6 @@ def map_in_order(function: Callable[..., Result], tasks: Iterable[tuple[Any, ...
 
 
 def start_pool(function: Callable[..., Any], workers: int) -> ProcessPoolExecutor:
-    """Return a pool for `submit_task`. `function` is sent to each process once; it must be picklable."""
     return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_init_worker, initargs=(function,))
 
 

@@ -1,7 +1,4 @@
-"""Corpus reports: one pass over the pairs in constant memory, as `attent data` prints it before training.
-
-Every count is exact. `diagnostics` turns a report into advice, `report_text` into text for a terminal.
-"""
+"""Corpus reports: one pass over the pairs in constant memory, with exact counts."""
 
 from __future__ import annotations
 
@@ -31,8 +28,6 @@ MAX_COUNTED_LENGTH = 1 << 16  # of the length histogram
 
 @dataclass(frozen=True)
 class Finding:
-    """Lines with the same problem."""
-
     name: str  # a filter of FILTER_ORDER, or the reason why a line is no pair
     count: int
     examples: tuple[Pair, ...] = ()  # with excerpts of their texts; of a line that is no pair, as the source
@@ -141,10 +136,7 @@ def summarize_lengths(unit: str, counts: CountArray) -> LengthStats:
 
 
 class CorpusSurvey:
-    """Statistics of corpora, updated chunk by chunk.
-
-    `per_target`: with several target languages, a pair is a duplicate only within one language.
-    """
+    """Statistics of corpora, chunk by chunk; `per_target`: a pair is a duplicate only within one target language."""
 
     def __init__(
         self, *, keep_all: bool = False, per_target: bool = False, test_sets: Sequence[ContaminationChecker] = ()
@@ -233,12 +225,10 @@ class CorpusSurvey:
 
     @property
     def kept_pairs(self) -> int:
-        """Pairs that training would see."""
         return self.pairs_read if self.keep_all else self.pairs_read - self._dropped.counts.total()
 
 
 def _iter_chunks(entries: Iterable[Pair | BadLine]) -> Iterator[list[Pair | BadLine]]:
-    """Yield the entries in chunks; on an error, first those before it."""
     chunk: list[Pair | BadLine] = []
     try:
         for entry in entries:
@@ -273,7 +263,6 @@ def survey_corpora(
     keep_all: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[CorpusSurvey, list[str], CorpusError | OSError | None]:
-    """Read all corpora, or up to an error; return also the corpora left unread and the error."""
     targets = {corpus.languages.target for corpus in corpora} - {None}
     survey = CorpusSurvey(keep_all=keep_all, per_target=len(targets) > 1, test_sets=test_sets)
     for i, corpus in enumerate(corpora, start=1):
@@ -285,7 +274,6 @@ def survey_corpora(
 
 
 def find_test_sets(corpora: Sequence[Corpus], test_corpora: Sequence[Corpus] = ()) -> list[ContaminationChecker]:
-    """Return the test sets to check: those that were named, and those in the folders of the corpora."""
     test_sets = []
 
     def add(test: Corpus, split: str, with_languages: bool) -> None:

@@ -33,7 +33,6 @@ FILTER_LABELS = {
 
 
 def render_report(report: CorpusReport) -> str:
-    """Return the report as text in the width of the terminal."""
     console = Console(highlight=False)
     console.width = min(console.width, MAX_WIDTH) if console.is_terminal else PIPE_WIDTH
     with console.capture() as capture:
@@ -161,7 +160,6 @@ def _render_test_set(overlap: Contamination) -> RenderableType:
 
 
 def _render_match(match: ContaminationMatch) -> list[Text]:
-    """Render the matching side of the test sentence and of the training line."""
     side = "target" if match.kind == "target" else "source"
     locations = _format_location(match.test, side), _format_location(match.train, side)
     width = max(map(cell_len, locations))

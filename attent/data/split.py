@@ -66,7 +66,6 @@ def hold_out(corpora: Sequence[Corpus], num_pairs: int, seed: int) -> tuple[list
 
 
 def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
-    """Return a sentence for the log."""
     splits = [corpus.split for corpus in train if corpus.split]
     total = sum(split.corpus_pair_count for split in splits)
     num_held_out = sum(corpus.split.pair_count for corpus in held_out if corpus.split)
@@ -102,7 +101,6 @@ class _PairKeys(NamedTuple):
 
     @property
     def nonempty_mask(self) -> BoolArray:
-        """True where both sides have text."""
         return (self.source != EMPTY_KEY) & (self.target != EMPTY_KEY)
 
 
@@ -179,15 +177,11 @@ class _HeldOutKeys:
 
 
 def _is_in_sorted(keys: KeyArray, sorted_keys: KeyArray) -> BoolArray:
-    """Return which keys are in `sorted_keys`. np.isin would sort the keys, which are many."""
     return search_sorted(sorted_keys, keys)[1]
 
 
 def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys | None:
-    """Choose the sources to hold out; None if there are fewer than two.
-
-    Targets may be shared with training only if too little could be held out otherwise.
-    """
+    """Choose the sources to hold out; None if fewer than two. Targets may be shared only if there are too few."""
     nonempty = keys.select(keys.nonempty_mask)
     candidates = np.unique(nonempty.source)
     salt = np.frombuffer(blake2b(str(seed).encode(), digest_size=8).digest(), "<u8").astype(np.uint64)
@@ -214,7 +208,6 @@ def _choose_held_out(keys: _PairKeys, num_pairs: int, seed: int) -> _HeldOutKeys
 
 
 def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
-    """Return how often each of the unique keys occurs among the keys."""
     order = np.argsort(unique_keys)
     indices, is_found = search_sorted(unique_keys[order], keys)
     counts = np.empty(len(unique_keys), np.int64)
@@ -223,10 +216,7 @@ def _count_keys(unique_keys: KeyArray, keys: KeyArray) -> CountArray:
 
 
 def _count_shared_texts(sources: KeyArray, keys: _PairKeys) -> CountArray:
-    """Return for each source how many pairs of other sources share one of its texts and would be excluded with it.
-
-    A pair that shares two texts counts twice, which happens only if targets of one are sources of another.
-    """
+    """Return for each source how many pairs of other sources would be excluded, twice if they share both texts."""
     own = keys.select(_is_in_sorted(keys.source, np.sort(sources)) & keys.nonempty_mask)
     _, first, count = np.unique(combine_keys(own.source, own.target), return_index=True, return_counts=True)
     own = own.select(first)

@@ -114,7 +114,6 @@ class WindowLoader(PrefetchLoader[LabeledBatch]):
         return starts[order], stops[order]
 
     def draw_offset(self, epoch: int) -> int:
-        """Return by how much the first window of a document is shorter."""
         return 0 if self.fixed else int(random_bits(1, (self.seed, epoch, OFFSET_STREAM))[0] % self.window_size)
 
     def cut_windows(self, epoch: int) -> tuple[Array, Array]:
@@ -258,8 +257,6 @@ def _choose_positions(keys: Array, is_regular: Array, max_labels: int) -> tuple[
 
 @dataclass(frozen=True)
 class TextLabeler:
-    """Text classification: one label per text."""
-
     labels: Array  # by index of the text
 
     def __call__(

@@ -31,7 +31,6 @@ def split_batches(indices: Iterable[int], lengths: Sequence[int], batch_tokens: 
 
 
 def pad_token_ids(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> tuple[Tensor, Tensor]:
-    """Return token ids (B, T) and lengths (B,)."""
     lengths = [len(row) for row in rows]
     padded = [[*row, *[pad] * (max(lengths) - len(row))] for row in rows]
     return torch.tensor(padded, device=device), torch.tensor(lengths, device=device)

@@ -50,11 +50,9 @@ class Captioner:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages to choose from by `to`; none if the model has only one."""
         return self.tokenizer.target.tags
 
     def resolve_language(self, to: str | None) -> str | None:
-        """Check the language of captions: one of several, or None."""
         return resolve_target_lang(to, self.languages, Path(self.name))
 
     def read_image(self, file: str | Path) -> Tensor:

@@ -1,7 +1,4 @@
-"""Ensembles: models with one vocabulary whose probabilities are averaged at each step.
-
-An ensemble is a `StepModel`, so that search treats it as a single model.
-"""
+"""Ensembles: models with one vocabulary, whose probabilities are averaged at each step, searched as one `StepModel`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Forced decoding: the log-probability that a model gives to each token of given translations, in one pass.
-
-There is no search: it scores what a search found or what a person wrote. `alignment` uses the same batches.
-"""
+"""Forced decoding: the log-probability that a model gives to each token of given translations, in one pass."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class TargetScores:
 
     @property
     def length(self) -> int:
-        """In tokens, with the end."""
         return len(self.log_probs)
 
     @property
@@ -92,10 +88,7 @@ def score_token_ids(
     batch_tokens: int = BATCH_TOKENS,
     suppressed_tokens: Sequence[int] = (),
 ) -> list[list[float]]:
-    """Return the log-probability of each token of each target, which contains its end token unless it was truncated.
-
-    Suppressed tokens have no share in the probabilities, except where the target contains one.
-    """
+    """Return each target token's log-probability, in which suppressed tokens share only if the target contains them."""
     log_probs: list[list[float]] = [[] for _ in sources]
     with eval_mode(model), torch.no_grad():
         for indices in batch_pairs(sources, targets, batch_tokens):
@@ -130,7 +123,6 @@ def encode_pairs(
     to: str | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[EncodedPair]:
-    """Tokenize both sides, truncated to a batch of one pair (`batch_tokens`) and to the model's positions."""
     if batch_tokens < 2:
         raise AttentError(f"`batch_tokens` must be 2 or more, but is {batch_tokens}")
     positions = (model.encoder.positions, model.decoder.positions)
@@ -182,7 +174,6 @@ class TeacherForcingBatch:
         )
 
     def compute_states(self, model: Seq2Seq) -> Tensor:
-        """Return the decoder's output states, (B, Tt, E)."""
         memory = model.encode(self.source, self.source_lengths)
         return model.decode(self.decoder_input, memory, self.target_lengths)
 

@@ -83,7 +83,6 @@ class Glossary:
         return tuple(translations)
 
     def _match_longest(self, text: str, word: re.Match[str]) -> tuple[GlossaryEntry | None, int]:
-        """Return the longest term that starts with this word, and where to continue."""
         start = word.start()
         if _is_word_boundary(text[max(start - 1, 0) : start], text[start]):
             for length in self._term_lengths.get(word[0], ()):
@@ -96,14 +95,12 @@ class Glossary:
 
     @cached_property
     def _spellings(self) -> dict[str, GlossaryEntry]:
-        """Entries by spelling; a spelling of the file takes precedence over a capitalized one."""
         lower = [entry for entry in self.entries if entry.term == entry.term.lower()]
         capital = {entry.term[:1].upper() + entry.term[1:]: entry for entry in lower}
         return {**capital, **{entry.term: entry for entry in self.entries}}
 
     @cached_property
     def _term_lengths(self) -> dict[str, list[int]]:
-        """Lengths of the terms by their first word, longest first."""
         lengths: dict[str, set[int]] = {}
         for term in self._spellings:
             word = _WORD.match(term)
@@ -136,7 +133,6 @@ def _shorten_line(columns: list[str]) -> str:
 
 
 def _normalize_text(text: str) -> str:
-    """Compose characters (NFC) and collapse whitespace."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 

@@ -88,10 +88,7 @@ def open_input(file: Path | None, stdin: BinaryIO) -> AbstractContextManager[Bin
 
 
 def build_line_source(stream: BinaryIO, file: Path | None, *, text_only: bool = False) -> LineSource:
-    """Return the lines of a file, decompressed if needed, or of standard input.
-
-    With `text_only`, other formats are refused: at once if it is a file, else when its first lines arrive.
-    """
+    """Return the lines of a file, maybe compressed, or of standard input; `text_only` refuses other formats."""
     size = get_file_size(stream)
     chunks: Iterator[bytes]
     if file is None:
@@ -233,6 +230,5 @@ def check_text(value: Any, key: str, location: str) -> str:
 
 
 def read_strings(value: Any, key: str, location: str) -> tuple[str, ...]:
-    """Return a string or a list of strings as a tuple."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(check_text(item, key, location) for item in values)

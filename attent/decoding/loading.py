@@ -34,7 +34,6 @@ def check_model_exists(folder: Path) -> None:
 def resolve_device_and_dtype(
     device: str | torch.device | None, dtype: str | None
 ) -> tuple[torch.device, torch.dtype | None]:
-    """Return the named device, by default the fastest, and the named dtype."""
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}, but is {dtype!r}")
     placed = device if isinstance(device, torch.device) else choose_device(device)
@@ -42,10 +41,7 @@ def resolve_device_and_dtype(
 
 
 def load_tokenizer(folder: Path, src: str | None = None, tgt: str | None = None) -> Tokenizer:
-    """Load the tokenizer, verified by the manifest if the folder has one.
-
-    A model of many languages needs a source and a target language; by default those of its training run.
-    """
+    """Load the tokenizer, verified if there is a manifest; by default for the languages of the training run."""
     data, tokenizer = read_data_settings(folder), read_tokenizer(folder) or Tokenizer.load(folder)
     return tokenizer.bind_languages(src or data.get("src"), tgt or data.get("tgt"))
 
@@ -79,7 +75,6 @@ def resolve_target_lang(to: str | None, known: tuple[str, ...], model: Path) -> 
 
 
 def compute_max_rows(row_bytes: int, device: torch.device, cpu_limit: int, limit: int) -> int:
-    """Return how many rows of a batch fit into memory."""
     if device.type == "cpu":
         return min(cpu_limit, CPU_MAX_BYTES // row_bytes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else DEFAULT_FREE_BYTES

@@ -1,6 +1,4 @@
-"""Texts with masks: a written mask (BERT) or sentinel (T5) becomes its id, and the words around it are tokenized as in
-any text.
-"""
+"""Texts with masks: a written mask (BERT) or sentinel (T5) becomes its id, the words around it as in any text."""
 
 from __future__ import annotations
 
@@ -62,7 +60,6 @@ class MaskTokens:
         return MaskedText(tuple(self._pattern.split(text)), tuple(token for token in mask_ids if token is not None))
 
     def encode(self, masked_text: MaskedText) -> list[int]:
-        """Tokenize without special tokens around the text."""
         if not masked_text.mask_ids:
             return self.vocabulary.encode([masked_text.segments[0]])[0]
         is_sentencepiece = isinstance(self.vocabulary, SentencePieceVocabulary)
@@ -74,8 +71,7 @@ class MaskTokens:
         return first + [token for mask, ids in zip(masked_text.mask_ids, rest, strict=True) for token in (mask, *ids)]
 
     def _encode_whole(self, masked_text: MaskedText) -> list[int]:
-        """Tokenize the whole text with a placeholder for each mask, as for SentencePiece: a space belongs to the word
-        after it, and the start of a text counts as a space."""
+        """Tokenize with a placeholder for each mask, as for SentencePiece: a space belongs to the word after it."""
         placeholder, mask_ids = self._placeholder_ids, iter(masked_text.mask_ids)
         segments = [segment.replace(PLACEHOLDER, " ") for segment in masked_text.segments]
         ids = self.vocabulary.encode([PLACEHOLDER.join(segments)])[0]

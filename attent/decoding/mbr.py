@@ -20,11 +20,7 @@ MAX_TABLE_CELLS = 2**22  # of the largest table in memory
 
 
 def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | None = None) -> Floats:
-    """Return the mean chrF (0 to 100) of each candidate with every candidate, itself included, as reference.
-
-    weights  probability of each reference, in any unit: None for samples, whose frequency says it;
-             `normalize_log_probs` for an n-best list
-    """
+    """Return each candidate's mean chrF, 0 to 100, with all as references; `weights` in any unit, None: equal."""
     values = np.ones(len(candidates)) if weights is None else np.asarray(weights, np.float64)
     ids = {text: i for i, text in enumerate(dict.fromkeys(candidates))}  # many samples are equal
     text_ids = np.array([ids[text] for text in candidates])
@@ -33,7 +29,6 @@ def compute_expected_chrf(candidates: Sequence[str], weights: Sequence[float] | 
 
 
 def normalize_log_probs(log_probs: Sequence[float]) -> list[float]:
-    """Return probabilities that sum to 1."""
     values = np.asarray(log_probs, np.float64)
     probabilities = np.exp(values - values.max(initial=-np.inf))
     return [float(p) for p in probabilities / probabilities.sum()]
@@ -77,9 +72,7 @@ def _count_overlaps(texts: Sequence[str]) -> Iterator[tuple[Ints, Floats]]:
 
 
 def _count_shared(grams: Ints, rows: Ints, counts: Ints, totals: Ints) -> Floats:
-    """Return (N, N) sums of the smaller count of each n-gram. As min(a, b) is the number of t with a >= t and b >= t,
-    they are products of 0/1 matrices, one for each t.
-    """
+    """Return (N, N) sums of min(a, b), the number of t with a >= t and b >= t: products of 0/1 matrices."""
     N = len(totals)
     shared = np.zeros((N, N))
     while len(grams):

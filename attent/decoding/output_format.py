@@ -1,14 +1,4 @@
-"""Format translations as lines: text, Moses n-best lists, Pharaoh alignments, TSV, JSON lines.
-
-One translation is one line, or `n_best` lines:
-
-    text                    hyp
-    text with score         score<TAB>hyp
-    text with alignment     hyp ||| 0-0 1-2
-    text, n-best            index ||| hyp ||| score          (from 0, as in Moses)
-    tsv                     src<TAB>hyp, then <TAB>score and <TAB>alignment if requested
-    json                    {"src": ..., "hyp": ..., "score": ..., "log_prob": ..., "tokens": ..., "finished": ..., ...}
-"""
+"""Format translations as lines: text, Moses n-best lists, Pharaoh alignments, TSV, JSON lines."""
 
 from __future__ import annotations
 
@@ -36,8 +26,6 @@ _LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFormat:
-    """The fields and the layout of the output; `score_formula` is written to JSON."""
-
     type: OutputType = "text"
     n_best: int = 1
     with_score: bool = False

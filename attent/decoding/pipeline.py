@@ -44,8 +44,6 @@ MAX_WORKERS = 6  # as many keep the fastest search of an H200 busy
 
 
 class LineProgress(Protocol):
-    """Receives progress and messages for the user."""
-
     def update(self, lines: int, done_bytes: int, total_lines: int | None = None) -> None: ...
 
     def print_message(self, message: str) -> None: ...
@@ -113,7 +111,6 @@ class TranslationPipeline:
         )
 
     def translate_n_best(self, lines: Sequence[Line], first_index: int) -> list[list[str]]:
-        """Return the n-best texts of each line; none for a line whose constraints cannot be met."""
         try:
             translations = self.translate(lines, first_index)
         except ValueError:
@@ -156,7 +153,6 @@ def get_texts(lines: Sequence[Line]) -> list[str]:
 
 
 def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
-    """Warn if the texts look like another language than the model's source."""
     if problem := pipeline.translator.describe_wrong_language(texts):
         progress.print_message(f"warning: {problem}")
 
@@ -193,7 +189,6 @@ def iterate_translated_blocks(
 
 @contextmanager
 def start_threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
-    """Yield a thread pool and the event that cancels its work at the end."""
     cancelled, interval = threading.Event(), sys.getswitchinterval()
     pool = ThreadPoolExecutor(count, "attent texts")
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -284,8 +279,6 @@ class PipelineSetup:
 
 
 class RemoteTranslator(Translator):
-    """A translator whose searches run in the main process."""
-
     remote_engine: RemoteEngine
 
     def _build_torch_engine(self, should_stop: StopCheck | None = None) -> Any:

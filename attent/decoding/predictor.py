@@ -1,10 +1,4 @@
-"""Predictions of models that read: words for masks, labels of texts and images, and embeddings.
-
-    predictor = Predictor.load("runs/mlm")
-    predictor.fill(["The [MASK] sat on the mat."])[0].text
-
-Texts run in batches of similar length; results come in the order of the inputs.
-"""
+"""Predictions of models that read: words for masks, labels of texts and images, and embeddings."""
 
 from __future__ import annotations
 
@@ -56,8 +50,6 @@ class FilledText:
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """The best label, and the probabilities of all labels, best first."""
-
     label: str
     probability: float
     probabilities: dict[str, float]
@@ -154,11 +146,9 @@ class Predictor:
         return bool(self._parse_masks(text).mask_ids)
 
     def encode_masked(self, text: str) -> list[int]:
-        """Tokenize a text with masks as `fill` does, without special tokens around it."""
         return self.mask_tokens.encode(self._parse_masks(text))
 
     def _predict_masks(self, rows: Sequence[TokenizedText], top_k: int) -> list[list[tuple[list[int], list[float]]]]:
-        """Return the best tokens and their probabilities for each mask of each row."""
         model = self.model
         assert isinstance(model, TextEncoder)
 
@@ -192,8 +182,7 @@ class Predictor:
         return classifications
 
     def embed(self, items: Sequence[Item], pooling: Pooling = "mean", normalize: bool = False) -> Tensor:
-        """Embed each text or image, (N, E) in float32: the mean of its tokens' states, or the state of its first token;
-        with `normalize` of length 1, so that a dot product is the cosine."""
+        """Embed each item, (N, E) in float32: the mean of its states or the first; `normalize`: of length 1."""
         model = self.model
         if pooling not in ("mean", "class"):
             raise AttentError(f"`pooling` must be mean or class, but is {pooling!r}")
@@ -255,7 +244,6 @@ class Predictor:
 
     @cached_property
     def _max_length(self) -> int | None:
-        """The number of positions of the model; None: unlimited."""
         stack = self.model.decoder if isinstance(self.model, CausalLM) else self.model.encoder
         return stack.positions.max_length
 
@@ -286,7 +274,6 @@ class Predictor:
 
     @property
     def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens before and after a text. A translator's source has only an end; a causal model's text has none."""
         vocabulary = self._vocabulary
         if isinstance(self.model, Seq2Seq):
             return (), (vocabulary.end,)
@@ -323,7 +310,6 @@ class Predictor:
         return [results[index] for index in range(len(rows))]
 
     def _compute_states(self, batch: Sequence[TokenizedText]) -> Tensor:
-        """(B, T, E)"""
         model = self.model
         ids, lengths = pad_token_ids([row.token_ids for row in batch], self.device, self._vocabulary.pad)
         if isinstance(model, TextEncoder):
@@ -336,7 +322,6 @@ class Predictor:
     def _run_images(
         self, items: Sequence[Item], model: VisionTransformer, pooling: Pooling | None = None
     ) -> list[Tensor]:
-        """Return the logits of each image, or with `pooling` its embedding."""
         results: list[Tensor] = []
         with eval_mode(model), torch.inference_mode():
             for start in range(0, len(items), IMAGE_BATCH_SIZE):
@@ -387,7 +372,6 @@ class Predictor:
 
 
 def check_is_list(items: object) -> None:
-    """A string is a sequence too, of characters."""
     if isinstance(items, str | os.PathLike):
         raise AttentError(
             f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]"
@@ -411,7 +395,6 @@ def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling
 
 
 def load_image(item: Item, model: VisionTransformer) -> Tensor:
-    """Return an image (C, S, S) in uint8 from a path, or check a given tensor."""
     config = model.config
     if isinstance(item, str | Path):
         return read_image(item, ImageShape.from_config(config))

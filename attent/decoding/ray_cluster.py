@@ -20,11 +20,7 @@ LOCAL_ENV = {
 
 @contextmanager
 def connect_to_ray(device: DeviceOptions, env: Mapping[str, str] | None = None) -> Iterator[tuple[Any, dict[str, int]]]:
-    """Connect to the cluster at $RAY_ADDRESS, or to a new one on this machine that ends with the block.
-
-    Yields the module `ray` and the resources of a process with a model: its threads, and a GPU if the cluster has one.
-    `env` is added to the environment of the processes.
-    """
+    """Connect to $RAY_ADDRESS or a new local cluster; yield `ray` and the resources of a process with a model."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.update({} if address else LOCAL_ENV | {"RAY_AUTH_TOKEN": secrets.token_hex(32)} | os.environ)
     try:
@@ -42,6 +38,5 @@ def connect_to_ray(device: DeviceOptions, env: Mapping[str, str] | None = None) 
 
 
 def get_reason(problem: object) -> str:
-    """Return the message in the last line of a traceback."""
     line = str(problem).strip().splitlines()[-1]
     return line.partition(": ")[2] or line

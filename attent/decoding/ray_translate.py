@@ -30,8 +30,6 @@ TaskResult = tuple[Task, str | None, list[str]]  # translation, None if the file
 
 
 class BlockWorker:
-    """A process with the model, as a Ray actor."""
-
     def __init__(self, build_pipeline: Callable[[], pipelines.TranslationPipeline]) -> None:
         self._pipeline = build_pipeline()
 
@@ -89,7 +87,6 @@ def run_tasks(
     resources: dict[str, int],
     tasks: Iterator[Task],
 ) -> Iterator[TaskResult]:
-    """Yield the results of tasks as they finish."""
     free = ray.available_resources()
     num_workers = min(int(free.get(name[4:-1].upper(), 0)) // need for name, need in resources.items() if need)
     worker_class = ray.remote(max_restarts=-1, max_task_retries=MAX_RETRIES, **resources)(BlockWorker)
@@ -110,7 +107,6 @@ def run_tasks(
 
 
 def compute_fingerprint(paths: Iterable[Path], options: str) -> str:
-    """Return a hash of options and of the contents of files and model folders."""
     digest = hashlib.sha256(f"{__version__} {options}".encode())
     for path in paths:
         is_listed = (path / MANIFEST_FILE).exists()  # with the hashes of the other files

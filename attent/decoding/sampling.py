@@ -38,12 +38,10 @@ def mix_bits(x: Tensor) -> Tensor:
 
 
 def logical_shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift without sign extension."""
     return (x >> bits) & (2 ** (64 - bits) - 1)
 
 
 def filter_logits(logits: Tensor, sampling: SamplingOptions) -> Tensor:
-    """Mask the tokens that `top_k` and `top_p` exclude."""
     if 0 < sampling.top_k < logits.shape[-1]:
         threshold = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < threshold, NEG_INF)

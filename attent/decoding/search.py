@@ -154,7 +154,6 @@ class HypothesisTensors:
         return HypothesisTensors(gather_beams(self.tokens, indices), *columns)
 
     def to_hypotheses(self, end_id: int) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each source, best first."""
         rows = zip(*(x.tolist() for x in (self.tokens, self.scores, self.log_probs, self.lengths)), strict=True)
         return [[make_hypothesis(end_id, *x) for x in zip(*row, strict=True) if x[1] > NEG_INF] for row in rows]
 
@@ -167,8 +166,6 @@ def make_hypothesis(end_id: int, tokens: list[int], score: float, log_prob: floa
 
 @dataclass(frozen=True, eq=False)
 class BeamState:
-    """The state of a search for B sources with K beams each."""
-
     tokens: Tensor  # (B, K, T), padded with the end token
     log_probs: Tensor  # (B, K) summed over tokens; -inf for an empty beam
     lengths: Tensor  # (B,) tokens of each beam of a source
@@ -202,7 +199,6 @@ class BeamState:
         )
 
     def select_rows(self, rows: Tensor) -> BeamState:
-        """Let row i be what row `rows[i]` was."""
         return map_tensors(lambda x: x.index_select(0, rows), self)
 
     def replace_rows(self, rows: Tensor, new: BeamState) -> BeamState:
@@ -210,7 +206,6 @@ class BeamState:
         return map_tensors(lambda x, y: x.index_copy(0, rows, y), self, new)
 
     def get_next_inputs(self, start_id: int) -> Tensor:
-        """Return the last token of each beam, (B, K)."""
         last = (self.lengths - 1).clamp(min=0)[:, None, None].expand(-1, self.tokens.shape[1], 1)
         return self.tokens.gather(2, last)[:, :, 0].where(self.lengths[:, None] > 0, start_id)
 
@@ -273,8 +268,6 @@ def mask_logits(logits: Tensor, beams: BeamState, context: SearchContext) -> tup
 
 @dataclass(frozen=True, eq=False)
 class StepSelection:
-    """The continuations chosen at a step: those that end and those that stay live."""
-
     finished_parents: Tensor  # (B, M)
     finished_log_probs: Tensor  # (B, M); -inf: none
     parents: Tensor  # (B, K) of those that stay live
@@ -307,8 +300,7 @@ def split_finished(parents: Tensor, tokens: Tensor, log_probs: Tensor, K: int, e
 
 
 def select_diverse(beams: BeamState, logits: Tensor, log_norm: Tensor, context: SearchContext) -> StepSelection:
-    """Diverse beam search (Vijayakumar et al. 2016): a group is penalized for tokens that earlier groups chose at this
-    step. The penalty affects the ranking only, not the log-probabilities that are kept."""
+    """Diverse beam search (Vijayakumar et al. 2016): a penalty, of the ranking only, for tokens of earlier groups."""
     size = context.num_beams // context.beam_groups
     token_counts = torch.zeros_like(logits[:, 0], dtype=torch.float32)
     selections = []
@@ -410,8 +402,7 @@ def find_done_sources(
     finished: HypothesisTensors,
     context: SearchContext,
 ) -> Tensor:
-    """True (B,) where no live beam can enter the n best: a log-probability only falls, and the penalty is most
-    favorable at the maximum length."""
+    """True (B,) where no live beam can enter the n best, even at the maximum length, the most favorable one."""
     best_possible = log_probs.amax(1) / context.compute_score_divisor(max_lengths)
     done = (lengths >= max_lengths) | (best_possible <= finished.scores[:, context.options.n_best - 1])
     if context.options.patience is not None:
@@ -420,7 +411,6 @@ def find_done_sources(
 
 
 def update_active(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return the new values in active rows (B, 1), else the old ones."""
     return torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
@@ -556,14 +546,12 @@ def make_suppressed_tensor(
 
 
 def list_suppressed_tokens(start_id: int, end_id: int, suppressed_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Include the start: no target has it, yet published Marian models would often generate it. Ids below 0 stand for
-    a prompt and are left out."""
+    """Include the start, which published Marian models would often generate. Ids below 0 stand for a prompt."""
     tokens = {token for token in (start_id, *suppressed_tokens) if token >= 0} - {end_id}
     return tuple(sorted(tokens))
 
 
 def is_poll_step(step: int, device: torch.device) -> bool:
-    """True if the host reads from the device after this step."""
     if torch.compiler.is_compiling():
         return False
     return device.type == "cpu" or step % POLL_INTERVAL == POLL_INTERVAL - 1

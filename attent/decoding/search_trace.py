@@ -1,8 +1,4 @@
-"""A beam search recorded step by step: every continuation that was considered, and whether it was kept, finished or
-dropped.
-
-It runs the same functions as `search`, for one source, so that it finds what translating finds.
-"""
+"""A beam search recorded step by step by the functions of `search`: every continuation, and what became of it."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ from attent.decoding.search import (
 
 @dataclass(frozen=True, kw_only=True)
 class TraceNode:
-    """A token that continues its parent."""
-
     index: int
     parent: int | None  # None: the start
     step: int  # from 0
@@ -51,7 +45,6 @@ class SearchTrace:
     last_nodes: tuple[int, ...]  # of each hypothesis
 
     def path_to(self, index: int) -> list[int]:
-        """Return the nodes from the first to this one."""
         path = [index]
         while (parent := self.nodes[path[-1]].parent) is not None:
             path.append(parent)
@@ -78,8 +71,7 @@ def trace_source(
     prompt_ids: Sequence[int] = (),
     check_cancelled: Callable[[], None],
 ) -> SearchTrace:
-    """Record the search for a source (1, ...) as `search_requests` does it. The prompt's tokens after the first, and
-    `context.start_id` if there is one, are nodes before the first step."""
+    """Record the search as `search_requests` does it; prompt tokens and `start_id` are nodes before the first step."""
     beams, state = start_search(model, source, lengths, [request], context, prompt_ids)
     nodes: list[TraceNode] = []
     last_prompt_node: int | None = None

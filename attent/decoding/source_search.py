@@ -1,7 +1,4 @@
-"""Search the text of audio or images: one batch of front-end sources through `search`.
-
-Sources of token ids are searched by the engines instead, which batch them and refill batches.
-"""
+"""Search the text of audio or images: one batch of front-end sources. Engines search sources of token ids instead."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def build_source_context(
 def compute_max_lengths(
     model: Seq2Seq, source: Tensor, lengths: Tensor | None, options: SearchOptions, prefix_length: int
 ) -> list[int]:
-    """Return the maximum target length (with the end token) of each source, within the decoder's positions."""
     if options.max_length is not None:
         max_lengths = [options.max_length] * len(source)
     elif isinstance(model.config.frontend, AudioConfig):
@@ -111,8 +107,7 @@ def add_text(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Hypothesis:
 def compute_audio_frames(
     recordings: Sequence[Tensor], config: AudioConfig, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the source and the lengths of a batch of recordings, each (S,) samples; without lengths if all are padded
-    to the config's fixed frames."""
+    """Return source and lengths of recordings, (S,) samples each; no lengths if padded to the config's frames."""
     samples = torch.nn.utils.rnn.pad_sequence([x.to(device) for x in recordings], batch_first=True)
     compute_frames = LogMelSpectrogram(config.mel_bins).to(device)
     if config.fixed_frames is not None:

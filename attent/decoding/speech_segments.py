@@ -32,8 +32,6 @@ Span = tuple[int, int]  # start and stop
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AudioSegment:
-    """A part of a recording."""
-
     samples: Array
     start: float  # in seconds
     overlap: float = 0.0  # seconds that it shares with the segment before
@@ -45,8 +43,7 @@ class AudioSegment:
 
 
 def iter_segments(blocks: Iterable[Array], max_seconds: float) -> Iterator[AudioSegment]:
-    """Yield the segments of a recording, which is given in blocks. One that is short enough is a segment as a whole,
-    unless it is silent."""
+    """Yield the segments of a recording, given in blocks; a short one, unless it is silent, is one segment."""
     max_frames = count_max_frames(max_seconds)
     buffer, position, previous_stop = np.zeros(0, np.float32), 0, 0
 
@@ -75,8 +72,7 @@ def iter_segments(blocks: Iterable[Array], max_seconds: float) -> Iterator[Audio
 
 
 def cut_finished(samples: Array, max_seconds: float) -> tuple[list[Array], Array]:
-    """Return the finished segments at the start of a growing recording, and the rest. A segment is finished if a pause
-    follows, or if it is as long as possible; without a pause it is cut where it is quietest."""
+    """Return the finished segments of a growing recording, up to a pause or the quietest place, and the rest."""
     max_frames, finished = count_max_frames(max_seconds), []
     while spans := find_segments(samples, max_frames):
         stop = spans[0][1]
@@ -127,8 +123,7 @@ def find_segments(samples: Array, max_frames: int) -> list[Span]:
 
 
 def count_runs_of_segment(runs: list[Span], longest: int) -> int:
-    """Return how many runs of speech make the first segment: up to a pause, or to the longest silence in the second
-    half of the longest possible segment."""
+    """Return the runs of the first segment: up to a pause, or to the longest silence of the second half."""
     count = 1
     while count < len(runs) and runs[count][0] - runs[count - 1][1] < PAUSE_FRAMES:
         if runs[count][1] - runs[0][0] > longest:
@@ -165,6 +160,5 @@ def measure_levels(samples: Array) -> NDArray[np.float64]:
 
 
 def find_runs(mask: NDArray[np.bool_]) -> list[Span]:
-    """Return start and stop of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

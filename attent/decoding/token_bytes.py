@@ -32,7 +32,6 @@ SPECIAL_TOKEN = re.compile(r"[<>\[].*[\]<>]")  # may have no text: </s>, [PAD], 
 
 @cache
 def get_char_kinds() -> NDArray[np.uint8]:
-    """Return HIDDEN, OTHER, WORD or BLANK for each code point."""
     kinds = np.full(UNICODE_SIZE, OTHER, dtype=np.uint8)
     for codes in LETTER_RANGES:
         kinds[codes] = [WORD if unicodedata.category(chr(i))[0] in "LMN" else OTHER for i in codes]
@@ -45,8 +44,7 @@ def get_char_kinds() -> NDArray[np.uint8]:
 
 
 def get_token_bytes(vocabulary: Vocabulary, size: int | None = None) -> list[bytes]:
-    """Return the bytes of each token, with the space before a word; empty for tokens without text, and for ids up to
-    `size` that the vocabulary does not have."""
+    """Return the bytes of each token, with the space before a word; empty for tokens without text and unknown ids."""
     names = vocabulary.to_pieces(range(vocabulary.size))
     decode = _select_decoder(vocabulary, names)
     token_bytes = [decode(name) for name in names]

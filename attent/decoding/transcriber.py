@@ -1,10 +1,4 @@
-"""Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts.
-
-    transcriber = Transcriber.load("runs/asr")
-    transcriber.transcribe("talk.wav").text
-
-The search is in `source_search`, the cutting in `speech_segments`, the timing in `word_times`.
-"""
+"""Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts."""
 
 from __future__ import annotations
 
@@ -56,8 +50,6 @@ CONVERT_ADVICE = f"convert it, for example by `ffmpeg -i - -ar {SAMPLE_RATE} -ac
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptSegment:
-    """The text of a part of a recording. Times are in seconds since the start of the recording."""
-
     start: float
     end: float
     text: str
@@ -66,8 +58,6 @@ class TranscriptSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The text of a recording."""
-
     segments: tuple[TranscriptSegment, ...]
     duration: float  # of the recording, in seconds
 
@@ -127,8 +117,7 @@ class Transcriber:
         language: str | None = None,
         task: WhisperTask | None = None,
     ) -> Transcriber:
-        """Load a speech model, ours or Whisper, from its folder; `dtype` None: float32; language and task None: those
-        that it was fine-tuned with. A `model` that was loaded from there is used as it is."""
+        """Load a speech model, ours or Whisper; None: float32, language and task of fine-tuning. `model`: used as is"""
         path = locate_model(folder)
         if model is None:
             placed, precision = resolve_device_and_dtype(device, dtype or "float32")
@@ -172,10 +161,7 @@ class Transcriber:
         word_times: bool = True,
         should_stop: StopCheck | None = None,
     ) -> Iterator[Transcript | AudioError]:
-        """Yield the transcript of each recording in their order, or the error for one that cannot be read.
-
-        A batch may hold segments of several recordings; memory is bounded whatever their length.
-        """
+        """Yield each transcript in order, or the error of an unreadable recording; batches may mix recordings."""
         options = options or SearchOptions()
         finished: list[tuple[TranscriptSegment, float]] = []  # of the current recording, with their overlap
         for block in self._read_blocks(recordings):
@@ -251,13 +237,11 @@ class Transcriber:
         known_ids: Sequence[int] = (),
         should_stop: StopCheck | None = None,
     ) -> list[Hypothesis]:
-        """Search the text of each recording of a batch, after a prompt (`get_prefix`) and the known tokens."""
         options, ids = options if known_ids else self.ban_first_tokens(options), (*prefix_ids, *known_ids)
         inputs, banned = (self.model, self.tokenizer, source, lengths), self.suppressed_tokens
         return search_sources(*inputs, options, prefix_ids=ids, suppressed_tokens=banned, should_stop=should_stop)
 
     def ban_first_tokens(self, options: SearchOptions) -> SearchOptions:
-        """Return the options with the tokens that no transcript of Whisper starts with."""
         return options if self.whisper is None else replace(options, banned_first=self.whisper.banned_first)
 
     @property
@@ -274,7 +258,6 @@ class Transcriber:
         return build_prompt(vocabulary, language or self.language, self.task)
 
     def detect_language(self, samples: Array) -> str | None:
-        """Return the language that Whisper hears; None for other models, and those of English only."""
         is_multilingual = self.whisper is not None and self.whisper.is_multilingual
         if not is_multilingual or not isinstance(vocabulary := self.tokenizer.target, WhisperVocabulary):
             return None
@@ -292,8 +275,7 @@ class Transcriber:
         return get_device(self.model)
 
     def _compute_batch_states(self) -> int:
-        """Return the encoder states of a batch, by the memory of the device: a state has keys and values in each
-        decoder layer, and as much in the encoder."""
+        """Size a batch by the memory: a state has keys and values per decoder layer, and as much in the encoder."""
         decoder = self.model.config.decoder
         state_bytes = 8 * decoder.width * decoder.layers * next(self.model.parameters()).element_size()
         return max(1, compute_max_rows(state_bytes, self.device, CPU_MAX_STATES, MAX_STATES))
@@ -337,7 +319,6 @@ class Transcriber:
             yield from stream._finish_text(window, known, options)
 
     def _continue_text(self, samples: Array, known: tuple[int, ...], options: SearchOptions) -> tuple[int, ...]:
-        """Return the tokens of a segment that start with known ones."""
         self.language = self.language or self.detect_language(samples)
         source, lengths = self._compute_frames([samples])
         (hypothesis,) = self.search(source, lengths, self.get_prefix(), options, known)
@@ -350,15 +331,12 @@ class Transcriber:
             yield text + "\n"
 
     def _decode_after(self, known: tuple[int, ...], token_ids: tuple[int, ...]) -> str:
-        """Return the text of the tokens after the known ones, on one line."""
         decode = self.tokenizer.target.decode
         return replace_line_breaks(decode(token_ids).strip().removeprefix(decode(known).strip()))
 
 
 @dataclass
 class RecordingEnd:
-    """The end of a recording, with its length and the error that ended it early."""
-
     num_samples: int = 0
     error: AudioError | None = None
 
@@ -369,7 +347,6 @@ class RecordingEnd:
 
 
 def read_samples(recording: RecordingSource) -> Iterator[Array]:
-    """Yield the samples of a file, or those given, in blocks."""
     if isinstance(recording, np.ndarray | Tensor):
         samples = np.asarray(recording)
         if samples.ndim != 1 or samples.dtype in (np.int64, np.uint64):
@@ -426,8 +403,7 @@ def read_wav_header(stream: BinaryIO) -> int:
 
 
 def choose_max_seconds(model: Seq2Seq, requested: float | None = None) -> float:
-    """Return the length of the longest segment: as requested, or that of most training recordings, within the window
-    of the model and its positions."""
+    """Return the longest segment's length: requested, or of most training recordings, within the model's limits."""
     frontend, positions = model.config.frontend, model.encoder.positions.max_length
     assert isinstance(frontend, AudioConfig)
     frames = min(frontend.fixed_frames or math.inf, math.inf if positions is None else 2 * positions)
@@ -471,7 +447,6 @@ def remove_overlap(
 
 
 def count_overlap_words(segment: TranscriptSegment, overlap: float) -> int:
-    """Return how many words the overlap may have: half more than its share."""
     count = len(WORD.findall(segment.text))
     return min(count, 2 + int(1.5 * count * overlap / max(segment.end - segment.start, overlap)))
 

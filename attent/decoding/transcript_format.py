@@ -48,7 +48,6 @@ def round_times(timed: TranscriptSegment | SpokenWord) -> dict[str, Any]:
 
 
 def list_cues(transcript: Transcript) -> list[Cue]:
-    """Return cues that do not overlap, none of them without a length."""
     cues: list[Cue] = []
     for start, end, text in (cue for segment in transcript.segments for cue in split_cues(segment)):
         start = max(start, cues[-1][1] if cues else 0.0)

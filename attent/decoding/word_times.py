@@ -1,5 +1,4 @@
-"""Times of the words of a transcription: by its most likely CTC path, or, of a model without a CTC layer, by dynamic
-time warping over its cross-attention, as Whisper does it.
+"""Times of words by the most likely CTC path, else by dynamic time warping over cross-attention, as in Whisper.
 
 Some heads attend to the sound of the token that they output. Their weights, one row for each token, are normalized over
 tokens and smoothed; the monotonic path with the greatest sum through them gives the first encoder state of each token.
@@ -48,8 +47,6 @@ Head = tuple[int, int]  # (layer, head), each from 0
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenWord:
-    """A word with its start and end in seconds."""
-
     text: str
     start: float
     end: float
@@ -168,7 +165,6 @@ def normalize_over_tokens(weights: Array) -> Array:
 
 
 def smooth(weights: Array) -> Array:
-    """Return the median over neighboring states; the ends are mirrored."""
     reach = MEDIAN_WIDTH // 2
     if weights.shape[-1] <= reach:
         return weights
@@ -219,12 +215,10 @@ def align_monotonic(costs: Array) -> NDArray[np.int64]:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Join words or texts with spaces, but without one next to a character of a script that has none."""
     return NO_SPACE.sub("", "\0".join(words)).replace("\0", " ")
 
 
 def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Array) -> list[SpokenWord]:
-    """Return the words of a hypothesis, from the start and the end of each token, (U, 2)."""
     ids, texts, words = hypothesis.token_ids, hypothesis.text.split(), WORD.findall(hypothesis.text)
     if words != texts:  # characters have the times of their tokens, or between these
         ends = np.maximum.accumulate([len(vocabulary.decode(ids[:i]).lstrip()) for i in range(len(ids) + 1)])
@@ -241,9 +235,7 @@ def group_words(vocabulary: Vocabulary, hypothesis: Hypothesis, token_spans: Arr
 
 
 def snap_to_silence(words: Sequence[SpokenWord], is_speech: NDArray[np.bool_]) -> list[SpokenWord]:
-    """Move the boundary between two words to the longest silence between them, or to the nearest one: the word before
-    it ends where the silence starts, and the word after it starts where the silence ends. Without a silence, both meet
-    in the middle. `is_speech` is of frames of 10 ms."""
+    """Move boundaries between words to the longest or nearest silence (frames of 10 ms), else to the middle."""
     starts, ends = [word.start for word in words], [word.end for word in words]
     total = len(is_speech)
     frames = [(i, k) for i, k in find_runs(~is_speech) if k - i >= MIN_WORD_GAP_FRAMES or i == 0 or k == total]

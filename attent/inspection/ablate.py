@@ -141,8 +141,6 @@ class AblationMeasurement:
 
 @dataclass(kw_only=True, eq=False)
 class AblationMeter:
-    """Translates and scores the same pairs with different parts masked."""
-
     translator: Translator
     data: AblationData
     search: SearchOptions
@@ -154,10 +152,7 @@ class AblationMeter:
         self.model, self.engine = self.translator.model, select_engine(self.translator)
 
     def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
-        """Mask each part in turn, and yield all results so far: at the beginning, and after each part.
-
-        previous  earlier results, reused if their conditions are equal
-        """
+        """Mask each part in turn, and yield all results so far; `previous` ones of equal conditions are reused."""
         if not parts:
             raise AttentError("there must be at least one part to mask; name heads, sub-layers or layers")
         for part in parts:
@@ -208,7 +203,6 @@ class AblationMeter:
         )
 
     def measure_without(self, parts: Sequence[ModelPart]) -> AblationMeasurement:
-        """Translate and score with these parts masked."""
         with mask_heads(self.model, *parts):
             # A translator of its own converts the masked weights for CTranslate2, for this measurement only.
             translator = copy_translator(self.translator, self.model, engine=self.engine)
@@ -239,7 +233,6 @@ class AblationMeter:
 
 
 def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineName | None = None) -> Translator:
-    """Return a translator of another model with the same settings."""
     return Translator(
         model,
         translator.tokenizer,
@@ -272,7 +265,6 @@ def save_ablation(folder: Path, ablation: Ablation) -> None:
 
 
 def load_ablation(folder: Path) -> Ablation | None:
-    """Load the folder's ablation, of any weights."""
     return read_side_settings(folder, ABLATION_FILE, Ablation)
 
 

@@ -1,7 +1,4 @@
-"""Reports of ablation and pruning: tables for the terminal, and the card of a pruned model.
-
-Lines are never wrapped, so that tables can be piped and signatures copied.
-"""
+"""Reports of ablation and pruning: tables for the terminal, never wrapped, and the card of a pruned model."""
 
 from __future__ import annotations
 
@@ -36,13 +33,10 @@ class PruneResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationResult:
-    """A finished run; `saved` is False if the folder keeps an ablation on more pairs."""
-
     folder: Path
     ablation: Ablation
     kinds: Sequence[PartKind]
     pruned: PruneResult | None = None
-    saved: bool = True
 
 
 def render_ablation(result: AblationResult) -> Iterator[Text]:
@@ -57,8 +51,7 @@ def render_ablation(result: AblationResult) -> Iterator[Text]:
     yield Text("")
     for kind in kinds:
         yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
-    if result.saved:
-        yield Text(f"saved to {folder / ABLATION_FILE}", "dim")
+    yield Text(f"saved to {folder / ABLATION_FILE}", "dim")
     if result.pruned is not None:
         yield from (Text(sentence) for sentence in summarize_pruning(result.pruned, ablation))
 

@@ -1,16 +1,11 @@
-"""`attent look --ablate` and `--prune` on a model folder: measure parts, store the results, write the pruned model.
-
-Results are stored in `ablation.json` after each part, so that an interrupted run resumes.
-"""
+"""`attent look --ablate` and `--prune`: results are stored in `ablation.json` after each part, so that runs resume."""
 
 from __future__ import annotations
 
 import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +13,7 @@ from attent import settings
 from attent.data.pairs import LanguagePair
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
-from attent.formatting import format_count, format_duration
+from attent.formatting import format_count
 from attent.inspection import ablate, ablation_report
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts
 from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, prune_heads, select_heads
@@ -32,7 +27,6 @@ from attent.storage.hub import locate_model
 from attent.storage.manifest import explain_save_errors
 
 RUN_FILE, CURVES_FILE = "run.toml", "curves.svg"  # of the training run; the original card shows the curves
-REPORT_INTERVAL = 10.0  # seconds between progress lines
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
 SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
     "heads": ("head",),
@@ -56,8 +50,7 @@ def ablate_folder(
     device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
     notify: Callable[[str], None] = warnings.warn,
 ) -> ablation_report.AblationResult:
-    """Ablate a model folder on the first `limit` pairs of parallel text; with `prune_to`, write a model without the
-    dispensable heads."""
+    """Ablate a folder on the first `limit` pairs; with `prune_to`, write a model without the dispensable heads."""
     test_set = read_test_set(data, languages, notify)
     folder = locate_model(folder)
     translator = Translator.load(folder, **vars(device), notify=notify)
@@ -68,8 +61,6 @@ def ablate_folder(
 
 @dataclass(frozen=True, kw_only=True)
 class AblationJob:
-    """Measures one model folder and stores the results in it."""
-
     folder: Path
     meter: ablate.AblationMeter
     notify: Callable[[str], None]
@@ -85,60 +76,40 @@ class AblationJob:
         kinds = SELECTED_KINDS[selection]
         ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.meter.model, kind)])
         pruned = None if prune_to is None else self.prune_model(ablation, prune_to, max_bleu_drop)
-        return ablation_report.AblationResult(
-            folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned, saved=self.should_save
-        )
+        return ablation_report.AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned)
 
     def measure_parts(self, parts: Sequence[ModelPart]) -> ablate.Ablation:
-        """Measure the parts that `ablation.json` does not have yet; each is saved at once."""
         previous = self.find_reusable()
         pairs = format_count(len(self.meter.data.sources), "pair")
         self.notify(f"ablating {len(parts):,} parts of {self.folder} on {pairs} ...")
         with explain_save_errors(self.folder, "ablation"):
             try:
-                for ablation in report_progress(self.meter.ablate(parts, previous), parts, self.notify):
-                    if self.should_save:
-                        ablate.save_ablation(self.folder, ablation)
+                for count, ablation in enumerate(self.meter.ablate(parts, previous)):
+                    ablate.save_ablation(self.folder, ablation)
+                    if count:  # the first has what was measured before
+                        done, effect = f"{len(ablation.effects):,} of {len(parts):,}", ablation.effects[-1]
+                        self.notify(f"{done}: without {effect.part} {effect.bleu:.2f} BLEU, loss {effect.loss:.3f}")
             except KeyboardInterrupt:
                 self.notify("finished parts are saved; run the same command again to resume")
                 raise
         return ablation
 
-    @cached_property
-    def stored(self) -> ablate.Ablation | None:
-        """The ablation in the folder, of any weights."""
+    def find_reusable(self) -> ablate.Ablation | None:
         try:
-            return ablate.load_ablation(self.folder)
+            stored = ablate.load_ablation(self.folder)
         except settings.SettingsError as error:
             self.notify(f"{error}; measuring all parts again")
             return None
-
-    @cached_property
-    def should_save(self) -> bool:
-        """False if the folder has an ablation of these weights on more pairs."""
-        if self.stored is None:
-            return True
-        stored, current = self.stored.conditions, self.meter.conditions
-        return stored.weights_digest != current.weights_digest or stored.sentences <= current.sentences
-
-    def find_reusable(self) -> ablate.Ablation | None:
-        """Return the stored ablation if it has the same weights, pairs and settings."""
-        if self.stored is None:
-            return None
-        changed = self.stored.conditions.find_differences(self.meter.conditions)
-        if not changed:
-            self.notify(f"{ablate.ABLATION_FILE} has {format_count(len(self.stored.effects), 'part')} already")
-            return self.stored
-        if self.should_save:
+        changed = [] if stored is None else stored.conditions.find_differences(self.meter.conditions)
+        if stored is None or changed:
             changes = ", ".join(name.removesuffix("_digest") for name in changed)
-            self.notify(f"{ablate.ABLATION_FILE} is of other conditions ({changes}); measuring all parts again")
-        else:
-            pairs = format_count(self.stored.conditions.sentences, "pair")
-            self.notify(f"{ablate.ABLATION_FILE} was measured on {pairs}; this run on fewer pairs is not saved")
-        return None
+            if changed:
+                self.notify(f"{ablate.ABLATION_FILE} is of other conditions ({changes}); measuring all parts again")
+            return None
+        self.notify(f"{ablate.ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
+        return stored
 
     def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
-        """Write the model without as many heads as the bound allows to a new folder, and measure it."""
         original = self.meter.model
         self.notify(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
 
@@ -186,26 +157,3 @@ class AblationJob:
                     shutil.copyfile(self.folder / CURVES_FILE, folder / CURVES_FILE)
                 text = ablation_report.build_pruned_card(self.folder, original_card, ablation, pruned)
                 write_atomic(folder / card.name, text.encode())
-
-
-def report_progress(
-    ablations: Iterable[ablate.Ablation],
-    parts: Sequence[ModelPart],
-    notify: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[ablate.Ablation]:
-    """Yield the results of `AblationMeter.ablate`; every few seconds, report the last one and the remaining time."""
-    names = set(map(str, parts))
-    started_at = last_report = clock()
-    for num_measured, ablation in enumerate(ablations):
-        yield ablation
-        now, num_left = clock(), len(names - {effect.part for effect in ablation.effects})
-        if num_measured == 0:  # the baseline, or the results of earlier runs
-            started_at = last_report = now
-        elif now - last_report >= REPORT_INTERVAL or num_left == 0:
-            effect, last_report = ablation.effects[-1], now
-            seconds = (now - started_at) / num_measured * num_left
-            notify(
-                f"{len(names) - num_left:,} of {len(names):,}, {format_duration(seconds)} left: "
-                f"without {effect.part} {effect.bleu:.2f} BLEU, loss {effect.loss:.3f}"
-            )

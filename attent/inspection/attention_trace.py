@@ -1,8 +1,4 @@
-"""The trace document: recorded attention with the tokens of both sides, as JSON.
-
-A document has sides (the tokens of a text or the patches of an image) and layers, each with its weights and the names
-of its query and key sides. The format is described in docs/inspection.md. Inspectors add further sections.
-"""
+"""The trace document, JSON: recorded attention with the tokens of both sides, as docs/inspection.md describes."""
 
 from __future__ import annotations
 
@@ -58,8 +54,6 @@ class SourceAudio:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSide:
-    """The tokens that queries or keys stand for."""
-
     label: str
     tokens: tuple[DisplayToken, ...]
     text: str = ""
@@ -73,25 +67,16 @@ class TraceSide:
 
 
 class LayerMapping(dict[str, RecordedT]):
-    """Recorded values by module path."""
-
     def __missing__(self, path: str) -> RecordedT:
         raise KeyError(f"no attention was recorded at {path!r}; recorded: {', '.join(self) or 'nothing'}")
 
 
 class Trace(LayerMapping[list[Tensor]]):
-    """Attention weights by module path: of each call of the layer, a tensor (B, H, Tq, Tk).
-
-    qkv            queries, keys and values of each call, if recorded
-    hidden_states  residual stream (B, T, E) of each call, if recorded: `encoder` is the input of that stack,
-                   `encoder.blocks.0` the output of its first block
-    """
+    """Attention weights (B, H, Tq, Tk) of each call by module path; `qkv`: queries, keys and values, if recorded."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer_info: dict[str, dict[str, Any]] = {}  # equal in all calls
         self.qkv: dict[str, list[AttentionRecord]] = {}
-        self.hidden_states: dict[str, list[Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(f'{path}: {len(calls)} x {tuple(calls[0].shape)}' for path, calls in self.items())})"
@@ -110,27 +95,10 @@ class Trace(LayerMapping[list[Tensor]]):
     def make_observer(self, path: str, qkv: bool) -> Callable[[AttentionRecord], None]:
         def observer(record: AttentionRecord) -> None:
             self.setdefault(path, []).append(record.weights)
-            self.layer_info[path] = get_layer_info(record)
             if qkv:
                 self.qkv.setdefault(path, []).append(record)
 
         return observer
-
-    def to_document(self, sides: Mapping[str, TraceSide], *, title: str = "", row: int = 0) -> dict[str, Any]:
-        """Build the document of one batch row, from the last call of each layer.
-
-        sides  `source`, `target` (output tokens) and `decoder_input` of a translation; for other models one side under
-               any name
-        """
-        layers = []
-        for path, calls in self.items():
-            queries, keys = get_side_names(path, sides)
-            shape = (len(sides[queries].tokens), len(sides[keys].tokens))
-            weights = crop_weights(calls[-1], row, shape, path)
-            layers.append(build_layer(path, (queries, keys), weights, **self.layer_info[path]))
-            if path in self.qkv:
-                layers[-1] |= pack_qkv(self.qkv[path][-1], row, shape)
-        return build_document(title, sides, layers)
 
 
 def get_layer_info(record: AttentionRecord) -> dict[str, Any]:
@@ -138,10 +106,7 @@ def get_layer_info(record: AttentionRecord) -> dict[str, Any]:
 
 
 class AttentionWeights(np.ndarray[Any, np.dtype[np.float32]]):  # since NumPy 2.5, NDArray is no class
-    """The weights of a layer, an array (heads, queries, keys), with the tokens that its last two axes stand for.
-
-    Arrays that are computed from it have no tokens.
-    """
+    """The weights (heads, queries, keys) of a layer with their tokens; arrays computed from it have none."""
 
     queries: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -154,7 +119,6 @@ class AttentionWeights(np.ndarray[Any, np.dtype[np.float32]]):  # since NumPy 2.
 
 
 def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any) -> DataFrame:
-    """Return a table with a line for each weight: constant columns, the index along each axis, the weight."""
     import pandas as pd
 
     indices = (index.ravel() for index in np.indices(weights.shape))
@@ -194,7 +158,6 @@ def get_attention_kind(path: str) -> AttentionKind:
 
 
 def get_layer_index(path: str) -> int | None:
-    """Return the last number in a module path."""
     numbers = [int(name) for name in path.split(".") if name.isdigit()]
     return numbers[-1] if numbers else None
 
@@ -206,13 +169,10 @@ def build_layer(
     *,
     causal: bool,
     scale: float,
-    additive: bool = False,
+    additive: bool = False,  # scores are v^T tanh(q + k), which the page does not show step by step
     top_k: int | None = None,
 ) -> dict[str, Any]:
-    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept.
-
-    additive  scores are v^T tanh(q + k), which the page does not show step by step
-    """
+    """Build a layer of a document from weights (H, Tq, Tk); with `top_k`, only the largest of each row are kept."""
     stack = path.split(".")[0]
     layer = {
         "path": path,
@@ -255,23 +215,3 @@ def unpack_weights(layer: Mapping[str, Any], num_keys: int, rows: Tensor | None 
     if rows is not None:
         values, indices = values[:, rows], indices[:, rows]
     return torch.zeros(*values.shape[:2], num_keys).scatter(-1, indices, values)
-
-
-def get_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the image of a layer's key side, if it has one."""
-    image: Mapping[str, Any] | None = document["sides"][layer["keys"]].get("image")
-    return image
-
-
-def describe_patch_queries(image: Mapping[str, Any], *, is_self: bool) -> str:
-    if is_self and image.get("num_prefix_tokens", 0):
-        return "attention of the class token"
-    return "mean attention of all patches" if is_self else "mean attention of all words"
-
-
-def reshape_to_patches(weights: Tensor, image: Mapping[str, Any], *, is_self: bool) -> Tensor:
-    """(Tq, Tk) -> (rows, columns): weights of the class token on each patch; without one, or in cross-attention, the
-    mean of all queries."""
-    num_prefix_tokens = image.get("num_prefix_tokens", 0)
-    query_weights = weights[0] if num_prefix_tokens and is_self else weights.mean(0)
-    return query_weights[num_prefix_tokens:].view(image["rows"], image["columns"])

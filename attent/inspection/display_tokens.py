@@ -82,8 +82,6 @@ def format_token(token: Mapping[str, Any]) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Replace characters that an XML writer or a renderer interprets by visible symbols."""
-
     def is_hidden(character: str) -> bool:
         return character in BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Cs", "Cn", "Co")
 

@@ -127,7 +127,6 @@ class HeadStatsReport:
         return pd.DataFrame([asdict(head) | asdict(head.values) for head in self.heads]).drop(columns="values")
 
     def to_document(self) -> dict[str, Any]:
-        """Return the section `head_stats` of a document, with the columns that any head has."""
         rows = [asdict(head) for head in self.heads]
         used = [each for each in fields(HeadValues) if any(row["values"][each.name] is not None for row in rows)]
         columns = [{"key": each.name, **each.metadata, "label": each.metadata["label"] or each.name} for each in used]
@@ -142,7 +141,6 @@ def save_head_stats(folder: Path, head_stats: HeadStatsReport) -> None:
 
 
 def load_head_stats(folder: Path, model: nn.Module) -> HeadStatsReport | None:
-    """Load the folder's statistics; None if there are none of these weights."""
     report = read_side_settings(folder, HEAD_STATS_FILE, HeadStatsReport)
     return report if report is not None and report.weights_digest == compute_fingerprint(model) else None
 
@@ -286,7 +284,6 @@ def build_token_features(
 
 
 def is_punctuation(piece: str) -> bool:
-    """True if a piece consists of punctuation and symbols."""
     text = piece.lstrip("".join(WORD_START_MARKERS)).strip()
     return bool(text) and all(unicodedata.category(char)[0] in "PS" for char in text)
 
@@ -366,8 +363,6 @@ def build_category_masks(queries: TokenFeatures, keys: TokenFeatures, is_self: b
 
 @dataclass
 class HeadAccumulator:
-    """Running sums for the heads of one layer."""
-
     num_heads: int
     is_self: bool = True
     is_causal: bool = True  # until a later key was visible
@@ -547,7 +542,6 @@ def get_shares(values: HeadValues, keys: Sequence[str]) -> dict[str, float]:
 
 
 def describe_alignment(values: HeadValues) -> tuple[str, str]:
-    """Describe the alignment of a head that aligns well, and of one that does so loosely."""
     share = values.alignment or 0.0
     is_good = share >= ALIGNED_SHARE and (values.confidence or 0.0) >= MIN_CONFIDENCE
     step = "output" if share == values.aligned_on_output else "input"
@@ -582,7 +576,6 @@ def format_entropy(values: HeadValues) -> str:
 
 
 def measure_document_heads(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `head_stats`, measured on the document itself."""
     section = measure_trace_heads(document["layers"], document["sides"]).to_document()
     if [*document["sides"]] == ["image"]:
         section["columns"] = [column | IMAGE_COLUMN_TEXTS.get(column["key"], {}) for column in section["columns"]]
@@ -677,7 +670,6 @@ def build_word_pair(target: Sequence[Mapping[str, Any]], source: Sequence[Mappin
 
 
 def index_words(tokens: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """Return the word index of each token, None for special tokens."""
     words: list[int | None] = []
     count = 0
     for token in tokens:

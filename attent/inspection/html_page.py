@@ -49,25 +49,21 @@ def build_csp(style: str, script: str, *, live: bool) -> str:
 
 
 def build_live_csp() -> str:
-    """Return the Content-Security-Policy header of the live page."""
     return build_csp(*load_assets(), live=True) + "; frame-ancestors 'none'"
 
 
 @functools.cache
 def load_assets() -> tuple[str, str]:
-    """Return the style sheet and the bundled script."""
     return "\n".join(read_page_file(name) for name in STYLESHEETS), bundle_modules(ENTRY_MODULE)
 
 
 def bundle_modules(entry: str) -> str:
-    """Bundle a module and its imports into one script."""
     modules: dict[str, str] = {}
     collect_modules(entry, modules)
     return "\n".join(modules.values())
 
 
 def collect_modules(file: str, modules: dict[str, str]) -> None:
-    """Add a module after its imports, without import and export keywords."""
     source = read_page_file(file)
     for _, other in IMPORT_PATTERN.findall(source):
         if other not in modules:

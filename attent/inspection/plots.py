@@ -1,12 +1,7 @@
-"""Figures of heads with matplotlib (extra `viz`).
-
-Figures are drawn from trace documents. `save_figure` writes PNG at 200 dpi, SVG with text as text, or PDF with embedded
-fonts. Tokens are shown literally, never parsed as math or markup.
-"""
+"""Figures of heads with matplotlib (extra `viz`), drawn from trace documents: PNG, SVG with text as text, or PDF."""
 
 from __future__ import annotations
 
-import base64
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from attent.inspection.attention_trace import describe_patch_queries, get_key_image, reshape_to_patches, unpack_weights
+from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.display_tokens import escape_control_characters, format_token
 from attent.storage.atomic import write_output
 from attent.storage.errors import AttentError
@@ -57,12 +52,11 @@ class HeadPanel(NamedTuple):
 
 @contextmanager
 def plot_context(texts: Iterable[str]) -> Iterator[None]:
-    """Set matplotlib parameters inside the `with` block, with fonts that cover these texts."""
     try:
         import matplotlib
     except ImportError as error:
         raise AttentError("figures need matplotlib, which is not installed: pip install 'attent[viz]'") from error
-    with matplotlib.rc_context({**RC_PARAMS, "font.family": select_fonts(frozenset("".join(texts)))[0]}):
+    with matplotlib.rc_context({**RC_PARAMS, "font.family": select_fonts(frozenset("".join(texts)))}):
         yield
 
 
@@ -81,9 +75,8 @@ def create_figure(width: float, height: float) -> Figure:
 
 
 @cache
-def select_fonts(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]:
-    """Return installed fonts that together cover these characters, Noto Sans and sans-serif fonts first, and the
-    characters that none of them has."""
+def select_fonts(characters: frozenset[str]) -> list[str]:
+    """Return installed fonts that together cover these characters, Noto Sans and sans-serif fonts first."""
     from matplotlib.font_manager import fontManager, get_font
 
     regular = {font.name: font.fname for font in fontManager.ttflist if font.style == "normal" and font.weight == 400}
@@ -96,11 +89,10 @@ def select_fonts(characters: frozenset[str]) -> tuple[list[str], frozenset[str]]
             covered = missing.intersection(map(chr, get_font(regular[name]).get_charmap()))
             fonts += [name] if covered and name not in fonts else []
             missing -= covered
-    return fonts, missing
+    return fonts
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write .png, .svg or .pdf atomically."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise AttentError(f"{path}: a figure must end in {', '.join(SUFFIXES)}; change the name")
@@ -114,21 +106,10 @@ def render_figure(figure: Figure, file_type: str, dpi: int = DPI) -> bytes:
     content = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_type)
     with plot_context(texts), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        if file_type == "svg":  # which uses the viewer's fonts
+            warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(content, format=file_type, dpi=dpi, metadata=metadata)
-    if file_type != "svg":
-        warn_missing_glyphs(texts)
     return content.getvalue()
-
-
-def warn_missing_glyphs(texts: Iterable[str]) -> None:
-    if missing := select_fonts(frozenset("".join(texts)))[1]:
-        examples = "".join(sorted(missing)[:10])
-        warnings.warn(
-            f"no installed font has {examples} ({len(missing)} characters), which are drawn as boxes; install a font "
-            "with them, such as Noto, or write .svg, which uses the viewer's fonts",
-            stacklevel=4,
-        )
 
 
 def plot_heads(
@@ -141,8 +122,6 @@ def plot_heads(
     panels = select_panels(document, kind, heads)
     tokens = {name: [format_token(token) for token in side["tokens"]] for name, side in document["sides"].items()}
     with plot_context(["".join(words) for words in tokens.values()]):
-        if all(get_key_image(document, layer) and not get_key_seconds(document, layer) for layer, *_ in panels):
-            return plot_patches(document, panels)
         if len(panels) == 1:
             return plot_heatmap(document, panels[0])
         return plot_head_grid(document, panels)
@@ -164,19 +143,12 @@ def select_panels(document: Mapping[str, Any], kind: str | None, heads: Sequence
     return panels
 
 
-def get_key_seconds(document: Mapping[str, Any], layer: Mapping[str, Any]) -> float | None:
-    """Return the duration of the recording that a layer's keys are moments of."""
-    audio = document["sides"][layer["keys"]].get("audio")
-    return len(document["sides"][layer["keys"]]["tokens"]) * audio["step"] if audio else None
-
-
 def describe_layer(layer: Mapping[str, Any]) -> str:
     name = "cross-attention" if layer["kind"] == "cross" else "self-attention"
     return name if layer["stack"] == "model" else f"{layer['stack']} {name}"
 
 
 def format_title(text: str) -> str:
-    """Return one line without control characters."""
     text = " ".join(escape_control_characters(text.replace("\n", " ")).split())
     return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
 
@@ -184,9 +156,6 @@ def format_title(text: str) -> str:
 def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel) -> Figure:
     rows, columns = panel.weights.shape
     title = f"{describe_layer(panel.layer)}, layer {panel.layer['layer']}, head {panel.head}"
-    seconds = get_key_seconds(document, panel.layer)
-    if seconds is not None:
-        return plot_times(document, panel, seconds, title)
     size = min(MAX_CELL_SIZE, (MAX_WIDTH - 3) / max(rows, columns))
     figure = create_figure(columns * size + 2.3, rows * size + 1.9)
     axes = figure.subplots()
@@ -199,38 +168,18 @@ def plot_heatmap(document: Mapping[str, Any], panel: HeadPanel) -> Figure:
     return figure
 
 
-def plot_times(document: Mapping[str, Any], panel: HeadPanel, seconds: float, title: str) -> Figure:
-    """Plot the spectrogram of the recording above the weights of each query over time."""
-    queries = document["sides"][panel.layer["queries"]]
-    height = min(6.0, max(1.5, 0.22 * len(queries["tokens"])))
-    figure = create_figure(9.0, height + 2.4)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, height))
-    above.imshow(read_key_image(document, panel.layer), cmap="gray", extent=(0, seconds, 0, 1), aspect="auto")
-    above.set_yticks([])
-    above.tick_params(labelbottom=False)
-    above.set_title(title)
-    draw_heatmap(below, panel.weights, float(panel.weights.max()), seconds)
-    set_token_ticks(below.yaxis, queries["tokens"], min(9.0, 72 * 0.8 * height / len(queries["tokens"])))
-    below.set_xlabel("seconds")
-    return figure
-
-
-def draw_heatmap(axes: Axes, weights: Tensor, vmax: float, seconds: float | None = None) -> Any:
-    """With `seconds`, the columns are equal parts of this duration."""
+def draw_heatmap(axes: Axes, weights: Tensor, vmax: float) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("attent", HEATMAP_COLORS)
-    values, extent = weights.numpy(), None if seconds is None else (0, seconds, len(weights) - 0.5, -0.5)
-    image = axes.imshow(values, cmap=shades, vmin=0, vmax=vmax, extent=extent, interpolation="nearest")
-    axes.set_aspect("equal" if seconds is None else "auto")
-    if seconds is None:
-        axes.set_xticks([])
+    image = axes.imshow(weights.numpy(), cmap=shades, vmin=0, vmax=vmax, interpolation="nearest")
+    axes.set_aspect("equal")
+    axes.set_xticks([])
     axes.set_yticks([])
     return image
 
 
 def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any], size: float) -> None:
-    """Label rows and columns with tokens, and draw thin lines between cells."""
     font_size = min(9.0, size * 72 * 0.62)
     keys, queries = (document["sides"][layer[name]] for name in ("keys", "queries"))
     axes.xaxis.tick_top()
@@ -261,7 +210,6 @@ def set_token_ticks(axis: Any, tokens: Sequence[Mapping[str, Any]], font_size: f
 
 
 def plot_head_grid(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
-    """Plot a group for each stack and attention kind, with a row per layer."""
     blocks: dict[str, dict[str, list[HeadPanel]]] = {}
     for panel in panels:
         blocks.setdefault(describe_layer(panel.layer), {}).setdefault(panel.layer["path"], []).append(panel)
@@ -287,13 +235,11 @@ def draw_layer_group(
     grid = part.subplots(len(rows), max(map(len, rows)), squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
-    seconds = get_key_seconds(document, rows[0][0].layer)
-    vmax = 1.0 if seconds is None else max(float(panel.weights.max()) for row in rows for panel in row)
     for line, panels in enumerate(rows):
         for column, panel in enumerate(panels):
             axes = grid[line, column]
             axes.set_axis_on()
-            image = draw_heatmap(axes, panel.weights, vmax, seconds)
+            image = draw_heatmap(axes, panel.weights, vmax=1.0)
             axes.set_title(f"layer {panel.layer['layer']}, head {panel.head}", fontsize=6.5, pad=2.5, color="#555555")
             # Only the left and bottom panels are labeled: all panels of a group have the same tokens.
             font_size = min(7.0, size / max(panel.weights.shape) * 72 * 0.72)
@@ -301,9 +247,7 @@ def draw_layer_group(
             if column == 0:
                 set_token_ticks(axes.yaxis, queries, font_size)
                 axes.set_ylabel(QUERY_LABELS.get(panel.layer["queries"], ""), fontsize=6, color="#777777")
-            if seconds is not None:
-                axes.tick_params(labelsize=6, labelbottom=line == len(rows) - 1)
-            elif line == len(rows) - 1:
+            if line == len(rows) - 1:
                 set_token_ticks(axes.xaxis, keys, font_size)
                 for text in axes.get_xticklabels():
                     text.set_rotation(90)
@@ -311,62 +255,3 @@ def draw_layer_group(
     bar = part.colorbar(image, ax=grid, aspect=30, shrink=min(1.0, 2.0 / (size * len(rows))), pad=0.01)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7, length=2)
-
-
-TINT_COLOR = (1.0, 0.48, 0.0)  # visible on black and on white
-MAX_TINT_ALPHA = 0.6  # the picture stays recognizable
-WORD_COLUMNS = 6  # images in a row, one for each word
-
-
-def plot_patches(document: Mapping[str, Any], panels: Sequence[HeadPanel]) -> Figure:
-    """Plot the image once per head, tinted by attention, with a row per layer; one head over words, once per word."""
-    layer, is_self = panels[0].layer, panels[0].layer["kind"] == "self"
-    name = describe_patch_queries(get_key_image(document, layer) or {}, is_self=is_self)
-    rows: dict[Any, list[tuple[str, HeadPanel]]] = {}
-    if is_self or len(panels) > 1:
-        for panel in panels:
-            label = f"layer {panel.layer['layer']}, head {panel.head}"
-            rows.setdefault(panel.layer["path"], []).append((label, panel))
-    else:
-        name = f"{describe_layer(layer)}, layer {layer['layer']}, head {panels[0].head}"
-        for i, token in enumerate(document["sides"][layer["queries"]]["tokens"]):
-            word = panels[0]._replace(weights=panels[0].weights[i : i + 1])
-            rows.setdefault(i // WORD_COLUMNS, []).append((format_token(token), word))
-    columns, count = max(map(len, rows.values())), sum(map(len, rows.values()))
-    size = min(4.0 if count == 1 else MAX_PANEL_SIZE, (MAX_WIDTH - 0.5) / columns, (MAX_HEIGHT - 1) / len(rows))
-    figure = create_figure(columns * (size + 0.1) + 0.4, len(rows) * (size + 0.25) + 0.6)
-    grid = figure.subplots(len(rows), columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for line, row in enumerate(rows.values()):
-        for column, (label, panel) in enumerate(row):
-            draw_patches(grid[line, column], document, panel, label)
-    figure.suptitle(format_title(f"{document.get('title', '')}: {name}"), fontsize=11)
-    return figure
-
-
-def draw_patches(axes: Axes, document: Mapping[str, Any], panel: HeadPanel, label: str) -> None:
-    import numpy as np
-
-    image = get_key_image(document, panel.layer)
-    assert image is not None
-    weights = reshape_to_patches(panel.weights, image, is_self=panel.layer["kind"] == "self")
-    extent = (0, image["columns"], image["rows"], 0)
-    gray = read_key_image(document, panel.layer)
-    axes.imshow(gray, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
-    tint = np.empty((*weights.shape, 4))
-    tint[..., :3] = TINT_COLOR
-    tint[..., 3] = MAX_TINT_ALPHA * (weights / weights.max().clamp(min=1e-9)).numpy() ** 0.7
-    axes.imshow(tint, extent=extent, interpolation="nearest")
-    title = f"{label}, maximum {100 * float(weights.max()):.0f}%"
-    axes.set_title(title, fontsize=6.5, pad=2.5, color="#555555")
-
-
-def read_key_image(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Any:
-    """Return the gray values of the image of a layer's keys, from 0 to 1."""
-    from matplotlib.image import imread
-
-    image = get_key_image(document, layer)
-    assert image is not None
-    pixels = imread(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
-    return pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)

@@ -1,8 +1,4 @@
-"""Positional encodings as numbers to draw: the values of each position and pairwise similarities or biases.
-
-A scheme is recognized by what it implements (`embed`, `compute_angles` or `compute_bias` of `attent.nn.positions`), so
-that new schemes are shown without changes here.
-"""
+"""Positional encodings as numbers to draw: the values of each position, and pairwise similarities or biases."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ MAX_LOSS_PER_BLEU = 0.1
 
 
 def prune_heads(model: nn.Module, heads: Collection[ModelPart]) -> Seq2Seq:
-    """Return a copy of the model without these heads."""
     if not isinstance(model, Seq2Seq):
         raise AttentError(f"the model must be an encoder-decoder, but is a {type(model).__name__}; give another")
     removed: dict[str, set[int]] = {}

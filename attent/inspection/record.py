@@ -1,22 +1,17 @@
-"""Record attention weights of any model by observers of its attention layers.
-
-An observed layer computes its weights explicitly in addition to the fast kernel, so that outputs stay bit-identical.
-"""
+"""Record attention weights in addition to the fast kernel, so that outputs stay bit-identical."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import Any, get_args
+from contextlib import contextmanager
+from typing import get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attent.inspection.attention_trace import AttentionKind, Trace, get_attention_kind, get_layer_index
-from attent.nn import AttentionRecord, Stack, get_attention_layers
-from attent.nn.attention import COMPILED_PREFIX, Attention
+from attent.nn import AttentionRecord, get_attention_layers
+from attent.nn.attention import Attention
 from attent.storage.errors import AttentError
 
 
@@ -28,17 +23,15 @@ def record(
     kind: AttentionKind | None = None,
     layers: Sequence[int] | None = None,
     qkv: bool = False,
-    hidden_states: bool = False,
 ) -> Iterator[Trace]:
     """Record every attention layer of a model inside the `with` block.
 
     Calls from other threads are recorded too; recordings may be nested or overlap.
 
-    pattern        glob of module paths, such as "decoder.*.cross_attn"
-    kind           "self" or "cross"
-    layers         only these layers of each stack, from 0
-    qkv            also record queries, keys and values: `trace.qkv`
-    hidden_states  also record the residual stream: `trace.hidden_states`
+    pattern  glob of module paths, such as "decoder.*.cross_attn"
+    kind     "self" or "cross"
+    layers   only these layers of each stack, from 0
+    qkv      also record queries, keys and values: `trace.qkv`
 
     >>> model = attent.build(attent.presets.tiny(vocab=100)).eval()
     >>> with attent.record(model, "decoder.*.cross_attn") as trace:
@@ -53,15 +46,13 @@ def record(
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)
     observers = {path: trace.make_observer(path, qkv) for path in chosen}
-    states = record_hidden_states(model, trace.hidden_states) if hidden_states else nullcontext()
-    with attach_observers(chosen, observers), states:
+    with attach_observers(chosen, observers):
         yield trace
 
 
 def select_attention_layers(
     model: nn.Module, pattern: str, kind: AttentionKind | None, layers: Sequence[int] | None
 ) -> dict[str, Attention]:
-    """Return the selected attention layers by path; raise if there are none."""
     all_layers = get_attention_layers(model)
     if not all_layers:
         raise AttentError(
@@ -97,24 +88,3 @@ def attach_observers(
     finally:
         for path, layer in layers.items():
             layer.observers.remove(observers[path])
-
-
-@contextmanager
-def record_hidden_states(model: nn.Module, hidden_states: dict[str, list[Tensor]]) -> Iterator[None]:
-    """Record the input of each stack and the output of every block."""
-
-    def store(path: str, _: nn.Module, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
-        hidden_states.setdefault(path, []).append((inputs[0] if output is None else output).detach())
-
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    for name, module in model.named_modules():
-        if isinstance(module, Stack):
-            path = name.replace(COMPILED_PREFIX, "") or "stack"
-            handles.append(module.blocks[0].register_forward_pre_hook(partial(store, path)))
-            for i, block in enumerate(module.blocks):
-                handles.append(block.register_forward_hook(partial(store, f"{path}.blocks.{i}")))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -107,10 +107,7 @@ def open_inspector(
     notify: Callable[[str], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Inspector[Any]:
-    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family.
-
-    languages  for a model of many languages, such as NLLB
-    """
+    """Load a model folder, with its stored head statistics and ablation, into the inspector of its family."""
     if isinstance(model, Inspector):
         return model
     if isinstance(model, Translator):
@@ -194,8 +191,7 @@ def measure_head_stats(
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """A recorded input. A notebook shows it as the interactive page; the page, figures and arrays are derived from
-    `document`, which docs/inspection.md describes.
+    """A recorded input: notebooks show the page. All is derived from `document`, which docs/inspection.md describes.
 
     >>> inspection = attent.look("runs/en-de", "A man sings.")
     >>> weights = inspection.attention["decoder.blocks.0.cross_attn"]  # a NumPy array with the tokens of both sides

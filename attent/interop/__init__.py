@@ -1,7 +1,6 @@
-"""Foreign weights in and out: `load` opens any model folder, ours or Hugging Face's.
+"""Foreign weights in and out: `load` opens any model folder, ours or Hugging Face's, without `transformers` or pickle.
 
-Each family has a module with its table of tensor names and its config keys; `conversion` holds what they share, and
-`hf_folder` reads and writes the files. No code of a folder is run, no pickle is opened, `transformers` is not needed.
+Each family has a module with its table of tensor names and its config keys; `conversion` holds what they share.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ def import_family(name: str) -> FamilyModule:
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Model:
-    """Load a model folder, ours or Hugging Face's, in eval mode.
-
-    Tensors are converted one by one while they are read, so nothing is in memory twice.
+    """Load a model folder, ours or Hugging Face's, in eval mode, tensor by tensor: nothing is in memory twice.
 
     dtype   None: the dtype of the file, if all its tensors have the same
     device  None: the CPU
@@ -76,7 +73,6 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def read_model_type(path: Path) -> str:
-    """Read the family of a Hugging Face folder; reject unknown ones."""
     model_type = hf_folder.read_json(path).get("model_type")
     if model_type is None:
         raise FolderError(
@@ -98,10 +94,7 @@ def load_as(
     dtype: torch.dtype | None = None,
     device: Device | None = None,
 ) -> M:
-    """Load a model of this class; another is rejected, with the command that takes it.
-
-    frontend  of a `Seq2Seq`: None: token ids
-    """
+    """Load a model of this class; another is rejected, with the command that takes it; `frontend`: None for ids."""
     model = load(folder, dtype=dtype, device=device)
     expected, actual = frontend or model_class, get_model_kind(model)
     if actual is not expected or not isinstance(model, model_class):
@@ -118,7 +111,7 @@ def get_model_kind(model: Model) -> type:
 
 
 def detect_frontend(folder: StrPath) -> type[FrontEndConfig] | None:
-    """Return the kind of front-end of a model folder, by its config.json alone; None for token ids."""
+    """Return the kind of front-end that config.json names; None for token ids."""
     path = locate_model(folder) / hf_folder.CONFIG_FILE
     config = hf_folder.read_json(path) if path.is_file() else {}
     if config.get("format") != "attent":
@@ -130,11 +123,7 @@ def detect_frontend(folder: StrPath) -> type[FrontEndConfig] | None:
 
 
 def save_hf(model: Model, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a new folder that `transformers` loads, in the nearest family, without a tokenizer.
-
-    A model that the family cannot describe is rejected by the name of the field. `pad` is the padding token; image
-    models have none.
-    """
+    """Write a new folder for `transformers` in the nearest family, without a tokenizer; `pad`: the padding token."""
     import_family(detect_family(model)).save(model, folder, pad=pad)
 
 

@@ -51,8 +51,6 @@ TENSOR_MAPPINGS = [
 
 @dataclass(frozen=True, kw_only=True)
 class BartKeys(marian.TranslatorKeys):
-    """The keys of a config.json that describe the model, with the defaults of `transformers`."""
-
     model_type: FamilyName
     max_position_embeddings: int = 1024
     pad_token_id: int | None = 1
@@ -94,7 +92,6 @@ def to_config(keys: BartKeys, *, share: bool, output_bias: bool, where: Path) ->
 
 
 def get_family_fields(family: str, max_length: int) -> dict[str, Any]:
-    """Return the fields of `StackConfig` in which the three differ."""
     positions = SinusoidalConfig(order="fairseq") if family == "m2m_100" else LearnedConfig(max_length=max_length)
     return {
         "positions": positions,
@@ -114,10 +111,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `transformers` loads as BART, mBART or M2M-100, without a tokenizer.
-
-    `pad` is its padding token, by default 1 as in published models. Pruned heads become zeros.
-    """
+    """Write a folder of `transformers`. `pad` is by default 1 as in published models; pruned heads become zeros."""
     model, family = restore_heads(model), detect_family(model)
     config = model.config
     check_expressible(config, family)
@@ -134,7 +128,6 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def check_expressible(config: Seq2SeqConfig, family: str) -> None:
-    """Reject a model that the family's config cannot describe, by the name of the field."""
     name = ARCHITECTURES[family][0].removesuffix("ForConditionalGeneration")
     positions = config.stacks[0].positions
     length = positions.max_length if isinstance(positions, LearnedConfig) else 0

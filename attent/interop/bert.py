@@ -1,8 +1,4 @@
-"""BERT as `transformers` stores it <-> our TextEncoder.
-
-The paper's encoder with learned positions, segments and a norm on the embeddings. The tensors tell which heads there
-are: masked LM, pooler, classifier. The next-sentence head is dropped.
-"""
+"""BERT as `transformers` stores it <-> our TextEncoder. The next-sentence head is dropped."""
 
 from __future__ import annotations
 
@@ -63,8 +59,6 @@ OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": 
 
 @dataclass(frozen=True, kw_only=True)
 class BertKeys(encoder_family.EncoderKeys):
-    """The keys of a BERT config.json that describe the model, with the defaults of `transformers`."""
-
     vocab_size: int = 30_522
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
@@ -128,7 +122,6 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
-    """Return the fields of `EncoderConfig` that the tensors show."""
     stored, pooler = opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
     labels = encoder_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
@@ -140,10 +133,9 @@ def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
 
 
 def save(model: TextEncoder, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that BERT's classes of `transformers` load, without a tokenizer.
+    """Write a folder for the class of the last head; other heads are written too, for their classes.
 
-    Its class is that of the last head; other heads are written too, for their classes. `pad` is the token whose
-    embedding gets no gradient in `transformers`. A model without segments gets one, of zeros.
+    `pad` is the token whose embedding gets no gradient in `transformers`. A model without segments gets one, of zeros.
     """
     config = model.config
     check_expressible(config)
@@ -161,7 +153,6 @@ def save(model: TextEncoder, folder: StrPath, *, pad: int | None = None) -> None
 
 
 def check_expressible(config: EncoderConfig) -> None:
-    """Reject a model that BERT's config cannot describe, by the name of the field."""
     conversion.check_stack(config.stack, FAMILY, required={"embedding_norm": (True,)})
     if not isinstance(config.stack.positions, LearnedConfig):
         conversion.reject_field(FAMILY, "stack.positions", config.stack.positions, "learned")

@@ -51,7 +51,6 @@ class CausalFamily(Generic[F]):
         return opened.load_into(build_empty(config), self.mappings, dtype, device)
 
     def save(self, model: CausalLM, folder: StrPath, *, pad: int | None = None) -> None:
-        """Write a folder that `transformers` loads, without a tokenizer. `pad` is its padding token."""
         config = model.config
         self.check_expressible(config)
         conversion.check_fields(config, self.keys.family, {"output_bias": False, "scale_embeddings": False})

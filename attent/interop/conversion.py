@@ -115,7 +115,6 @@ def build_schema(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F
 
 
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> None:
-    """Reject an unknown key, or a value that we do not compute."""
     all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
     required = all_required.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):
@@ -140,7 +139,6 @@ def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys
 
 
 def is_same_value(value: object, expected: object) -> bool:
-    """True for equal values that are both booleans, or both not."""
     return value == expected and isinstance(value, bool) == isinstance(expected, bool)
 
 
@@ -187,7 +185,6 @@ ACTIVATION_FROM_HF: dict[str, Activation] = {
 
 
 def read_fields(keys: DataclassInstance, field_to_key: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `StackConfig` that a family's config has as keys; activations by our names."""
     names = field_to_key.keys() & {field.name for field in fields(StackConfig)}
     values = {name: getattr(keys, field_to_key[name]) for name in names}
     return values | {"activation": ACTIVATION_FROM_HF[values["activation"]]} if "activation" in names else values
@@ -371,7 +368,6 @@ class OpenFolder(Generic[F]):
 
     @property
     def weights_path(self) -> Path:
-        """The file to name in errors about tensors."""
         files = (hf_folder.WEIGHTS_FILE, hf_folder.INDEX_FILE)
         return next((path for path in (self.root / name for name in files) if path.is_file()), self.root / files[0])
 
@@ -385,10 +381,7 @@ class OpenFolder(Generic[F]):
             )
 
     def resolve_ties(self, groups: Iterable[Sequence[str]], tie_keys: str) -> OpenFolder[F]:
-        """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal.
-
-        `tie_keys` are the config keys that tell what is tied, for the error message.
-        """
+        """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal."""
         resolved = dict(self.stored)
         for group in groups:
             names = [name.removeprefix(self.omitted_prefix) for name in group]
@@ -416,8 +409,7 @@ class OpenFolder(Generic[F]):
 
 
 def choose_dtype(stored: Mapping[str, LazyTensor], requested: torch.dtype | None, where: Path) -> torch.dtype:
-    """Return the requested dtype, or that of all tensors. Where these differ, as in a float16 T5, which keeps some
-    layers in float32, config.json decides."""
+    """Return the requested dtype, or that of all tensors, or config.json's: a float16 T5 has some layers in float32."""
     check_dtype(requested)
     if requested is None and len({tensor.stored_dtype for tensor in stored.values()}) > 1:
         data = hf_folder.read_json(where.parent / hf_folder.CONFIG_FILE)
@@ -483,8 +475,7 @@ def check_stack(
     required: Values | None = None,
     side: str = "stack",
 ) -> None:
-    """Reject a stack that a family cannot express: `expressed` fields have a key in its config, and every other field
-    must have one of the `required` values, or the default."""
+    """Reject a stack with values that neither `expressed` fields have nor the `required` or default values are."""
     values: dict[str, tuple[object, ...]] = {  # those of the paper's encoder, unless the family differs
         "kv_heads": (None, stack.heads),
         "head_width": (None, stack.width // stack.heads),

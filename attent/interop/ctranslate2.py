@@ -1,9 +1,4 @@
-"""Convert our Seq2Seq to a CTranslate2 model: model.bin, config.json, the vocabularies and checksums.
-
-CTranslate2 opens damaged files without an error, and does not know from which weights one was made; `is_intact` checks
-both. `attent.decoding.engines.ctranslate2` searches with the conversion. A model that CTranslate2 cannot compute is
-rejected by the name of the field.
-"""
+"""Convert our Seq2Seq to a CTranslate2 model, which opens damaged files without an error: `is_intact` checks them."""
 
 from __future__ import annotations
 
@@ -47,7 +42,6 @@ class ConversionError(AttentError):
 
 
 def import_ctranslate2() -> Any:
-    """Import `ctranslate2` on first use: it takes a while."""
     try:
         import ctranslate2
         import ctranslate2.specs
@@ -153,7 +147,6 @@ def name_tokens(vocabulary: Vocabulary | None, size: int) -> list[str]:
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
-    """Reject a model that CTranslate2 cannot compute, by the name of the field."""
     encoder, decoder = config.stacks
     for side, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.window not in (None, (None, None)):
@@ -182,10 +175,7 @@ def reject_field(name: str, value: object, required: str) -> None:
 def to_spec(
     model: Seq2Seq, vocabularies: tuple[list[str], list[str]], unknown: int | None, suppressed_tokens: Sequence[int]
 ) -> Any:
-    """Build the specification from copies of all tensors, since CTranslate2 quantizes in place.
-
-    CTranslate2 has one number of heads for all layers, so pruned heads become zeros: same results, same speed.
-    """
+    """Build the specification from copies, since CTranslate2 quantizes in place; pruned heads become zeros."""
     model = restore_heads(model)
     config = model.config
     check_expressible(config)
@@ -221,7 +211,6 @@ def to_spec(
 
 
 def build_spec_options(stack: StackConfig) -> dict[str, Any]:
-    """Return the options that both sides share."""
     activations = dict(zip(get_args(Activation), ("RELU", "GELU", "GELUTanh", "SWISH"), strict=True))
     shaped: dict[str, Any] = {
         "pre_norm": stack.norm_order == "pre",
@@ -276,7 +265,6 @@ def set_norm(spec: Any, name: str, tensors: dict[str, Any]) -> None:
 
 
 def set_attention(spec: Any, name: str, stack: StackConfig, tensors: dict[str, Any], *, cross: bool) -> None:
-    """Concatenate W^Q, W^K and W^V in self-attention; W^K and W^V in cross-attention."""
     together = [["query"], ["key", "value"]] if cross else [["query", "key", "value"]]
     for linear, parts in zip(spec.linear, [*together, ["output"]], strict=True):
         set_linear(linear, [f"{name}.{part}" for part in parts], tensors)

@@ -26,8 +26,6 @@ SINGLE_LABEL = "single_label_classification"
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderKeys:
-    """The keys of BERT and ViT, with the defaults of `transformers`."""
-
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12

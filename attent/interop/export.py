@@ -41,11 +41,7 @@ def convert_model(
     encoder_layers: int | None = None,
     decoder_layers: int | None = None,
 ) -> str:
-    """Convert a model folder, and return a description of the result. On an error, nothing is left behind.
-
-    The format `to` is by default that of the folder. The options after it are those of `trim_vocabulary` and
-    `remove_layers`, for a smaller model.
-    """
+    """Convert a model folder, by default to its own format; return a description. Errors leave nothing behind."""
     folder, target = locate_model(model_folder), out.expanduser().absolute()
     if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
         raise AttentError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")

@@ -1,8 +1,4 @@
-"""GPT-2 as `transformers` stores it <-> our CausalLM.
-
-Decoder-only, pre-norm, learned positions. Matrices are stored as (inputs, outputs), those of query, key and value in
-one.
-"""
+"""GPT-2 as `transformers` stores it <-> our CausalLM. Matrices are stored as (inputs, outputs)."""
 
 from __future__ import annotations
 
@@ -37,8 +33,6 @@ IGNORED_TENSORS = [  # the causal mask
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Keys:
-    """The keys of a GPT-2 config.json that describe the model, with the defaults of `transformers`."""
-
     vocab_size: int
     n_positions: int
     n_embd: int
@@ -122,7 +116,6 @@ ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"gelu_tanh": "gelu_new"}
 
 
 def check_expressible(config: CausalConfig) -> None:
-    """Reject a model that GPT-2's config cannot describe, by the name of the field."""
     stack = config.stack
     conversion.check_stack(
         stack,

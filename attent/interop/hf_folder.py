@@ -1,8 +1,6 @@
-"""The files of a Hugging Face folder: config.json, and weights in one safetensors file or several.
+"""The files of a Hugging Face folder: config.json, and weights in one safetensors file or several, memory-mapped.
 
-Symbolic links are followed, since the hub's cache uses them; file names in an index must be plain names. Weights
-are memory-mapped: names, shapes and dtypes come from the headers, and each tensor is read on demand. The families
-interpret the tensors; `attent.models.folder` reads and writes our own folders.
+Symbolic links are followed, since the hub's cache uses them; file names in an index must be plain names.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ Device = torch.device | str
 
 
 def resolve_folder(folder: StrPath) -> Path:
-    """Return the folder of a model, downloaded if it is the name of one on the hub; reject anything else."""
     root, given = locate_model(folder), os.fspath(folder)
     if root.is_dir():
         return root
@@ -94,7 +91,6 @@ class LazyTensor:
 
 
 def open_tensors(root: Path) -> dict[str, LazyTensor]:
-    """Open all tensors of the folder by name, reading the headers only."""
     try:
         if (root / WEIGHTS_FILE).is_file():
             return open_safetensors(root / WEIGHTS_FILE)
@@ -121,7 +117,6 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def open_shards(root: Path) -> dict[str, LazyTensor]:
-    """Open the tensors of all shards, each where the index says it is."""
     weight_map = read_json(root / INDEX_FILE).get("weight_map")
     is_map = isinstance(weight_map, dict) and all(isinstance(shard, str) for shard in weight_map.values())
     if not is_map or not weight_map:
@@ -139,7 +134,6 @@ def open_shards(root: Path) -> dict[str, LazyTensor]:
 
 
 def resolve_shard(root: Path, name: str) -> Path:
-    """Return the path of a shard, which must be in the folder of the index."""
     if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
         raise FolderError(
             f"{root / INDEX_FILE}: {quote_value(name)} must be the name of a .safetensors file in the same folder; "

@@ -1,7 +1,4 @@
-"""LLaMA (1 to 3, and others of the same `model_type`) as `transformers` stores it <-> our CausalLM.
-
-Decoder-only, pre-norm with RMS, rotary positions, SwiGLU, grouped-query attention.
-"""
+"""LLaMA (1 to 3, and others of the same `model_type`) as `transformers` stores it <-> our CausalLM."""
 
 from __future__ import annotations
 
@@ -52,8 +49,7 @@ class RopeKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaKeys:
-    """The keys of a LLaMA config.json that describe the model. Optional keys have the defaults of `transformers`; sizes
-    are required, since every published file has them."""
+    """Sizes are required, since every published file has them; other keys have the defaults of `transformers`."""
 
     vocab_size: int
     hidden_size: int
@@ -191,7 +187,6 @@ DEFAULT_LENGTH = 8192  # written where a model has none; transformers requires o
 
 
 def check_expressible(config: CausalConfig) -> None:
-    """Reject a model that LLaMA's config cannot describe, by the name of the field."""
     stack = config.stack
     conversion.check_stack(
         stack,

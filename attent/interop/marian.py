@@ -1,7 +1,4 @@
-"""Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq.
-
-The paper's model: post-norm, sinusoidal positions (sines first, then cosines), and a bias on the logits.
-"""
+"""Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq: the paper's model with an output bias."""
 
 from __future__ import annotations
 
@@ -68,8 +65,6 @@ SHARED_STACK_FIELDS = {  # of both sides
 
 @dataclass(frozen=True, kw_only=True)
 class SharedKeys:
-    """The keys of Marian and Whisper, with the defaults of `transformers`."""
-
     vocab_size: int
     d_model: int
     encoder_layers: int
@@ -89,8 +84,6 @@ class SharedKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorKeys(SharedKeys):
-    """The keys of Marian and BART."""
-
     dropout: float = 0.1
     scale_embedding: bool = False
     pad_token_id: int | None = None
@@ -98,8 +91,6 @@ class TranslatorKeys(SharedKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class MarianKeys(TranslatorKeys):
-    """The keys of a Marian config.json that describe the model, with the defaults of `transformers`."""
-
     decoder_vocab_size: int | None = None
     share_encoder_decoder_embeddings: bool = True
 
@@ -158,7 +149,6 @@ def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) 
 def build_shared_fields(
     keys: TranslatorKeys, share: bool, output_bias: bool, where: Path, **stack_fields: Any
 ) -> dict[str, Any]:
-    """Return the fields of `Seq2SeqConfig` that Marian and BART have in common."""
     return {
         "vocab": keys.vocab_size,
         "encoder": build_stack(keys, "encoder", where, **stack_fields),
@@ -213,10 +203,7 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
 
 
 def resolve_ties(opened: OpenFolder[KeysT], share: bool) -> tuple[OpenFolder[KeysT], bool]:
-    """Name both embeddings and the output layer, and tell whether source and target share theirs.
-
-    `share`: they do according to config.json.
-    """
+    """Name both embeddings and the output layer; tell if source and target share theirs (`share`: config.json)."""
     tie, stored = opened.keys.tie_word_embeddings, dict(opened.stored)
     if share and not tie and SOURCE in stored and TARGET in stored:
         # With an untied output, transformers 5 unties all three, and ignores model.shared.weight.
@@ -236,10 +223,10 @@ MAX_POSITIONS = 1024  # of transformers' table of sinusoids; longer sentences fa
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `MarianMTModel` of `transformers` loads, without a tokenizer.
+    """Write a folder that `MarianMTModel` of `transformers` loads; pruned heads become zeros.
 
-    `pad` is its padding token, which fills finished rows, tells masks, and gets no gradient: it must not occur in
-    sentences. The default is the start token, as in published models. Pruned heads become zeros.
+    `pad` fills finished rows, tells masks, and gets no gradient: it must not occur in sentences. The default is the
+    start token, as in published models.
     """
     model = restore_heads(model)
     check_expressible(model.config)
@@ -268,14 +255,12 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
-    """Reject a model that Marian's config cannot describe, by the name of the field."""
     orders = (SinusoidalConfig(order="halves"), SinusoidalConfig(order="interleaved"))
     check_stacks(config, "Marian", {"positions": orders})
     conversion.check_fields(config, "Marian", {"frontend": None, "scale_output": False, "output_transform": False})
 
 
 def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values) -> None:
-    """Reject stacks that the keys of Marian and BART cannot describe; `required` values are those of the family."""
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):
         expressed = {"causal", "cross_attention", "activation_dropout"}
         required = {**required, "norm_eps": (NORM_EPS,)}
@@ -284,7 +269,6 @@ def check_stacks(config: Seq2SeqConfig, family: str, required: conversion.Values
 
 
 def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) -> None:
-    """Reject sides that differ in a field for which the family has one key."""
     for name in names:
         ours, other = getattr(config.encoder, name), getattr(config.decoder, name)
         if other != ours:
@@ -292,10 +276,9 @@ def check_equal_sides(config: Seq2SeqConfig, family: str, names: Iterable[str]) 
 
 
 def reorder_features(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Move the even features before the odd ones, in every tensor.
+    """Move the even features before the odd ones: Marian adds all sines before all cosines, the paper interleaves them.
 
-    Marian adds all sines before all cosines, the paper interleaves them. No other part distinguishes the features, so
-    permuting all rows and columns of width E alike leaves every logit unchanged.
+    No other part distinguishes features: permuting all rows and columns of width E leaves every logit unchanged.
     """
     width = tensors["source_embedding.weight"].shape[1]
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
@@ -333,7 +316,6 @@ def drop_tied_copies(tensors: dict[str, Tensor], config: Seq2SeqConfig) -> dict[
 
 
 def write_stacks(config: Seq2SeqConfig) -> dict[str, Any]:
-    """Return the keys of both stacks, for Marian, BART and Whisper."""
     encoder, decoder = (
         conversion.write_fields(get_stack_field_to_key(side), stack)
         for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True)

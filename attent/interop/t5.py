@@ -70,8 +70,6 @@ def build_mappings(config: Seq2SeqConfig) -> list[TensorMapping]:
 
 @dataclass(frozen=True, kw_only=True)
 class T5Keys:
-    """The keys of a T5 config.json that describe the model, with the defaults of `transformers`."""
-
     model_type: Literal["t5", "mt5"] = "t5"
     vocab_size: int = 32_128
     d_model: int = 512
@@ -95,8 +93,7 @@ class T5Keys:
 
     @property
     def scales_output(self) -> bool:
-        """True if states are divided by sqrt(d_model) before the output layer: T5 1.1 says so by an untied output, and
-        mT5 never does it."""
+        """True if states are divided by sqrt(d_model) before a tied output layer (T5 1.0); mT5 never does it."""
         scales = self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
         return scales and self.model_type == "t5"
 
@@ -150,7 +147,6 @@ FEED_FORWARD_TO_HF: dict[tuple[Activation, bool], str] = {
 
 
 def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
-    """`tied`: whether the tensors tie the output layer to the embedding."""
     with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
         return Seq2SeqConfig(
             vocab=keys.vocab_size,
@@ -220,10 +216,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def resolve_ties(stored: Mapping[str, LazyTensor], where: Path) -> tuple[dict[str, LazyTensor], bool]:
-    """Name both embeddings and the output layer, and tell whether that is tied.
-
-    As in transformers 5, it is tied unless the file holds another tensor, whatever `tie_word_embeddings` says.
-    """
+    """Name both embeddings and the output layer, which is tied unless the file holds another (as in transformers 5)."""
     names = [name for name in (SHARED, SOURCE, TARGET) if name in stored] or [OUTPUT]
     shared = conversion.resolve_tied_group(names, stored, where, "T5's embeddings")
     resolved = {name: tensor for name, tensor in stored.items() if name != SHARED} | {SOURCE: shared, TARGET: shared}
@@ -235,10 +228,7 @@ GENERATION_LENGTH = 512  # generate() stops there; without it, after 20 tokens
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `T5ForConditionalGeneration` of `transformers` loads, without a tokenizer.
-
-    `pad` is its padding token, by default the start token, as in published models. Pruned heads become zeros.
-    """
+    """Write a folder of `transformers`. `pad`: by default the start token, as published. Pruned heads: zeros."""
     model = restore_heads(model)
     config = model.config
     check_expressible(config)
@@ -258,7 +248,6 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def check_expressible(config: Seq2SeqConfig) -> None:
-    """Reject a model that T5's config cannot describe, by the name of the field."""
     required = {"frontend": None, "share_embeddings": True, "output_bias": False, "scale_embeddings": False}
     conversion.check_fields(config, FAMILY, {**required, "output_transform": False})
     for side, stack in zip(("encoder", "decoder"), config.stacks, strict=True):

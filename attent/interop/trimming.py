@@ -77,7 +77,6 @@ def read_blocks(corpus: Path) -> Iterator[list[str]]:
 
 
 def encode_sides(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Encode each line by both sides; Marian has a segmentation model for each."""
     rows = tokenizer.source.encode(lines)
     return rows if tokenizer.joint else [a + b for a, b in zip(rows, tokenizer.target.encode(lines), strict=True)]
 
@@ -96,8 +95,6 @@ def select_tokens(model: Seq2Seq, ids: Sequence[int]) -> Seq2Seq:
 
 
 class PieceModel(NamedTuple):
-    """The pieces of a segmentation model that texts consist of."""
-
     scores: Mapping[str, float]
     rank_merge: Callable[[str, str], float | None] | None  # the lowest rank is merged first; None: Unigram
 
@@ -117,7 +114,6 @@ class PieceModel(NamedTuple):
 def choose_ids(
     tokenizer: Tokenizer, files: Files, corpus: Path, languages: Sequence[str], vocab: int | None
 ) -> tuple[list[int], set[str]]:
-    """Return the ids to keep, in their order, and the names of all other tokens."""
     models = [model for name in sorted(files) if (model := read_pieces(name, files[name])) is not None]
     if not models or {"target.model", "target_vocab.json"} & files.keys():
         raise AttentError("only SentencePiece, BPE and Unigram tokenizers with one vocabulary can be trimmed")
@@ -145,10 +141,7 @@ def choose_ids(
 
 
 def select_characters(pieces: Set[str], languages: Sequence[str]) -> set[str]:
-    """Return the pieces of one character, without letters of other scripts than the languages'.
-
-    Latin letters always remain: names and addresses need them, and BART writes bytes as Latin letters.
-    """
+    """Return the pieces of one letter of the languages' scripts, or of Latin, which names and BART's bytes need."""
     every_script = frozenset(SCRIPT_LETTERS)
     scripts = [get_language_scripts(language) or every_script for language in languages] or [every_script]
     foreign = every_script - {"Latn"}.union(*scripts)
@@ -185,10 +178,7 @@ def read_sentencepiece(content: bytes) -> PieceModel:
 
 
 def iter_fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """Yield (number, value, encoded field) of a protobuf message; SentencePiece's own parser needs another package.
-
-    Values are integers, or the bytes of floats, strings and messages.
-    """
+    """Yield (number, integer or bytes, encoded field) of a protobuf message; SentencePiece's parser needs a package."""
     position = 0
 
     def read_integer() -> int:  # 7 bits in each byte, lowest first; all bytes but the last are above 127
@@ -250,7 +240,6 @@ def rewrite_config(config: dict[str, Any], dropped: Set[str]) -> dict[str, Any]:
 
 
 def rewrite_fast(data: dict[str, Any], dropped: Set[str], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """Rewrite `tokenizer.json`."""
     model = data["model"]
     if model["type"] == "BPE":
         model["vocab"] = {piece: new_ids[i] for piece, i in model["vocab"].items() if piece not in dropped}

@@ -1,8 +1,7 @@
 """VisionEncoderDecoder (ViT and BERT, ViT and GPT-2) as `transformers` stores it <-> our Seq2Seq of an image front-end.
 
-Tensors, config keys and preprocessing of the encoder are those of `vit`, and of the decoder those of `bert` or `gpt2`:
-tensors behind a prefix, keys in a section of config.json. This module adds the cross-attention, the projection between
-stacks of different width, and the decoder's first and last token.
+The encoder is that of `vit`, the decoder that of `bert` or `gpt2`: tensors behind a prefix, keys in a section of
+config.json. Here are the cross-attention, the projection between widths, and the decoder's first and last token.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def build_mappings(frontend: ImageConfig, family: str) -> list[TensorMapping]:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionEncoderDecoderKeys:
-    """The token ids that belong to the whole model; where one is missing, that of the decoder's section counts."""
+    """Token ids of the whole model; where one is missing, that of the decoder's section counts."""
 
     decoder_start_token_id: int | None = None
     bos_token_id: int | None = None
@@ -137,7 +136,6 @@ DECODER_KEYS: dict[str, ConfigKeys[Any]] = {
 
 
 def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
-    """Return the config of a side, of a family that is supported there, and its location for error messages."""
     data = hf_folder.read_json(path).get(side)
     if not isinstance(data, dict):
         raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
@@ -150,7 +148,6 @@ def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def to_text_config(section: Mapping[str, Any], where: Path, opened: OpenFolder[Any]) -> EncoderConfig | CausalConfig:
-    """Return the decoder's config, as that of a model without cross-attention."""
     table = DECODER_KEYS[section["model_type"]]
     data = {"is_decoder": False, "add_cross_attention": False, **section}  # the defaults of transformers
     keys: Any = conversion.parse_section(data, table, where)
@@ -226,11 +223,7 @@ def pop_segments(opened: OpenFolder[Any], text: EncoderConfig) -> LazyTensor:
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `VisionEncoderDecoderModel` of `transformers` loads, without a tokenizer.
-
-    A pre-norm decoder becomes a GPT-2, a post-norm decoder a BERT. `pad` is the padding token, by default the token
-    that ends a text. Pruned heads become zeros.
-    """
+    """Write a folder of `transformers`: a GPT-2 decoder if it is pre-norm, else BERT. `pad` is by default the end."""
     model = restore_heads(model)
     config = model.config
     vision, text = split_config(config)
@@ -263,7 +256,6 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def split_config(config: Seq2SeqConfig) -> tuple[VisionConfig, EncoderConfig | CausalConfig]:
-    """Return the inputs of `join_configs`. A model that has none is rejected, by the name of the field."""
     encoder, decoder = config.stacks
     frontend = config.frontend
     if not isinstance(frontend, ImageConfig):

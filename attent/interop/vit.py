@@ -1,8 +1,4 @@
-"""ViT as `transformers` stores it <-> our VisionTransformer.
-
-Patches are embedded by a convolution there and by a linear layer here, with the same weights in another shape. How
-images are resized and normalized is in preprocessor_config.json; `attent.data.images` does it.
-"""
+"""ViT as `transformers` stores it, with a convolution of patches, <-> our VisionTransformer, with a linear layer."""
 
 from __future__ import annotations
 
@@ -59,8 +55,6 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
 
 @dataclass(frozen=True, kw_only=True)
 class ViTKeys(encoder_family.EncoderKeys):
-    """The keys of a ViT config.json that describe the model, with the defaults of `transformers`."""
-
     image_size: int | tuple[int, int] = 224
     patch_size: int | tuple[int, int] = 16
     num_channels: int = 3
@@ -90,7 +84,6 @@ CONFIG_KEYS = ConfigKeys(
 
 
 def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:
-    """`heads` and `preprocessing` are fields of `VisionConfig`."""
     image, patch = (parse_square_size(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
     if image % patch:
         raise FolderError(
@@ -113,8 +106,7 @@ def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[st
 
 
 def read_preprocessing(root: Path, channels: int, image: int) -> dict[str, Any]:
-    """Read preprocessor_config.json as fields of `VisionConfig`. Without one, images are squashed and pixels scaled to
-    -1 .. 1, as is usual."""
+    """Read preprocessor_config.json; without one, images are squashed and pixels scaled to -1 .. 1, as is usual."""
     where = root / PREPROCESSOR_FILE
     if not where.exists():
         return {"mean": (0.5,), "std": (0.5,), "fit": "squash", "resize_to": None, "resample": "bilinear"}
@@ -184,7 +176,6 @@ def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dic
 
 
 def read_size(data: Mapping[str, Any], image: int, where: Path) -> tuple[Literal["crop", "squash"], int]:
-    """Return how the image is fitted, and the size of all sides or of the shorter one."""
     size = image if data.get("do_resize") is False else data.get("size", image)
     kind = str(data.get("image_processor_type") or data.get("feature_extractor_type"))
     if isinstance(size, dict) and set(size) == {"shortest_edge"}:
@@ -217,7 +208,6 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def save(model: VisionTransformer, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that ViT's classes of `transformers` load, with the config of its image processor."""
     config = model.config
     check_expressible(config)
     tensors = conversion.export_tensors(model, build_mappings(config))
@@ -230,7 +220,6 @@ def save(model: VisionTransformer, folder: StrPath, *, pad: int | None = None) -
 
 
 def check_expressible(config: VisionConfig) -> None:
-    """Reject a model that ViT's config cannot describe, by the name of the field."""
     conversion.check_fields(config, FAMILY, {"class_token": True, "pooling": "class"})
     if config.pooler and config.labels:
         conversion.reject_field(FAMILY, "pooler", config.pooler, "False where there are labels")
@@ -256,8 +245,6 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
 
 
 def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
-    """Return the config of `transformers`' image processor."""
-
     def each(values: tuple[float, ...]) -> list[float]:
         return list(values) * (config.channels if len(values) == 1 else 1)
 

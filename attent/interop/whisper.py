@@ -1,9 +1,4 @@
-"""Whisper as `transformers` stores it <-> our Seq2Seq of audio.
-
-The layers have Marian's names; in addition there are two convolutions, learned positions and a norm after each stack.
-How transcripts are searched is in generation_config.json, and how features are computed in preprocessor_config.json;
-both files are kept for export. The tokenizer is `attent.text.tokenizer_formats.WhisperVocabulary`.
-"""
+"""Whisper as `transformers` stores it <-> our Seq2Seq of audio; configs of search and preprocessing are kept."""
 
 from __future__ import annotations
 
@@ -49,8 +44,6 @@ KEY_WEIGHT, KEY_BIAS = ".k_proj.weight", ".k_proj.bias"
 
 
 class ZeroTensor(LazyTensor):
-    """A tensor of zeros that is in no file."""
-
     def read(self) -> Tensor:
         return torch.zeros(self.shape)
 
@@ -58,8 +51,7 @@ class ZeroTensor(LazyTensor):
 def add_key_biases(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Add the biases of keys, which Whisper leaves out, as zeros.
 
-    A bias of keys adds the same number, its product with the query, to all scores of a query, and so it never changes
-    their softmax: `save` drops it, whatever its value.
+    One adds the same number to all scores of a query, which never changes their softmax: `save` drops it.
     """
     keys = [tensor for name, tensor in stored.items() if name.endswith(KEY_WEIGHT)]
     names = [key.name.removesuffix(KEY_WEIGHT) + KEY_BIAS for key in keys]
@@ -72,8 +64,6 @@ def add_key_biases(stored: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperKeys(marian.SharedKeys):
-    """The keys of a Whisper config.json that describe the model, with the defaults of `transformers`."""
-
     num_mel_bins: int = 80
     max_source_positions: int = 1500
     max_target_positions: int = 448
@@ -142,7 +132,6 @@ def to_stack(keys: WhisperKeys, side: str, where: Path) -> StackConfig:
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Seq2Seq:
-    """Load a Whisper folder, in eval mode, in its own dtype or another."""
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["encoder_layers", "decoder_layers"])
     check_features(opened.root, opened.keys.num_mel_bins)
     config = to_config(opened.keys, opened.config_path)
@@ -152,7 +141,6 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def check_features(root: Path, mel_bins: int) -> None:
-    """Reject features that `LogMelSpectrogram` does not compute."""
     required = {
         "sampling_rate": SAMPLE_RATE,
         "n_fft": FRAME_SAMPLES,
@@ -173,8 +161,7 @@ def check_features(root: Path, mel_bins: int) -> None:
 
 
 def read_kept_files(folder: StrPath) -> dict[str, bytes]:
-    """Read the files besides weights and tokenizer of a Whisper folder, or of an attent folder that was made from one:
-    save them with a model that is converted or fine-tuned."""
+    """Read the files besides weights and tokenizer of a Whisper folder, or of one made from it, to save them again."""
     root = locate_model(folder)
     if has_manifest(root):
         contents = {name: read_side_file(root, name) for name in KEPT_FILES}
@@ -184,8 +171,6 @@ def read_kept_files(folder: StrPath) -> dict[str, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationKeys:
-    """The keys of generation_config.json that describe transcripts."""
-
     suppress_tokens: tuple[int, ...] | None = None
     begin_suppress_tokens: tuple[int, ...] | None = None
     forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = None  # position and token
@@ -196,8 +181,6 @@ class GenerationKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperSettings:
-    """How the transcripts of a Whisper model are searched."""
-
     suppressed_tokens: tuple[int, ...]  # never generated
     banned_first: tuple[int, ...]  # not generated right after the prompt
     is_multilingual: bool  # False: English only; prompts have no language and no task
@@ -206,8 +189,7 @@ class WhisperSettings:
 
 
 def read_settings(folder: StrPath, vocabulary: WhisperVocabulary) -> WhisperSettings:
-    """Read generation_config.json of a Whisper folder, or of an attent folder that was made from one; the oldest
-    folders have its keys in config.json."""
+    """Read generation_config.json of a Whisper folder or one made from it; the oldest folders have only config.json."""
     root, content = locate_model(folder), read_kept_files(folder).get(GENERATION_FILE)
     where = root / (hf_folder.CONFIG_FILE if content is None else GENERATION_FILE)
     try:
@@ -240,10 +222,7 @@ def detect_languages(model: Seq2Seq, source: Tensor, vocabulary: WhisperVocabula
 
 
 def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
-    """Write a folder that `WhisperForConditionalGeneration` of `transformers` loads, without a tokenizer.
-
-    `pad` is its padding token, by default the end token, as in published models. Pruned heads become zeros.
-    """
+    """Write a folder of `transformers`. `pad` is by default the end token, as published; pruned heads become zeros."""
     model = restore_heads(model)
     config = model.config
     frontend = check_expressible(config)
@@ -264,7 +243,6 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
 
 
 def check_expressible(config: Seq2SeqConfig) -> AudioConfig:
-    """Reject a model that Whisper's config cannot describe, by the name of the field; return its front-end."""
     frontend = config.frontend
     if not isinstance(frontend, AudioConfig):
         conversion.reject_field(FAMILY, "frontend", frontend, "audio")

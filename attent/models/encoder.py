@@ -99,8 +99,7 @@ class Classifier(nn.Module):
 
 
 def gather_first_states(states: Tensor, packing: Packing) -> Tensor:
-    """Return the first state of each packed sentence: (B, T, E) -> (B, S, E). Rows with fewer than S sentences have
-    arbitrary states at the end; `packing.ends` tells which."""
+    """Return each packed sentence's first state, (B, S, E); arbitrary after a row's last (`packing.ends` tells)."""
     starts = F.pad(packing.ends, (1, 0))[:, :-1].clamp(max=states.shape[1] - 1)  # the end of the previous sentence
     return states.gather(1, starts[..., None].expand(-1, -1, states.shape[2]))
 

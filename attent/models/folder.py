@@ -61,7 +61,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """Content of a folder. Every name has its tensor; names that were tied when saved share one."""
+    """Every name has its tensor; names that were tied when saved share one."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -98,7 +98,6 @@ def write_folder(
 
 
 def _read_listed_files(root: Path) -> dict[str, bytes]:
-    """Return the extra files of the model in a folder; none if it holds no intact model."""
     if has_manifest(root):
         with suppress(FolderError):
             return _load_extra_files(_find_files(root, _list_extra_files(root)))
@@ -187,7 +186,7 @@ def _publish(root: Path, paths: dict[str, Path]) -> None:
 def _recover_interrupted_save(root: Path, small_files: Iterable[str]) -> None:
     """Finish an interrupted save that had begun to rename, and remove one that had not.
 
-    Files are removed in the reverse order of writing, as `storage.atomic` needs; the manifest goes before its files.
+    The manifest is removed before its files: in the reverse order of writing, as `storage.atomic` needs.
     """
     names = dict.fromkeys([*_list_extra_files(root), *small_files, CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE])
     leftovers = [root / (name + NEW_SUFFIX) for name in reversed(names)]
@@ -201,7 +200,6 @@ def _recover_interrupted_save(root: Path, small_files: Iterable[str]) -> None:
 
 
 def _list_extra_files(root: Path) -> list[str]:
-    """Return the extra files of a finished or unfinished save in this folder."""
     names: list[str] = []
     for manifest in (MANIFEST_FILE + NEW_SUFFIX, MANIFEST_FILE):
         with suppress(FolderError, OSError):
@@ -210,10 +208,7 @@ def _list_extra_files(root: Path) -> list[str]:
 
 
 def read_folder(folder: str | os.PathLike[str], copy_tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> StoredModel:
-    """Read a model after verifying its checksums. No file stays open.
-
-    `copy_tensor` copies each tensor as soon as it is read, to the device and precision that the caller wants.
-    """
+    """Read a model after verifying its checksums; `copy_tensor` moves each tensor at once. No file stays open."""
     return _retry_while_changing(Path(folder).expanduser(), lambda root: _read_model(root, copy_tensor))
 
 
@@ -236,12 +231,10 @@ def read_side_file(folder: str | os.PathLike[str], name: str) -> bytes | None:
 
 
 def write_side_settings(folder: str | os.PathLike[str], name: str, config: DataclassInstance) -> None:
-    """Write a dataclass as a side file in JSON."""
     write_side_file(folder, name, settings.to_json(settings.to_dict(config)))
 
 
 def read_side_settings(folder: str | os.PathLike[str], name: str, cls: type[C]) -> C | None:
-    """Read a side file in JSON as a `cls`; None if there is none."""
     content, where = read_side_file(folder, name), str(Path(folder) / name)
     return None if content is None else settings.from_dict(cls, settings.parse_json(content, where), where=where)
 

@@ -16,8 +16,7 @@ from attent.nn.init import init_normal
 class OutputProjection(nn.Module):
     """States (B, T, E) -> logits (B, T, V). The matrix is often the token embedding, transposed (`tied_to`).
 
-    `transform` is the stack whose activation and norm a layer before the matrix has (BERT); None: there is no such
-    layer.
+    `transform` is the stack whose activation and norm a layer before the matrix has (BERT), or None.
     """
 
     def __init__(
@@ -42,8 +41,7 @@ class OutputProjection(nn.Module):
         return F.linear(self.prepare_states(states), self.weight, self.bias)
 
     def prepare_states(self, states: Tensor) -> Tensor:
-        """Return the input of the matrix: transformed (BERT), or divided by sqrt(E), as T5 does where the output is
-        tied to the embedding."""
+        """Transform states (BERT), or divide them by sqrt(E), as T5 does where the output is tied to the embedding."""
         states = states if self.transform is None else self.transform(states)
         return states if self.scale is None else states * self.scale
 

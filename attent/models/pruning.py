@@ -1,6 +1,4 @@
-"""Remove layers and attention heads from a model, and restore heads as zeros for CTranslate2 and Hugging Face, which
-need equal numbers of heads. `attent.inspection.prune` chooses the heads.
-"""
+"""Remove layers and heads, and restore heads as zeros for CTranslate2 and Hugging Face, which need equal numbers."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def remove_heads(model: Seq2Seq, heads: Mapping[str, Collection[int]]) -> Seq2Se
 
 
 def remove_layers(model: Seq2Seq, encoder_layers: int | None, decoder_layers: int | None) -> Seq2Seq:
-    """Return a model with fewer layers, evenly spaced from the first to the last, as a start for distillation (Shleifer
-    and Rush 2020). Tensors are shared with `model`."""
+    """Keep evenly spaced layers, to start a distillation (Shleifer and Rush 2020). Tensors are shared with `model`."""
     stacks: dict[str, Any] = dict(zip(("encoder", "decoder"), model.config.stacks, strict=True))
     remaining: dict[str, list[int]] = {}
     for side, count in (("encoder", encoder_layers), ("decoder", decoder_layers)):
@@ -69,8 +66,7 @@ def remove_layers(model: Seq2Seq, encoder_layers: int | None, decoder_layers: in
 
 
 def restore_heads(model: Seq2Seq) -> Seq2Seq:
-    """Return an equivalent model with all original heads, the removed ones as zeros. Tensors that were never pruned are
-    shared, not copied."""
+    """Return an equivalent model with removed heads as zeros. Tensors that were never pruned are shared, not copied."""
     config = model.config
     if all(stack.remaining_heads is None for stack in config.stacks):
         return model
@@ -101,7 +97,6 @@ def set_remaining_heads(config: Seq2SeqConfig, remaining: Mapping[str, tuple[int
 
 
 def compute_feature_indices(heads: Collection[int], layer: Attention) -> Tensor:
-    """Return the indices of these heads' features among those of all heads."""
     width = layer.head_width
     indices = [head * width + i for head in heads for i in range(width)]
     return torch.tensor(indices, dtype=torch.int64, device=layer.query.weight.device)

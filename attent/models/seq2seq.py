@@ -68,7 +68,6 @@ class Seq2Seq(SavableModel):
 
     @property
     def stacks(self) -> tuple[Stack, Stack]:
-        """Encoder and decoder of a Transformer."""
         assert isinstance(self.encoder, Stack)
         assert isinstance(self.decoder, Stack)
         return self.encoder, self.decoder

@@ -20,17 +20,12 @@ class SummaryRow(NamedTuple):
 
 
 class ModelSummary(str):
-    """Text that a notebook shows as it is printed."""
-
     def __repr__(self) -> str:
         return str(self)
 
 
 def summarize_modules(model: nn.Module) -> ModelSummary:
-    """Return a tree with a line for each module that has parameters.
-
-    Equal neighbors share a line, and a parameter of several modules counts once, where it comes first.
-    """
+    """Return a tree of the modules with parameters: equal neighbors share a line, shared parameters count once."""
     rows = [row._replace(name="  " * row.depth + row.name) for row in list_rows("", model, set())]
     name, kind, shape, count = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:4])
     lines = (f"{row.name:{name}}  {row.kind:{kind}}  {row.shape:{shape}}  {row.parameters:>{count}}" for row in rows)
@@ -58,7 +53,6 @@ def list_rows(name: str, module: nn.Module, seen: set[Tensor], depth: int = 0) -
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the children with parameters; those of a list replace the list."""
     children = []
     for key, child in module.named_children():
         if isinstance(child, nn.ModuleList):

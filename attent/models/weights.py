@@ -67,13 +67,11 @@ def collect_tensors(model: nn.Module, like: nn.Module) -> dict[str, Tensor]:
 
 
 def build_empty_like(model: nn.Module) -> nn.Module:
-    """Build a model of the same config on the meta device."""
     with torch.device("meta"):
         return type(model)(model.config)
 
 
 def save_model(model: nn.Module, folder: str | os.PathLike[str], files: Mapping[str, bytes] | None = None) -> None:
-    """Save a model folder: config.json, model.safetensors, manifest.json and extra files."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     tensors = collect_tensors(model, build_empty_like(model))
     model_folder.write_folder(folder, config=to_config_json(config), tensors=tensors, files=files)
@@ -94,7 +92,6 @@ def assign_weights(model: M, tensors: Mapping[str, Tensor], where: str | Path) -
 
 
 def check_weights(tensors: Mapping[str, Tensor], like: nn.Module, where: str | Path) -> None:
-    """Refuse tensors that are not exactly those of the model `like`; `where` is their file."""
     check_tensors({name: tensor.shape for name, tensor in like.state_dict().items()}, tensors, where)
     check_dtypes(tensors, where)
     for name, first in find_tied_names(like).items():

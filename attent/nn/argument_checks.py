@@ -73,7 +73,6 @@ def check_states(name: str, states: Tensor, width: int) -> None:
 
 
 def check_lengths(lengths: Tensor, B: int, T: int, device: torch.device, name: str) -> None:
-    """Check the row lengths of a (B, T) batch."""
     if not isinstance(lengths, Tensor) or lengths.shape != (B,) or lengths.dtype not in (torch.int64, torch.int32):
         is_now = f"{lengths.dtype} of {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else repr(lengths)
         raise ValueError(f"`{name}` must be a tensor of {B} int64 or int32, one per row of the batch, but is {is_now}")

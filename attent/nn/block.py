@@ -101,14 +101,12 @@ class Block(nn.Module):
         return self.feedforward_residual(x, self.feedforward)
 
     def attend_self(self, x: Tensor, context: BlockContext, cache: LayerCache | None) -> Tensor:
-        """Attend to x, and to the tokens before it that the cache holds."""
         kv = self.self_attn.project_keys_values(x, context.angles)
         if cache is not None:
             kv = cache.self_attn.append(kv, context.cache_start, context.cache_used)
         return self.self_attn(x, kv, context.self_mask, context.angles, context.position_bias)
 
     def attend_memory(self, x: Tensor, context: BlockContext, cache: LayerCache | None) -> Tensor:
-        """Attend to the output of the other stack, whose keys and values a cache holds already."""
         assert self.cross_attn is not None
         kv = None if cache is None else cache.cross_attn
         if kv is None:

@@ -97,7 +97,6 @@ class Cache:
         return self.layers[0].self_attn.keys.shape[0]
 
     def check_step(self, B: int, T: int) -> None:
-        """Raise ValueError unless T new tokens of each of B rows fit."""
         if self.beams > 1 and self.beams != T:
             raise ValueError(f"a step must have a token for each of the cache's {self.beams} beams, but has {T}")
         if self.used_columns + T > self.max_columns:
@@ -161,8 +160,7 @@ class Cache:
             self.memory_lengths = self.memory_lengths.index_copy(0, rows, new.memory_lengths)
 
     def set_row_lengths(self, lengths: Sequence[int]) -> None:
-        """Set the positions that each row holds: `lengths[i]` is the current count, or 0 to restart row i. The caller
-        counts them on the host, so this does not synchronize."""
+        """Set each row's length, its current one or 0 to restart it: counted on the host, so no synchronization."""
         device = self.layers[0].self_attn.keys.device
         self.used_columns = max(lengths) * self.beams
         ragged = min(lengths) != max(lengths)
@@ -174,8 +172,7 @@ class Cache:
 
 @dataclass(eq=False)
 class StateCache(Cache):
-    """The states of recurrent or convolutional layers instead of keys and values: S vectors of each of N layers. Beams
-    copy them, as their size does not grow."""
+    """S state vectors of each of N recurrent or convolutional layers instead of keys and values; beams copy them."""
 
     initial: Tensor = field(kw_only=True)  # (B, 1, N, S, E) states of a beam that has read nothing
     states: Tensor = field(kw_only=True)  # (B, K, N, S, E)

@@ -1,5 +1,4 @@
-"""Convolutional encoder and decoder (Gehring et al. 2017) with the interface of `Stack`: the other architecture that
-the paper compares with.
+"""Convolutional encoder and decoder (Gehring et al. 2017) with the interface of `Stack`, to compare with.
 
 A layer is a convolution over k positions with gated linear units, in a residual connection scaled by sqrt(0.5). Order
 comes from learned positions, and every decoder layer attends to the encoder. As a decoder layer reads the last k
@@ -63,8 +62,6 @@ class ConvDecoderConfig(ConvEncoderConfig):
 
 
 class ConvBlock(nn.Module):
-    """One layer; a decoder's attends to the memory."""
-
     def __init__(self, config: ConvEncoderConfig) -> None:
         super().__init__()
         E, self.kernel = config.width, config.kernel
@@ -85,8 +82,6 @@ class ConvBlock(nn.Module):
 
 
 class ConvStack(NonTransformerStack):
-    """Learned positions, N layers and a norm: an encoder or a decoder, by its config."""
-
     config: ConvEncoderConfig
 
     def __init__(self, config: ConvEncoderConfig) -> None:
@@ -135,7 +130,6 @@ class ConvStack(NonTransformerStack):
     def new_cache(
         self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
     ) -> StateCache:
-        """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
         assert memory is not None
         states, (N, k) = memory.states, (self.config.layers, self.config.kernel)
@@ -145,8 +139,7 @@ class ConvStack(NonTransformerStack):
 
 
 def select_last(inputs: Tensor, lengths: Tensor | None, count: int) -> Tensor:
-    """Return the last `count` inputs of each row, (R, N, count + T, E) -> (R, N, count, E), where `lengths` of the T
-    are real."""
+    """Return the last `count` inputs of each row, (R, N, count + T, E) -> (R, N, count, E); `lengths` of T are real."""
     if lengths is None:
         return inputs.narrow(2, inputs.shape[2] - count, count)
     columns = lengths[:, None] + torch.arange(count, device=lengths.device)  # (R, count)

@@ -80,7 +80,6 @@ def repeat_kv_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def check_inputs(inputs: AttentionInputs) -> None:
-    """Reject tensors whose shapes, devices or types do not match."""
     q, k, v, mask, bias, *_ = inputs
     if not (q.dim() == k.dim() == v.dim() == 4):
         raise ValueError(f"q, k, v must be (B, H, T, D), but have {q.dim()}, {k.dim()}, {v.dim()} dimensions")

@@ -10,8 +10,6 @@ NUM_LEVELS = 2**16  # rates are multiples of 1 / NUM_LEVELS on the CPU
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout that draws its mask faster on the CPU."""
-
     def forward(self, x: Tensor) -> Tensor:
         return apply_dropout(x, self.p) if self.training and self.p else x
 

@@ -143,8 +143,7 @@ class LogMelSpectrogram(nn.Module):
 
     @torch.no_grad()
     def forward(self, samples: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`lengths` counts the samples of each row; frames beyond them are 0. None: all, and the end of a row is
-        mirrored as its start is."""
+        """`lengths` counts each row's samples, beyond which frames are 0; None: all, the end mirrored as the start."""
         B, S = samples.shape
         # Whisper mirrors the start, and the end of a recording that was padded with silence.
         mirrored = FRAME_SAMPLES // 2
@@ -170,8 +169,7 @@ class LogMelSpectrogram(nn.Module):
 
 
 def make_mel_filters(mel_bins: int) -> Tensor:
-    """Slaney's triangular filters from 0 to 8,000 Hz, (frequencies, M): linear below 1,000 Hz and logarithmic above,
-    each of area 1."""
+    """Slaney's triangular filters (frequencies, M): linear below 1,000 Hz, then logarithmic; each of area 1."""
     highest = 15 + 27 * math.log(SAMPLE_RATE / 2 / 1000) / math.log(6.4)  # in mel
     mel = torch.linspace(0, highest, mel_bins + 2, dtype=torch.float64)
     edges = torch.where(mel < 15, mel * (200 / 3), 1000 * torch.exp((mel - 15) * (math.log(6.4) / 27)))  # in Hz
@@ -251,8 +249,7 @@ def add_class_token(patches: Tensor, class_token: Tensor | None) -> Tensor:
 
 
 def normalize_pixels(pixels: Tensor, config: ImageConfig, like: Tensor) -> Tensor:
-    """Convert bytes, or values from 0 to 1, to a model's input, with the device and dtype of `like`:
-    (pixel - mean) / std."""
+    """Convert bytes, or values from 0 to 1, to (pixel - mean) / std, with the device and dtype of `like`."""
     pixels = pixels.to(like.device, like.dtype) / (255 if pixels.dtype == torch.uint8 else 1)
     # Filled on the device, since CUDA graphs cannot hold copies from the host.
     mean, std = (torch.cat([pixels.new_full((1, 1, 1), x) for x in values]) for values in (config.mean, config.std))

@@ -25,8 +25,7 @@ from attent.nn.masks import Mask
 
 
 class FusedBlock(Block):
-    """A block that computes each sub-layer up to its last matrix product; bias, dropout, residual and norm run in one
-    kernel."""
+    """A block of sub-layers up to their last matrix product; bias, dropout, residual and norm run in one kernel."""
 
     def __init__(
         self, config: StackConfig, layer: int = 0, remaining_heads: tuple[tuple[int, ...], ...] | None = None
@@ -101,8 +100,7 @@ def is_unmodified_residual(residual: Residual) -> bool:
 def apply_add_norm(
     residual: Residual, x: Tensor, y: Tensor, output_layer: nn.Linear, *, duplicate: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm(x + Dropout(output_layer(y))): a product, then one kernel. With `duplicate` the result is written
-    twice, for the next sub-layer and for its residual connection."""
+    """LayerNorm(x + Dropout(output_layer(y))): a product, then one kernel, which writes twice if `duplicate`."""
     from attent.nn.kernels.add_norm import fused_add_norm
 
     norm, rate = residual.norm, residual.dropout.p if residual.dropout.training else 0.0
@@ -130,7 +128,6 @@ class FusedQKV(NamedTuple):
     kv_bias: Tensor | None = None  # (2, H, D)
 
     def unpack(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v as views."""
         parts = self.qkv.unbind(2) if self.kv is None else (*self.qkv.unbind(2), *self.kv.unbind(2))
         q, k, v = (x.transpose(1, 2) for x in parts)
         return q, k, v
@@ -144,7 +141,6 @@ class FusedQKV(NamedTuple):
 
 
 def zeros_with_gradient(bias: Tensor, like: Tensor) -> Tensor:
-    """Zeros through which a gradient reaches the bias."""
     return (bias - bias.detach()).to(like.dtype)
 
 

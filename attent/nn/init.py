@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 
 def init_normal(weight: Tensor, std: float) -> None:
-    """Draw from a normal distribution, but skip tensors on the meta device: for these torch would import its compiler,
-    which delays every command that loads a model by two seconds."""
+    """Skip tensors on the meta device: for these torch would import its compiler, which takes two seconds."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)

@@ -195,7 +195,6 @@ class Mask:
 
     @memoize
     def check(self, B: int, Tq: int, Tk: int, device: torch.device) -> None:
-        """Reject a description that does not fit the tensors."""
         if self.key_lengths is not None:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
         if isinstance(self.q_start, Tensor):

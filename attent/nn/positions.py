@@ -170,11 +170,8 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """LLaMA 3.1: divide low frequencies by `factor`, keep high ones, interpolate between.
-
-    Low is a frequency with fewer than `low_freq_factor` periods in `original_length` tokens, high one with more than
-    `high_freq_factor`.
-    """
+    """LLaMA 3.1: divide frequencies of fewer than `low_freq_factor` periods in `original_length` tokens by `factor`,
+    keep those of more than `high_freq_factor`, interpolate between."""
 
     kind: ClassVar[str] = "llama3"
     factor: float = 8.0

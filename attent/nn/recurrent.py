@@ -85,8 +85,6 @@ class BidirectionalBlock(nn.Module):
 
 
 class LSTMEncoder(NonTransformerStack):
-    """N bidirectional layers and a norm."""
-
     def __init__(self, config: LSTMEncoderConfig) -> None:
         super().__init__()
         self.config = config
@@ -150,7 +148,6 @@ class LSTMBlock(nn.Module):
         return LSTMState(hidden, cell, self.attend(hidden, kv, mask, notify_observers))
 
     def attend(self, hidden: Tensor, kv: KV | None, mask: Mask, notify_observers: bool = True) -> Tensor:
-        """Return the context of each state; zeros in a layer that does not attend."""
         attention = self.cross_attn
         if attention is None or kv is None:
             return torch.zeros_like(hidden)
@@ -158,7 +155,6 @@ class LSTMBlock(nn.Module):
         return attention.output(heads)
 
     def add_context(self, x: Tensor, hidden: Tensor, context: Tensor) -> Tensor:
-        """Return the layer's output: (B, T, E)"""
         y = self.dropout(hidden)
         y = y if self.cross_attn is None else y + self.dropout(context)
         return x + y if self.is_residual else y
@@ -218,15 +214,11 @@ class LSTMDecoder(NonTransformerStack):
         return self.norm(x), torch.stack([torch.stack(state, 2) for state in states], 2)
 
     def project_memory(self, memory: Memory) -> KV | None:
-        """Return the keys and values of the memory; None without attention."""
         attention = self.blocks[0].cross_attn
         return None if attention is None else attention.project_keys_values(memory.states)
 
     def compute_initial_states(self, memory: Memory) -> Tensor:
-        """Return the states (B, 1, N, 3, E) after reading nothing, from the first and the last state of the memory.
-
-        In a bidirectional encoder these are the final states of both directions.
-        """
+        """Return (B, 1, N, 3, E) from the memory's first and last states: an encoder's last in both directions."""
         states, lengths = memory.states, memory.lengths
         ends = torch.stack([states[:, 0], states[:, -1]], 1)
         if lengths is not None:
@@ -238,7 +230,6 @@ class LSTMDecoder(NonTransformerStack):
     def new_cache(
         self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
     ) -> StateCache:
-        """Create a cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
         assert memory is not None
         initial, kv = self.compute_initial_states(memory), self.project_memory(memory)

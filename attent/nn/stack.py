@@ -75,7 +75,6 @@ class Stack(nn.Module):
     def build_context(
         self, positions: Tensor, self_mask: Mask, packing: Packing | None, memory: Memory | None, cache: Cache | None
     ) -> BlockContext:
-        """Compute the masks, angles and biases that all blocks share."""
         angles, memory_mask = self.positions.compute_angles(positions), build_memory_mask(packing, memory, cache)
         if cache is None:
             return BlockContext(
@@ -101,7 +100,6 @@ class Stack(nn.Module):
     def new_cache(
         self, capacity: int, *, rows: int | None = None, memory: Memory | None = None, beams: int = 1
     ) -> Cache:
-        """Create an empty cache for `capacity` tokens of each beam, with the projected keys and values of memory."""
         check_new_cache(self, capacity, rows, memory, beams)
         rows, lengths = (rows, None) if memory is None else (memory.states.shape[0], memory.lengths)
         assert rows is not None

@@ -38,8 +38,6 @@ class GoldAlignment:
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentScores:
-    """In percent."""
-
     aer: float
     precision: float  # predicted links that are possible
     recall: float  # sure links that are predicted
@@ -113,10 +111,7 @@ def parse_gold_alignment(line: str, location: str = "gold") -> GoldAlignment:
 def drop_out_of_range(
     gold: Sequence[GoldAlignment], sources: Sequence[str], targets: Sequence[str], location: str = "gold"
 ) -> tuple[list[GoldAlignment], tuple[str, ...]]:
-    """Drop links to missing words, and return them too, such as `gold:63: 12-16`.
-
-    Published sets have one or two of them; many mean that the alignments are of other texts, which is refused.
-    """
+    """Drop and return links to missing words, of which published sets have one or two; refuse many: other texts."""
     if len(gold) != len(sources):
         raise AttentError(
             f"{location}: must have a line for each pair, but has {len(gold):,} for {len(sources):,} pairs; "

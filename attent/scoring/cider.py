@@ -1,5 +1,4 @@
-"""CIDEr-D (Vedantam et al. 2015): how much captions resemble several references each, by their n-grams, of which those
-in the references of few images count most."""
+"""CIDEr-D (Vedantam et al. 2015): captions against references by n-grams, rare ones counting most."""
 
 from __future__ import annotations
 
@@ -22,14 +21,11 @@ class CaptionVector(NamedTuple):
 
 
 class CiderScorer:
-    """Scores captions, given the document frequencies of the references of a test set."""
-
     def __init__(self, tokenize: Callable[[str], list[str]]) -> None:
         self.tokenize = tokenize
         self.num_documents, self.document_counts = 0, Counter[Ngram]()
 
     def count_documents(self, references: Iterable[Sequence[str]]) -> None:
-        """Count for each n-gram the images with a reference that contains it."""
         documents = [set(chain.from_iterable(map(self._count_ngrams, texts))) for texts in references]
         self.num_documents, self.document_counts = len(documents), Counter(chain.from_iterable(documents))
 
@@ -53,8 +49,7 @@ class CiderScorer:
 
 
 def compute_similarity(output: CaptionVector, reference: CaptionVector) -> float:
-    """Return the mean over the orders of the cosine, in which no n-gram of the output counts more often than it is in
-    the reference, times the penalty for the length."""
+    """Return the mean over orders of the cosine, with n-gram counts clipped, times the penalty for the length."""
     cosines = 0.0
     rows = zip(output.weights, reference.weights, output.norms, reference.norms, strict=True)
     for weights, others, norm, other in rows:

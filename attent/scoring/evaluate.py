@@ -1,6 +1,4 @@
-"""Evaluation of the translations of a test set: scores with confidence intervals, by source length, and of each
-sentence. The metrics are in `metrics`.
-"""
+"""Scores of the translations of a test set with confidence intervals, by source length, and of each sentence."""
 
 from __future__ import annotations
 
@@ -49,7 +47,6 @@ class Evaluation:
     ranking_metric: str = DEFAULT_METRIC  # of sentences
 
     def find_worst(self, count: int) -> list[SentenceScore]:
-        """The `count` worst sentences that differ from their reference."""
         sign, perfect = (-1, 0.0) if scoring.METRICS[self.ranking_metric].lower_is_better else (1, PERFECT_SCORE)
         ranked = sorted((sign * sentence.metrics[self.ranking_metric], sentence.number) for sentence in self.sentences)
         return [self.sentences[number - 1] for value, number in ranked if value < perfect][:count]
@@ -65,11 +62,7 @@ def evaluate(
     resamples: int = scoring.NUM_RESAMPLES,
     by_length: bool = True,
 ) -> Evaluation:
-    """Evaluate outputs.
-
-    language   of the references; None: judged by their script
-    by_length  also by the length of the sources, which are texts
-    """
+    """`language`: of the references; None: judged by their script. `by_length`: also by the length of the sources."""
     scoring.check_same_length(outputs, references)
     if len(sources) != len(references):
         raise scoring.ScoreError(f"there must be a source for each reference, but there are {len(sources)}")

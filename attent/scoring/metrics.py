@@ -1,6 +1,4 @@
-"""The table of metrics (`METRICS`), and scoring by them: sacreBLEU's with their signatures, ROUGE, CIDEr-D, exact
-matches, and the error rates of speech recognition; 95% confidence intervals by bootstrap and paired tests of two
-systems.
+"""The table of metrics (`METRICS`), 95% confidence intervals by bootstrap and paired tests of two systems.
 
 BLEU counts words; for scripts without spaces it counts characters, as published figures do. To add a metric, add an
 entry: flags, logs, curves and model cards read the table.
@@ -59,10 +57,7 @@ def _build_bleu(tokenize: str, per_sentence: bool, language: str | None) -> Sacr
 
 
 def _build_tokenized_bleu(tokenize: str, per_sentence: bool, language: str | None) -> SacreMetric:
-    """BLEU of lowercased, punctuation-normalized, Moses-tokenized text, as published figures of Multi30k have it.
-
-    The order is that of the dataset's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl.
-    """
+    """BLEU after Multi30k's own script: lowercase.perl, normalize-punctuation.perl, tokenizer.perl."""
     from attent.text.language_tags import get_primary_subtag
 
     try:
@@ -98,8 +93,7 @@ def _build_exact(tokenize: str, per_sentence: bool, language: str | None) -> Sac
 
 
 def _build_error_rate(tokenize: str, per_sentence: bool, language: str | None, in_words: bool) -> SacreMetric:
-    """Edits (substitutions, deletions, insertions) per 100 words or characters of the references, as jiwer counts them.
-    Of several references the one with the fewest edits counts."""
+    """Edits per 100 words or characters, as jiwer counts them; of several references the one with the fewest counts."""
 
     def count_errors(output: str, references: Sequence[str]) -> tuple[int, int]:
         texts = [text.split() if in_words else list(text) for text in (output, *references)]
@@ -147,10 +141,7 @@ def _build_ratio(
     signature_items: dict[str, str],
     read_references: Callable[[list[Sequence[str]]], None] = lambda _: None,
 ) -> SacreMetric:
-    """A metric that is the ratio, in percent, of two sums over the outputs, such as errors and words.
-
-    `read_references` is called first, with the references of each output.
-    """
+    """A ratio in percent of two sums over the outputs; `read_references` gets all references of each output first."""
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score, Signature
 
@@ -265,7 +256,6 @@ class MetricScore:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval; None if there was no bootstrap."""
         if self.mean is None or self.ci_half_width is None:
             return None
         return self.mean - self.ci_half_width, self.mean + self.ci_half_width
@@ -273,8 +263,6 @@ class MetricScore:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """One metric of two systems on the same sources, with a paired bootstrap test."""
-
     metric: str
     value: float
     baseline: float
@@ -299,8 +287,6 @@ class PairedComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusScores:
-    """The validation metrics of a test set, by name, and sacreBLEU's signatures."""
-
     metrics: dict[str, float]
     signatures: tuple[str, ...]
 
@@ -313,10 +299,7 @@ def score_corpus(
     *,
     names: Sequence[str] = VALIDATION_METRICS,
 ) -> CorpusScores:
-    """Compute the metrics `names`, and the `selected` one if it is another of the table.
-
-    `language` is that of the references; None: judged by their script.
-    """
+    """Compute `names` and the `selected` metric. `language` is that of the references; None: judged by their script."""
     names = [m.name for m in METRICS.values() if m.name in names or (m.name == selected and m.build)]
     scores = compute_metrics(outputs, references, names, language, resamples=0)
     return CorpusScores(
@@ -333,7 +316,6 @@ def compute_metrics(
     *,
     resamples: int = NUM_RESAMPLES,
 ) -> list[MetricScore]:
-    """Score a whole test set by each metric; with `resamples`, also its bootstrap mean and confidence interval."""
     check_same_length(outputs, references)
     scores = []
     for name in metrics:
@@ -423,7 +405,6 @@ def check_same_length(outputs: Sequence[str], references: Sequence[Reference]) -
 
 
 def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of metrics; raise an error if there are none, or for one that is not in the table."""
     if not names or not set(names) <= set(SCORE_METRICS):
         raise ScoreError(f"`metrics` must be some of {', '.join(SCORE_METRICS)}, but is {list(names)}")
     return tuple(names)
@@ -432,7 +413,6 @@ def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
 def make_metric(
     name: str, language: str | None, references: Sequence[Reference], *, per_sentence: bool = False
 ) -> SacreMetric:
-    """Build sacreBLEU's metric for texts in this language."""
     build = METRICS[name].build
     assert build is not None, name
     return build(choose_bleu_tokenizer(language, references), per_sentence, language)

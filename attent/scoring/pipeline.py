@@ -1,6 +1,4 @@
-"""Score a model on a test set: read the files, translate or force-decode, evaluate. `score` is `attent.score` and what
-`attent score` calls; `report` formats its result.
-"""
+"""Score a model on a test set: read the files, translate or force-decode, evaluate."""
 
 from __future__ import annotations
 
@@ -97,13 +95,11 @@ class TestSet:
 
     @property
     def language(self) -> str | None:
-        """The language of all references, if there is only one."""
         languages = set(self.languages)
         return languages.pop() if len(languages) == 1 else None
 
     @property
     def default_limit(self) -> str:
-        """The length of an output that a search stops at by default."""
         if self.captions:
             return f"{IMAGE_MAX_LENGTH} tokens"
         return "25 tokens per second" if self.recordings else f"source + {MAX_EXTRA_TOKENS} tokens"
@@ -262,7 +258,6 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
 
 
 def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notify) -> TestSet:
-    """Read pairs or a table, by way of a temporary file."""
     corpus = InMemoryCorpus(data, "data", (languages.source, languages.target))
     if not len(cast(Sequence[Any], data)):
         raise CorpusError("`data` must have at least one pair, but is empty")
@@ -273,7 +268,6 @@ def read_pairs_in_memory(data: CorpusInput, languages: LanguagePair, warn: Notif
 
 
 def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestSet:
-    """Read recordings and their texts; of a folder the test part."""
     recordings: list[Recording] = []
     for name in names:
         splits = find_recordings(name, choose_text_columns(languages.source, languages.target))
@@ -294,7 +288,6 @@ def read_speech_test_set(names: Sequence[str], languages: LanguagePair) -> TestS
 
 
 def read_caption_test_set(names: Sequence[str], language: str | None) -> TestSet:
-    """Read images with their captions, all or those in one language; of a folder the test part."""
     rows = read_captions(list_eval_files(names, "test", SUFFIXES), check_images=False)
     items = [item for item in rows.list_items() if language is None or item.language == language]
     if not items:
@@ -324,7 +317,6 @@ def adapt_options(options: ScoreOptions, model_kind: str, metrics: Sequence[str]
 
 
 def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
-    """Read translations, one line for each pair."""
     try:
         content = path.expanduser().read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
@@ -407,7 +399,6 @@ class _Scorer:
         )
 
     def analyze_model(self) -> ScoreReport:
-        """Forced decoding and alignment, in float32 unless another dtype is requested."""
         options, device = self.options, self.options.device
         options = replace(options, device=replace(device, dtype=device.dtype or "float32"))
         translator = replace(self, options=options).load(self.model)
@@ -443,7 +434,6 @@ class _Scorer:
         return model
 
     def produce_outputs(self, model: Translator | Path | None, *others: Path) -> tuple[list[str], str]:
-        """Return the output for each source, and the dtype of the model."""
         device, num_sources = self.options.device, len(self.test_set.sources)
         folder = model if isinstance(model, Path) else None
         if folder is not None and self.test_set.recordings:
@@ -467,7 +457,6 @@ class _Scorer:
         return group_languages(self.test_set, translator.tokenizer.source.tags, translator.folder or Path("ensemble"))
 
     def search_all(self, search: Callable[..., Iterable[SearchResult]], groups: LanguageGroups) -> list[str]:
-        """Return the output of each source; `search` is called with the sources of each language."""
         outputs = [""] * len(self.test_set.sources)
         for language, indices in groups:
             results = search([self.test_set.sources[i] for i in indices], self.options.search, to=language)
@@ -476,7 +465,6 @@ class _Scorer:
         return outputs
 
     def get_text(self, i: int, result: SearchResult | Transcript | AudioError) -> str:
-        """Return the text on one line; of a recording or an image that cannot be read, a warning and an empty text."""
         if not isinstance(result, AudioError | ImageError):
             return " ".join(result.text.splitlines())
         if isinstance(result.__cause__, ImportError):  # a package is missing: all others fail as well
@@ -556,7 +544,6 @@ def describe_wrong_direction(translator: Translator, requested: LanguagePair, te
 
 
 def group_languages(test_set: TestSet, tags: tuple[str, ...], folder: Path) -> LanguageGroups:
-    """Group the sources by language, which is None for a model without language tags."""
     languages = [language if tags else None for language in test_set.languages]
     tag_by_language = {language: find_language_tag(language, tags, folder) for language in dict.fromkeys(languages)}
     return [(tag, [i for i, other in enumerate(languages) if other == name]) for name, tag in tag_by_language.items()]
@@ -573,7 +560,6 @@ def find_language_tag(language: str | None, tags: tuple[str, ...], folder: Path)
 
 
 def search_to_dict(options: ScoreOptions, dtype: str) -> dict[str, Any]:
-    """Everything besides the model that the translations depend on."""
     ensemble = [str(folder) for folder in options.ensemble]
     device = {"engine": options.device.engine, "dtype": dtype, "ensemble": ensemble}
     return {**asdict(options.search), "formula": options.search.score_formula, **device}

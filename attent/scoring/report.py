@@ -1,7 +1,4 @@
-"""A score report, and its forms: a page for the terminal, a table for notebooks, JSON, TSV rows of sentences.
-
-Lines are never wrapped or truncated, so that tables can be piped and signatures copied.
-"""
+"""A score report as a page for the terminal (never wrapped), a table for notebooks, JSON, TSV rows of sentences."""
 
 from __future__ import annotations
 
@@ -97,7 +94,6 @@ class ScoreReport:
 
 
 def list_sentence_rows(report: ScoreReport) -> Iterator[str]:
-    """Yield a TSV header and a row for each sentence."""
     if report.evaluation:
         yield "\t".join(["number", *report.evaluation.sentences[0].metrics, "source", "reference", "output"])
         for sentence in report.evaluation.sentences:
@@ -208,7 +204,6 @@ def render_heading(title: str, note: str = "") -> Text:
 
 
 def render_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), bold_column: int = -1) -> Iterator[Text]:
-    """Yield the lines of a table: the first column aligned left, the others right."""
     lines = [list(header), *rows] if header else list(rows)
     widths = [max(len(line[i]) for line in lines if i < len(line)) for i in range(max(map(len, lines)))]
     for number, line in enumerate(lines):

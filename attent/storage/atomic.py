@@ -54,8 +54,7 @@ def is_temporary(path: Path) -> bool:
 
 @contextmanager
 def output_path(path: Path) -> Iterator[Path]:
-    """Yield the path to write an output to: as `atomic_path` for a file, at the end of a link too, but a pipe or a
-    device itself."""
+    """Yield the path to write to: `atomic_path` of a file or of a link's target, but a pipe or device itself."""
     path = path.expanduser()
     if is_stream(path):
         yield path
@@ -65,7 +64,6 @@ def output_path(path: Path) -> Iterator[Path]:
 
 
 def resolve_output(path: Path) -> Path:
-    """Follow links to the file to write."""
     try:
         path.stat()
     except OSError as error:
@@ -135,10 +133,7 @@ def is_same_file(*files: Path | IO[Any]) -> bool:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder, which becomes `folder` when the block ends without an error.
-
-    An existing `folder` is replaced; whether it may be is up to the caller.
-    """
+    """Yield an empty temporary folder, which replaces or becomes `folder` when the block ends without an error."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=NEW_SUFFIX, dir=folder.parent))
     try:
         yield temporary
@@ -182,7 +177,6 @@ def fsync_tree(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file that must not exist yet and sync it to disk."""
     with open(path, "xb") as file:
         file.write(content)
         file.flush()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from attent.storage.atomic import fsync_path, fsync_tree
 from attent.storage.errors import StorageError
@@ -23,7 +23,6 @@ CACHE_ADVICE = f"set {CACHE_ENV_VAR} to a writable folder"
 
 
 def get_cache_folder() -> Path:
-    """Return the folder for everything that can be generated or downloaded again. It is created on first use."""
     named = os.environ.get(CACHE_ENV_VAR)
     if named:
         return _expand_home(Path(named))
@@ -87,53 +86,25 @@ def ensure_writable(folder: Path) -> Iterator[None]:
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
     """Wait for an exclusive lock on a file and hold it. The OS releases it when the process ends."""
-    with open(path, "ab") as file:
-        if not _try_lock(file):
-            print(f"waiting for another attent process, which holds {path}", file=sys.stderr)
-            while not _try_lock(file):
-                time.sleep(0.2)
-        try:
-            yield
-        finally:
-            _unlock(file)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for another attent process, which holds {path}", file=sys.stderr)
+        lock.acquire(poll_interval=0.2)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
 def try_hold_lock(path: Path) -> Iterator[bool]:
     """Hold an exclusive lock on a file if it is free, and yield whether it is held."""
-    with open(path, "ab") as file:
-        is_held = _try_lock(file)
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                _unlock(file)
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        file.seek(0)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(file: IO[bytes]) -> None:
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _unlock(file: IO[bytes]) -> None:
-        fcntl.flock(file, fcntl.LOCK_UN)
+    lock = FileLock(path, blocking=False)
+    with suppress(Timeout):
+        lock.acquire()
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()

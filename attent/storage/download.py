@@ -92,7 +92,6 @@ def _verify_checksum(remote: RemoteFile, path: Path) -> str:
 
 
 def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) -> None:
-    """Send one request and append the response to what is already on disk."""
     offset = part.stat().st_size if part.exists() else 0
     if offset and hash_file(part).sha256 == remote.sha256:  # the process ended between the last byte and the renaming
         return
@@ -179,7 +178,6 @@ class _SecureRedirects(request.HTTPRedirectHandler):
 
 
 def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
-    """Open a URL as urlopen does, but not file:, ftp: and data: URLs."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler(),
@@ -197,7 +195,6 @@ def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
 
 @contextmanager
 def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
-    """Turn errors into transient ones and final ones with a message."""
     try:
         yield
     except web.HTTPError as error:
@@ -234,7 +231,6 @@ def _classify_url_error(remote: RemoteFile, reason: object) -> Exception:
 
 @contextmanager
 def show_progress(title: str) -> Iterator[ProgressCallback]:
-    """Show a progress bar at a terminal, else one line; on stderr."""
     if not sys.stderr.isatty():
         yield _print_once(title)
         return
@@ -248,7 +244,6 @@ def show_progress(title: str) -> Iterator[ProgressCallback]:
 
 
 def _print_once(title: str) -> ProgressCallback:
-    """Print a line when the first bytes arrive."""
     is_printed = False
 
     def show(done: int, total: int | None) -> None:

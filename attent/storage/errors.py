@@ -1,6 +1,4 @@
-"""The base of all errors that a user can correct, and errors of files and folders: each message names the file and says
-what to do.
-"""
+"""The base of all errors that a user can correct: each message names the file and says what to do."""
 
 from __future__ import annotations
 

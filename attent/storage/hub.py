@@ -47,12 +47,10 @@ def locate_model(model: str | os.PathLike[str]) -> Path:
 
 
 def get_model_name(folder: Path) -> str:
-    """Return `owner/repo@commit` for a model of the hub, else the name of the folder."""
     return find_origin(folder) or folder.resolve().name
 
 
 def find_origin(folder: str | os.PathLike[str]) -> str | None:
-    """Return `owner/repo@commit` for a folder that was downloaded from the hub."""
     path, root = Path(folder).expanduser().resolve(), get_hub_folder().resolve()
     return path.relative_to(root).as_posix() if path.parent.parent == root else None
 
@@ -116,7 +114,6 @@ def fetch_weights(repo: str, snapshot: Path) -> list[str]:
 
 
 def list_weights(snapshot: Path, name: str) -> list[str]:
-    """Return the shards that the index of a file of weights names; without an index, the file itself."""
     index = snapshot / f"{name}.index.json"
     if not index.is_file():
         return [name]
@@ -146,7 +143,6 @@ def fetch_file(repo: str, snapshot: Path, name: str) -> None:
 
 
 def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> None:
-    """Link verified files into a model folder, and convert weights that are a pickle."""
     small_files = {path.name for path in snapshot.iterdir() if any(path.match(pattern) for pattern in SMALL_FILES)}
     for name in sorted({*small_files, *weights}):
         verify_blob(repo, snapshot / name)
@@ -160,10 +156,7 @@ def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> 
 
 
 def verify_blob(repo: str, path: Path) -> None:
-    """Compare a file with its name in the cache, the SHA-256 or the git hash, and remove it if it is damaged.
-
-    Where the cache has no links (some Windows), files have lost that name and cannot be verified.
-    """
+    """Compare a file with its name in the cache, a hash, and remove it if damaged; some (Windows) have no such name."""
     blob = path.resolve()
     if SHA256.fullmatch(blob.name):
         actual = hash_file(blob).sha256
@@ -191,7 +184,6 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
-    """Turn errors of `huggingface_hub` into a sentence that says what to do."""
     where = f"{repo}: is not a folder here, and"
     try:
         from huggingface_hub import constants, errors
@@ -223,7 +215,6 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
 
 
 def explain_cause(error: Exception) -> str:
-    """Return the reason why the hub was not reached."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
     cause = error.__cause__ or error

@@ -97,7 +97,6 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def find_damage(path: Path, entry: ManifestEntry) -> str | None:
-    """Compare size and checksum of a file with its entry; return the problem, or None if it is intact."""
     status = stat_plain_file(path)
     if status is None:
         return f"is missing, though {MANIFEST_FILE} lists it"
@@ -109,10 +108,7 @@ def find_damage(path: Path, entry: ManifestEntry) -> str | None:
 
 
 def stat_plain_file(path: Path) -> os.stat_result | None:
-    """Return the status of a regular file inside its folder, None if it is missing; refuse anything else.
-
-    A link out of the folder is refused: its target could change unnoticed.
-    """
+    """Return the status of a regular file; None if missing. Links out, whose targets could change, are refused."""
     if not os.path.lexists(path):
         return None
     if os.path.dirname(os.path.realpath(path)) != os.path.realpath(path.parent):  # resolve() fails for a link to itself
@@ -128,10 +124,7 @@ def stat_plain_file(path: Path) -> os.stat_result | None:
 def explain_save_errors(
     folder: Path, label: str = "model", holds_older: Callable[[], bool] | None = None
 ) -> Iterator[None]:
-    """Turn an OSError while saving into a FolderError that says what to do.
-
-    `label` names what is saved, and `holds_older` finds out whether the folder has an older one (default: a manifest).
-    """
+    """Turn an OSError while saving `label` into a FolderError; `holds_older`: whether the folder has an older one."""
     try:
         yield
     except OSError as error:

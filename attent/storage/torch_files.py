@@ -1,7 +1,6 @@
-"""Convert pickled weights (`pytorch_model.bin`) to safetensors, in a process of its own.
+"""Convert pickled weights to safetensors in a process of its own (`python -m attent.storage.torch_files`).
 
-A pickle can run any code, so `torch.load(weights_only=True)` accepts tensors and plain containers only. The process has
-limits, so that a hostile file cannot exhaust the machine either. `python -m attent.storage.torch_files` is the process.
+A pickle can run any code, so `torch.load(weights_only=True)` takes tensors and plain containers only, within limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Encoding of corpora into arrays: the same ids as `encode`, several times faster.
 
-In a BPE model whose pieces do not cross spaces, the ids of a word do not depend on its neighbors, and words repeat. So
-each word is encoded once and looked up afterwards, with NumPy. Other vocabularies use `encode`.
+In BPE models whose pieces do not cross spaces, each word is encoded once and looked up afterwards, with NumPy.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ END_OF_TEXT, EMPTY_TEXT, TAG_WORD = ESCAPE, ESCAPE + "nothing", ESCAPE + "tag"
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """Concatenated ids of many sentences, and their lengths."""
-
     ids: Array
     lengths: Array
 
@@ -70,8 +67,6 @@ class WordIndex(dict[str, int]):
 
 
 class WordCache:
-    """The ids of words, in one array, by word index."""
-
     def __init__(self, vocabulary: SentencePieceVocabulary) -> None:
         self._vocabulary = vocabulary
         self._reset()
@@ -103,7 +98,6 @@ class WordCache:
         return EncodedSentences(ids.astype(dtype), np.diff(ends[numbers == self._end], prepend=0))
 
     def _add_words(self, encoded_words: list[list[int]]) -> None:
-        """Append the ids of the new words."""
         sentences = EncodedSentences.from_lists(encoded_words, "<u4")
         starts = len(self._ids) + sentences.lengths.cumsum() - sentences.lengths
         self._ids = np.concatenate([self._ids, sentences.ids])

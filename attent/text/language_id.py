@@ -49,8 +49,6 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True)
 class LanguageMismatch:
-    """Lines that are in another language than they should be."""
-
     language: str  # of most of them
     count: int
     total: int  # lines that could be judged
@@ -69,7 +67,6 @@ class LanguageIdentifier:
 
     @classmethod
     def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> LanguageIdentifier:
-        """Learn the languages of both sides from their texts; those with too little text are left out."""
         counts: dict[str, Array] = {}
         for tag, texts in (*sources.items(), *targets.items()):
             hashes = _hash_ngrams(_limit_length(texts))[0]
@@ -105,8 +102,7 @@ class LanguageIdentifier:
         return cls(tuple(sources), tuple(targets), log_probs)
 
     def rank(self, text: str) -> list[tuple[str, float]]:
-        """Return all languages with their probability, best first. Letters of a long text are not independent, so
-        they count as at most `MAX_EVIDENCE` n-grams."""
+        """Return all languages with their probability; a text counts as at most `MAX_EVIDENCE` dependent n-grams."""
         tags = list(self.log_probs)
         if not tags:
             return []
@@ -163,7 +159,6 @@ class LanguageIdentifier:
         return LanguageMismatch(others[best], count, len(lines), tuple(lines[i].strip() for i in clearest))
 
     def _measure_surprise(self, texts: Sequence[str], tags: Sequence[str]) -> float:
-        """Return by how much the texts are less probable than what the languages were learned from, in nats."""
         scores = self._score([" ".join(texts)], tags)[:, 0]
         negative_entropies = (float((np.exp(self.log_probs[tag]) * self.log_probs[tag]).sum()) for tag in tags)
         return min(expected - score for expected, score in zip(negative_entropies, scores.tolist(), strict=True))
@@ -274,7 +269,6 @@ def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str
 
 @lru_cache(maxsize=8)
 def _load_cldr_identifier(sources: tuple[str, ...], targets: tuple[str, ...]) -> LanguageIdentifier | None:
-    """Return the identifier of these languages; None if CLDR has too few names in one."""
     names = {tag: _list_cldr_names(tag) for tag in (*sources, *targets)}
     identifier = LanguageIdentifier.learn(
         {tag: names[tag] for tag in sources}, {tag: names[tag] for tag in targets if tag not in sources}

@@ -91,13 +91,11 @@ def get_likely_script(tag: str) -> tuple[str, bool]:
 
 
 def is_known_language(tag: str) -> bool:
-    """True if CLDR knows the tag's language, by its two-letter or three-letter code."""
     return get_primary_subtag(tag) in _load_language_codes()
 
 
 @cache
 def get_language_name(tag: str) -> str:
-    """Return the English name of a language by CLDR; the tag itself if CLDR does not know it."""
     from babel.core import Locale, UnknownLocaleError
 
     try:

@@ -91,12 +91,10 @@ MIN_LETTERS = 20  # in a sample, before the share of a script is meaningful
 
 @cache
 def compile_letter_pattern(scripts: Scripts) -> re.Pattern[str]:
-    """Return a pattern that matches a letter of any of these scripts."""
     return re.compile("[" + "".join(SCRIPT_LETTERS[code] for code in sorted(scripts)) + "]" if scripts else r"(?!)")
 
 
 def get_language_scripts(tag: str | None) -> Scripts | None:
-    """Return the scripts of a language; None if unknown."""
     if tag is None:
         return None
     code, is_explicit = get_likely_script(tag)

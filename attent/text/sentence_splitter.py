@@ -113,7 +113,6 @@ class _BoundaryRules:
     stops: str
 
     def ends_sentence(self, text: str, sentence: int, token: int, stop: int, following: int) -> bool:
-        """True if a sentence ends with the token before this gap."""
         if text[stop - 1] not in self.stops and text[stop - 1] not in CLOSING_MARKS:
             return False
         whole = text[token:stop]
@@ -206,8 +205,6 @@ def _is_grapheme_boundary(before: str, after: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AbbreviationRules:
-    """Rules of one language; the file says what its words are."""
-
     titles: frozenset[str]
     numeric: frozenset[str]
     general: frozenset[str]

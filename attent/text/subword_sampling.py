@@ -1,8 +1,6 @@
-"""Subword regularization by BPE-dropout (Provilkov et al. 2020).
+"""Subword regularization by BPE-dropout (Provilkov et al. 2020), whose seeds give the same ids in every process.
 
-SentencePiece implements it, but seeds its generator differently in each process; here a seed gives the same ids in
-every process. Words are segmented independently, since no piece of ours contains an inner space, and results are
-cached.
+SentencePiece's do not. Words are segmented independently, since no piece of ours has an inner space, and cached.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ Ids = tuple[int, ...]
 
 
 class BPEDropout:
-    """BPE-dropout: at each step, every possible merge is skipped with probability `rate`, and the best remaining one is
-    applied, until none is left.
+    """At each step every possible merge is skipped with probability `rate`, and the best remaining one is applied.
 
     The pieces of a model that attent trained are specials, tags, symbols, 256 bytes, then the learned ones.
     """
@@ -50,7 +47,6 @@ class BPEDropout:
         self._cached_merge_path = lru_cache(MAX_CACHED)(self._merge_path)
 
     def _get_piece_ids(self, piece: str) -> list[int]:
-        """Return the id of a learned piece, or the byte ids of a letter without one."""
         if piece in self._scores:
             return [self._ids[piece]]
         return [self._ids[f"<0x{byte:02X}>"] for byte in piece.encode()]

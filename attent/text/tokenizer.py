@@ -23,8 +23,6 @@ MAX_FILE_BYTES = 128 * 2**20  # the largest published tokenizers have about 35 M
 
 
 class TokenizerFormat(NamedTuple):
-    """The files of a tokenizer format, and the function that loads them."""
-
     required_files: tuple[str, ...]
     optional_files: tuple[str, ...]
     load: Callable[[Mapping[str, bytes], str], tuple[Vocabulary, Vocabulary]]
@@ -84,7 +82,6 @@ class Tokenizer:
 
     @property
     def is_own(self) -> bool:
-        """True if attent trained it."""
         return isinstance(self.source, SentencePieceVocabulary) and self.source.is_own
 
     @property
@@ -99,10 +96,7 @@ class Tokenizer:
         return digest.hexdigest()
 
     def bind_languages(self, source: str | None, target: str | None) -> Tokenizer:
-        """Return the tokenizer of a language pair, for a model whose texts begin with their language (M2M-100, NLLB).
-
-        Languages in any notation: en, eng, eng_Latn. Another model's tokenizer is returned as it is.
-        """
+        """Return the tokenizer of a language pair, in any notation, if texts begin with it (M2M-100, NLLB)."""
         known = list(self.source.language_ids)
         if not known:
             return self
@@ -133,7 +127,6 @@ class Tokenizer:
         return self.add_source_tokens(self.source.encode(texts), target_language)
 
     def add_source_tokens(self, rows: list[list[int]], target_language: str | None = None) -> list[list[int]]:
-        """Add the end token, and the language or tag before the text."""
         tag = () if target_language is None else (self.source.get_tag_id(target_language),)
         return [[*self.source_prefix, *tag, *row, self.source.end] for row in rows]
 
@@ -147,7 +140,6 @@ class Tokenizer:
     def sample_source(
         self, texts: Sequence[str], rate: float, seed: int, target_language: str | None = None
     ) -> list[list[int]]:
-        """Encode with a random segmentation, which is a pure function of the arguments in every process."""
         return self.add_source_tokens(self.source.sample(texts, rate, 2 * seed), target_language)
 
     def sample_target(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
@@ -155,14 +147,12 @@ class Tokenizer:
         return self.add_target_tokens(self.target.sample(texts, rate, 2 * seed + 1))
 
     def save(self, folder: Path) -> None:
-        """Write the files atomically."""
         write_files(folder, self.files)
         for stale in {*JOINT_FILES, *SEPARATE_FILES, formats.FORMAT_FILE} - self.files.keys():
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of a model folder, of attent or Hugging Face."""
         folder = Path(folder)
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
@@ -177,7 +167,6 @@ class Tokenizer:
 
 
 def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Read those files that exist."""
     paths = {name: find_file(folder, name, names) for name in names}
     paths = {name: path for name, path in paths.items() if path.exists()}
     for path in paths.values():
@@ -190,7 +179,6 @@ def read_files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def choose_language(requested: str, known: Sequence[str]) -> str:
-    """Return the language of a model that a tag in any notation means."""
     matches = find_language(requested, known)
     if len(matches) == 1:
         return matches[0]
@@ -210,12 +198,10 @@ def has_tokenizer(names: Container[str]) -> bool:
 
 
 def find_tokenizer(folder: Path) -> Tokenizer | None:
-    """Load the tokenizer of a folder; None if it holds none, as that of an image model."""
     return Tokenizer.load(folder) if has_tokenizer({path.name for path in folder.glob("*")}) else None
 
 
 def build_own_files(model: bytes) -> dict[str, bytes]:
-    """Return the files of a joint tokenizer that attent has trained."""
     return {JOINT_FILES[0]: model, formats.FORMAT_FILE: encode_format(formats.OWN_FORMAT)}
 
 

@@ -73,7 +73,6 @@ def load_sentencepiece(files: Files, where: str) -> VocabularyPair:
 
 
 def load_separate(files: Files, where: str) -> VocabularyPair:
-    """Load `source.model` and `target.model` of attent."""
     source, target = (
         SentencePieceVocabulary(files[name], where + name, is_own=True) for name in ("source.model", "target.model")
     )
@@ -92,7 +91,6 @@ def load_t5(files: Files, where: str) -> VocabularyPair:
 
 
 def read_json(files: Files, name: str, where: str) -> dict[str, Any]:
-    """Parse an optional JSON file."""
     return settings.parse_json(files[name], where + name) if name in files else {}
 
 
@@ -120,7 +118,6 @@ def iter_added_tokens(files: Files, special_tokens: Mapping[str, Any], where: st
 
 
 def iter_additional_tokens(special_tokens: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the special tokens besides those with a role; their key has changed over time."""
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = special_tokens.get(key)
         yield from listed if isinstance(listed, list) else ()
@@ -225,7 +222,6 @@ PROBE = "a"  # encoded to find the tokens around a text
 
 
 def load_fast(files: Files, where: str) -> VocabularyPair:
-    """Load `tokenizer.json` with Hugging Face's `tokenizers`."""
     content, path = files[FAST_TOKENIZER_FILE], where + FAST_TOKENIZER_FILE
     try:
         import tokenizers
@@ -247,20 +243,16 @@ def load_fast(files: Files, where: str) -> VocabularyPair:
 
 
 def read_special_tokens(files: Files, where: str) -> dict[str, Any]:
-    """Return the declared special tokens; older folders have a separate file for them."""
     config = {key: value for key, value in read_json(files, CONFIG_FILE, where).items() if value is not None}
     return read_json(files, SPECIAL_TOKENS_FILE, where) | config
 
 
 def get_token_name(token: Any) -> str | None:
-    """The name of a token, given as a string or as an object."""
     name = token.get("content") if isinstance(token, dict) else token
     return name if isinstance(name, str) else None
 
 
 class FastVocabulary(Vocabulary):
-    """A tokenizer of Hugging Face's `tokenizers`."""
-
     def __init__(self, tokenizer: Any, special_tokens: dict[str, Any], where: str) -> None:
         self._tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
@@ -299,7 +291,6 @@ class FastVocabulary(Vocabulary):
         return next((i for i in ids if i is not None), None)
 
     def _find_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that are put before and after a text."""
         row = self._tokenizer.encode(PROBE, add_special_tokens=True)
         text = [i for i, special in enumerate(row.special_tokens_mask) if not special]
         first, last = (text[0], text[-1] + 1) if text else (len(row.ids), len(row.ids))

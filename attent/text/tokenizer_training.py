@@ -96,8 +96,7 @@ def train_monolingual_tokenizer(
     tags: Sequence[str] = (),
     seed: int = 0,
 ) -> Tokenizer:
-    """Train a tokenizer for texts of one side, with a mask token, sentinels or language tags; it is trained on single
-    lines."""
+    """Train a tokenizer for texts of one side, on single lines, with a mask token, sentinels or language tags."""
     lines = (line for text in texts for line in text.split("\n"))
     parts = (line[at : at + MAX_LINE_CHARS] for line in lines for at in range(0, len(line), MAX_LINE_CHARS))
     sample = sample_lines(parts, seed, MAX_SAMPLE_CHARS[config.kind])
@@ -158,10 +157,7 @@ def choose_vocab_size(sample: CorpusSample, counts: Counter[str]) -> int:
 
 
 def remove_rare_characters(sample: CorpusSample, counts: Counter[str], max_characters: int) -> CorpusSample:
-    """Replace rare characters, and all but the `max_characters` most frequent, by spaces.
-
-    They are encoded as bytes; otherwise a script of thousands of characters would leave no ids for words.
-    """
+    """Replace rare characters by spaces: they are encoded as bytes, else large scripts would leave words no ids."""
     total = sum(counts.values())
     frequent = {letter for letter, count in counts.most_common(max(max_characters, 1)) if count * RARE_ONE_IN >= total}
     rare = "".join(letter for letter in counts if letter not in frequent)
@@ -190,7 +186,6 @@ def fit_vocabulary(sample: CorpusSample, config: TokenizerConfig, controls: Sequ
 
 
 def parse_max_vocab(size: int, config: TokenizerConfig, error: RuntimeError) -> int:
-    """Return the largest size that the text allows; raise if the user has set a larger one."""
     match = re.search(r"too high.*<= (\d+)", str(error))
     if not match:
         raise TokenizerError(f"SentencePiece cannot train a tokenizer on this text: {error}") from error

@@ -35,8 +35,6 @@ class TokenizerError(AttentError):
 
 
 class Vocabulary:
-    """The tokenizer of one language side."""
-
     size: int
     pad: int
     start: int
@@ -58,8 +56,7 @@ class Vocabulary:
         raise NotImplementedError
 
     def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
-        """Encode with a random segmentation, which is a pure function of the arguments in every process. Of BPE, `rate`
-        is the probability that a merge is skipped."""
+        """Encode with a random segmentation, a pure function of the arguments. `rate`: of merges that are skipped."""
         raise TokenizerError("only tokenizers trained by attent support subword sampling; leave it out")
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -67,7 +64,6 @@ class Vocabulary:
         raise NotImplementedError
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Decode many rows, which may be faster than one by one."""
         return [self.decode(ids) for ids in rows]
 
     def to_pieces(self, ids: Sequence[int]) -> list[str]:
@@ -75,7 +71,6 @@ class Vocabulary:
         raise NotImplementedError
 
     def get_tag_id(self, language: str) -> int:
-        """Return the id of a language tag such as `<2de>`."""
         if language in self._tags:
             return self._tags[language]
         languages = ", ".join(self.tags)
@@ -249,7 +244,6 @@ def check_ids(ids: Sequence[int], size: int) -> None:
 
 
 def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
-    """Load a SentencePiece model; errors name the file."""
     set_min_log_level(SILENT_LOG_LEVEL)
     try:
         processor = SentencePieceProcessor()

@@ -1,7 +1,4 @@
-"""Defaults chosen from the amount of data and the device: model size, dropout, schedule.
-
-The rules of thumb are few; docs/log.md says how each was found.
-"""
+"""Defaults chosen from the amount of data and the device by few rules of thumb, whose origin docs/log.md tells."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ T = TypeVar("T")
 
 
 class Recipe(NamedTuple):
-    """Settings of a translation model for a number of pairs."""
-
     size: Size
     epochs: int  # until such a model stops improving
     dropout: float
@@ -88,7 +83,6 @@ def choose_recipe(num_pairs: int, device_type: str) -> Recipe:
 def choose_model(
     run: RunConfig, requested: UserSettings, data_size: DataSize, tokenizer: Tokenizer, device_type: str
 ) -> tuple[Size, Seq2SeqConfig, str]:
-    """Return (size, config, reason) of a translation model."""
     num_pairs = data_size.num_examples
     recipe = choose_recipe(num_pairs, device_type)
     size = run.size or recipe.size
@@ -107,7 +101,6 @@ def choose_model(
 
 
 def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConfig:
-    """The config with the vocabulary, start and end token of a tokenizer."""
     source, target = tokenizer.source, tokenizer.target
     return replace(
         config,
@@ -120,10 +113,7 @@ def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConf
 
 
 def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple[int, ...], origin: str) -> M:
-    """The config of the model of `--from origin` with the requested dropout; it keeps everything else.
-
-    `vocab_sizes` are those of its tokenizer, of each side.
-    """
+    """Return the config with the requested dropout; `vocab_sizes` are those of its tokenizer, of each side."""
     own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config))}
     fixed = [
         path
@@ -162,7 +152,6 @@ def fill_train_config(
     *,
     finetune: bool = False,
 ) -> TrainConfig:
-    """Replace every None of a translation model's training config."""
     default_batch = CPU_BATCH_TOKENS if device.type == "cpu" else BATCH_TOKENS_BY_SIZE[size or "small"]
     batch = train.batch_tokens or default_batch
     recipe = choose_recipe(data_size.num_examples, device.type)

@@ -42,8 +42,6 @@ class CheckpointError(AttentError):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything that resuming from a step needs."""
-
     step: int
     state: dict[str, Any]  # state.json: plain finite data
     tensors: dict[str, dict[str, Tensor]]  # group ("weights", "optimizer", ...) -> name -> tensor
@@ -80,7 +78,6 @@ def _format_step(step: int) -> str:
 
 
 def _prepare_group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each in its own memory: a tied tensor is stored once per name."""
     if not GROUP_NAME.fullmatch(group):
         raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
     storages: set[int] = set()
@@ -105,7 +102,6 @@ def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Ten
 
 
 def _clean_up(state_dir: Path) -> None:
-    """Remove leftovers of interrupted saves and prunes; restore a checkpoint whose replacement was interrupted."""
     for path in _list_with_prefix(state_dir, SAVING_PREFIX):
         _remove(path)
     for path in _list_with_prefix(state_dir, REPLACED_PREFIX):
@@ -222,7 +218,6 @@ def checkpoint_path(state_dir: Path, step: int) -> Path:
 
 
 def _find_folder(state_dir: Path, step: int) -> Path:
-    """Return the folder of a checkpoint: .replaced-N if a save that was to replace it was interrupted."""
     path, replaced = checkpoint_path(state_dir, step), state_dir / f"{REPLACED_PREFIX}{_format_step(step)}"
     return replaced if not os.path.lexists(path) and replaced.is_dir() else path
 
@@ -244,7 +239,6 @@ def _read_manifest(folder: Path) -> dict[str, ManifestEntry]:
 
 
 def _select_files(folder: Path, files: Mapping[str, ManifestEntry], groups: Collection[str] | None) -> dict[str, str]:
-    """Return the file of each requested tensor group."""
     names = {name.removesuffix(TENSOR_SUFFIX): name for name in files if name != STATE_FILE}
     if groups is None:
         return names
@@ -257,7 +251,6 @@ def _select_files(folder: Path, files: Mapping[str, ManifestEntry], groups: Coll
 
 @contextmanager
 def _wrap_errors(path: Path, problem: str = "cannot be read") -> Iterator[None]:
-    """Raise every error as a CheckpointError."""
     try:
         yield
     except (FolderError, settings.SettingsError) as error:

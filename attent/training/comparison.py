@@ -1,8 +1,4 @@
-"""`attent compare`: train several models on the same data at a matched budget, and measure each of them.
-
-Each run is trained by `run.train` in a folder of its own, and its measurements are stored next to it, so that an
-interrupted comparison resumes. `comparison_report` writes tables, figures and a page.
-"""
+"""`attent compare`: train several models on the same data at a matched budget, resumably, and measure each of them."""
 
 from __future__ import annotations
 
@@ -73,8 +69,6 @@ class ComparisonEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """An entry with one seed; entries with the same settings share a run."""
-
     name: str  # of its folder
     settings: FlatSettings
 
@@ -117,8 +111,7 @@ class EntryResult:
 
 
 def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
-    """Read comparison files: `common` settings, and in `entries.NAME` a label and what differs. A run file is one
-    entry, named after the file, or after the folder of a run.toml; as in `attent train`, flags change its settings."""
+    """Read `common` settings and `entries.NAME`; a run file is one entry, named after the file or its folder."""
     entries: dict[str, ComparisonEntry] = {}
     for path in paths:
         tables = settings.read_toml_dict(path)
@@ -139,7 +132,6 @@ def flatten(tables: run_config.UserSettings) -> FlatSettings:
 
 
 def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> PlannedRun:
-    """Merge the settings of an entry's run, and validate them."""
     defaults = dict(entry.defaults)
     if "train.minutes" in common:
         defaults.pop("train.steps", None)
@@ -222,12 +214,7 @@ def compare(
 def run_all(
     planned: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay, notify: Callable[[str], None]
 ) -> tuple[dict[str, RunMeasurements], dict[str, str]]:
-    """Return the measurements of the runs and the errors of those that failed, by their keys; stored measurements are
-    not repeated.
-
-    A run that fails, since its training diverges, for example, is reported. If all fail, the last error is raised; a
-    corpus that cannot be read is raised at once, before the other runs report the same.
-    """
+    """Return the new measurements and errors by run; raise the last if all fail, or at once for unreadable corpora."""
     distinct = dict[str, PlannedRun]()
     for each in planned:
         distinct.setdefault(each.key, each)
@@ -253,8 +240,7 @@ def run_all(
 def start_runs(
     pending: Sequence[PlannedRun], out: Path, jobs: int, open_display: OpenDisplay
 ) -> Generator[tuple[PlannedRun, Callable[[], RunMeasurements]], None, None]:
-    """Yield each run and how to get its result. Of several jobs, each is a process; Ctrl-C reaches them too, and each
-    saves its run."""
+    """Yield each run and how to get its result. Several jobs are processes; Ctrl-C reaches them, and each saves."""
     if jobs == 1:
         for each in pending:
             with open_display() as display:
@@ -301,7 +287,6 @@ def train_and_measure(
 
 
 def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> PreparedData:
-    """The data of a run, which its folder holds already encoded."""
     data_dir = folder / run_folder.STATE_FOLDER / "data"
     context = RunContext(data_dir=data_dir, device=torch.device("cpu"), report=lambda event: None)
     return prepare_data(config, tokenizer, context)
@@ -379,7 +364,6 @@ def measure_speed(
 
 
 def describe_precision(config: RunConfig, model: torch.nn.Module) -> str:
-    """The precision of training and, if it differs, that of the model that decodes."""
     has_lstm = any(isinstance(module, torch.nn.LSTM) for module in model.modules())
     training = str(config.train.precision) + (", compiled" if config.train.compile else "")
     if has_lstm and config.train.precision != "float32":
@@ -389,7 +373,6 @@ def describe_precision(config: RunConfig, model: torch.nn.Module) -> str:
 
 
 def count_step_flops(config: RunConfig, model: Seq2Seq, prepared: PreparedData) -> float:
-    """Training FLOPs of a step of a resolved run, on average over its first epoch."""
     passes = FORWARD_BACKWARD * (2 if config.train.rdrop else 1)
     num_batches = build_train_batches(prepared, config.data, config.train).num_batches(0)
     num_pairs = len(prepared.store) / num_batches * config.train.accumulate

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
 
 from attent.formatting import escape_markdown, format_bytes, format_duration, format_short, markdown_table
 from attent.inspection.html_page import compute_csp_hash
@@ -30,32 +33,15 @@ SCORE_COLUMNS = (
 )  # fmt: skip
 
 
-class Image(NamedTuple):
-    file: str  # in the folder of the report
-    caption: str
-
-
-class Table(NamedTuple):
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    right_aligned: Sequence[int] = ()
-
-
-Block = str | Image | Table | list[Image]  # a paragraph, a figure, a table, figures side by side
-
-
 def write_report(results: Sequence[EntryResult], out: Path, title: str, conditions: str) -> None:
     """Write report.md, report.html and the figures into `out`; without matplotlib, no figures."""
     title = f"{title}: {'; '.join(dict.fromkeys(run.data for result in results for run in result.runs))}"
     has_figures = find_spec("matplotlib") is not None
     if has_figures:
         draw_figures([result for result in results if result.runs], out)
-    sections = list(build_sections(results, conditions, has_figures))
-    markdown = [f"# {escape_markdown(title)}"]
-    for heading, blocks in sections:
-        markdown += [f"## {heading}", *map(render_markdown, blocks)]
-    write_output(out / REPORT_FILE, ("\n\n".join(markdown) + "\n").encode())
-    write_output(out / PAGE_FILE, render_page(title, sections, out).encode())
+    markdown = "\n\n".join([f"# {escape_markdown(title)}", *build_blocks(results, conditions, has_figures)]) + "\n"
+    write_output(out / REPORT_FILE, markdown.encode())
+    write_output(out / PAGE_FILE, render_page(title, markdown, out).encode())
 
 
 def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
@@ -68,51 +54,45 @@ def draw_figures(results: Sequence[EntryResult], out: Path) -> None:
             save_figure(plot_heads(**json.loads(attention)), out / f"{RESULTS_FOLDER}/{result.runs[0].name}.svg")
 
 
-def build_sections(
-    results: Sequence[EntryResult], conditions: str, has_figures: bool
-) -> Iterator[tuple[str, list[Block]]]:
-    """Yield headings and what follows them."""
+def build_blocks(results: Sequence[EntryResult], conditions: str, has_figures: bool) -> Iterator[str]:
+    """Yield headings, paragraphs, tables and figures in Markdown."""
     score_rows, results = [format_entry(result) for result in results], [result for result in results if result.runs]
-    score_table = Table(SCORE_COLUMNS, score_rows, range(2, len(SCORE_COLUMNS) - 1))
-    score_figure = Image("scores.svg", "Test BLEU: each dot is a run, each line a mean")
-    yield "Scores", [describe_conditions(results, conditions), score_table, *([score_figure] if has_figures else [])]
+    yield "## Scores"
+    yield escape_markdown(describe_conditions(results, conditions))
+    yield markdown_table(SCORE_COLUMNS, score_rows, range(2, len(SCORE_COLUMNS) - 1))
+    if has_figures:
+        yield "![Test BLEU: each dot is a run, each line a mean](scores.svg)"
     if len(results) > MAX_DETAILED:
         return
     first, labels = results[0].runs[0], [result.entry.label for result in results]
+    if has_figures:
+        caption = "BLEU against time, FLOPs and sentence length"
+        yield f"## {caption}"
+        yield "Validations during training (greedy search) against time and FLOPs; the test set by source length."
+        yield f"![{caption}](curves.svg)"
+    else:
+        yield "## BLEU by sentence length"
     by_length = [
         [words, f"{sentences:,}", *(f"{average_by_length(result)[i]:.1f}" for result in results)]
         for i, (words, sentences, _) in enumerate(first.by_length)
     ]
-    length_table = Table(("words", "sentences", *labels), by_length, range(1, len(results) + 2))
-    if has_figures:
-        caption = "BLEU against time, FLOPs and sentence length"
-        text = "Validations during training (greedy search) against time and FLOPs; the test set by source length."
-        yield caption, [text, Image("curves.svg", caption), length_table]
-    else:
-        yield "BLEU by sentence length", [length_table]
-    yield (
-        "Translations side by side",
-        [
-            Table(
-                ("", ""),
-                [["source", sample.source], ["reference", sample.reference]]
-                + [[result.entry.label, result.runs[0].samples[i].output] for result in results],
-            )
-            for i, sample in enumerate(first.samples)
-        ],
-    )
-    images = [
-        Image(f"{RESULTS_FOLDER}/{result.runs[0].name}.svg", result.entry.label)
-        for result in results
-        if result.runs[0].attention
-    ]
-    if images and has_figures:
-        text = "Cross-attention of the head that aligns best, on a test sentence and its reference."
-        yield "Attention side by side", [text, images]
+    header = ["words", "sentences", *map(escape_markdown, labels)]
+    yield markdown_table(header, by_length, range(1, len(results) + 2))
+    yield "## Translations side by side"
+    for i, sample in enumerate(first.samples):
+        outputs = [[result.entry.label, result.runs[0].samples[i].output] for result in results]
+        yield markdown_table(("", ""), [["source", sample.source], ["reference", sample.reference], *outputs])
+    shown = [result for result in results if result.runs[0].attention]
+    if shown and has_figures:
+        yield "## Attention side by side"
+        yield "Cross-attention of the head that aligns best, on a test sentence and its reference."
+        labels = [escape_markdown(result.entry.label) for result in shown]
+        files = [f"{RESULTS_FOLDER}/{result.runs[0].name}.svg" for result in shown]
+        images = [f"![{label}]({file})" for label, file in zip(labels, files, strict=True)]
+        yield "\n".join(f"| {' | '.join(cells)} |" for cells in (labels, ["---"] * len(shown), images))
 
 
 def describe_conditions(results: Sequence[EntryResult], conditions: str) -> str:
-    """A paragraph about how everything was measured."""
     runs = [run for result in results for run in result.runs]
     first, jobs = runs[0], sorted({run.jobs for run in runs})
     sentences = [conditions, f"Test set: {first.test_set}; BLEU: {first.signature}."]
@@ -131,7 +111,6 @@ def describe_conditions(results: Sequence[EntryResult], conditions: str) -> str:
 
 
 def format_entry(result: EntryResult) -> list[str]:
-    """The cells of `SCORE_COLUMNS`."""
     runs, num_seeds = result.runs, len(result.runs) + len(result.failures)
     name = "" if result.entry.name == result.entry.label else result.entry.name
     label = "; ".join([result.entry.label, *(f"failed: {error}" for error in dict.fromkeys(result.failures))])
@@ -160,7 +139,6 @@ def format_entry(result: EntryResult) -> list[str]:
 
 
 def average_by_length(result: EntryResult) -> list[float]:
-    """Mean BLEU of each group of source lengths over the seeds."""
     return [fmean(bleu for _, _, bleu in group) for group in zip(*(run.by_length for run in result.runs), strict=False)]
 
 
@@ -197,50 +175,17 @@ def plot_curves(results: Sequence[EntryResult]) -> Figure:
     return figure
 
 
-def render_markdown(block: Block) -> str:
-    if isinstance(block, str):
-        return escape_markdown(block)
-    if isinstance(block, Image):
-        return f"![{escape_markdown(block.caption)}]({block.file})"
-    if isinstance(block, Table):
-        return markdown_table([*map(escape_markdown, block.header)], block.rows, block.right_aligned)
-    lines = [escape_markdown(image.caption) for image in block], ["---"] * len(block), map(render_markdown, block)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def render_page(title: str, sections: Sequence[tuple[str, list[Block]]], out: Path) -> str:
+def render_page(title: str, markdown: str, out: Path) -> str:
     """One file without scripts; figures are embedded as images."""
     page = Path(__file__).with_name("comparison.html").read_text(encoding="utf-8")
     style = page.partition("<style>")[2].partition("</style>")[0]
-    body = f"<h1>{escape(title)}</h1>"
-    for heading, blocks in sections:
-        shown = [f'<div class="wide">{render_html(block, out)}</div>' for block in blocks]
-        body += "\n".join([f"<h2>{escape(heading)}</h2>", *shown])
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    body = body.replace('style="text-align:right"', 'class="number"')  # the page's policy forbids inline styles
+    body = re.sub(r'src="([^"]+\.svg)"', lambda match: f'src="{embed_image(out / match[1])}"', body)
     for name, content in {"hash": compute_csp_hash(style), "title": escape(title), "body": body}.items():
         page = page.replace(f"<!--{name}-->", content)
     return page
 
 
-def render_html(block: Block, out: Path) -> str:
-    if isinstance(block, str):
-        return f"<p>{escape(block)}</p>"
-    if isinstance(block, Image):
-        return f"<p>{embed_image(block, out)}</p>"
-    if isinstance(block, Table):
-        columns = [i for i in range(len(block.header)) if any(row[i] for row in block.rows)]
-        styles = [' class="number"' if i in block.right_aligned else "" for i in columns]
-        header, *rows = ([escape(row[i]) for i in columns] for row in (block.header, *block.rows))
-    else:
-        styles = [""] * len(block)
-        header, rows = [escape(image.caption) for image in block], [[embed_image(image, out) for image in block]]
-    lines = [("th", header)] if any(header) else []
-    body = ""
-    for tag, cells in [*lines, *(("td", row) for row in rows)]:
-        shown = (f"<{tag}{style}>{cell}</{tag}>" for style, cell in zip(styles, cells, strict=True))
-        body += f"<tr>{''.join(shown)}</tr>"
-    return f"<table>{body}</table>"
-
-
-def embed_image(image: Image, out: Path) -> str:
-    encoded = base64.b64encode((out / image.file).read_bytes()).decode()
-    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{escape(image.caption)}">'
+def embed_image(file: Path) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.read_bytes()).decode()}"

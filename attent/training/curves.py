@@ -1,6 +1,4 @@
-"""`curves.svg`: losses, metrics and learning rate of a run, drawn from its events, which come from the training loop or
-from `log.jsonl`. Notebooks display the same panels.
-"""
+"""`curves.svg`: losses, metrics and learning rate of a run, drawn from its events; notebooks show the same panels."""
 
 from __future__ import annotations
 
@@ -44,8 +42,6 @@ class CurveData:
 
 
 class CurveWriter:
-    """Draws at every validation and at the end; a file that cannot be written does not stop the run."""
-
     def __init__(self, path: Path, past_events: Iterable[Event] = ()) -> None:
         """`past_events` are those of the run that is resumed."""
         self.path = Path(path)
@@ -116,7 +112,6 @@ def compute_value_range(lines: Sequence[CurveLine], last_step: int) -> tuple[flo
 
 
 def draw_curves(events: Sequence[Event], path: Path) -> None:
-    """Write the curves as an SVG file, if there are any."""
     if panels := render_panels(events):
         size = f'width="{PANEL_WIDTH * len(panels)}" height="{PANEL_HEIGHT}"'
         placed = (f'<g transform="translate({PANEL_WIDTH * i})">{panel}</g>' for i, panel in enumerate(panels))

@@ -27,8 +27,6 @@ CONNECTION_ERRORS = ("gloo", "nccl", "connection", "broken pipe", "socket")  # i
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The process group of a run, as seen by one rank."""
-
     device: torch.device
     rank: int = 0
     world_size: int = 1
@@ -58,7 +56,6 @@ class DistributedContext:
         return values
 
     def broadcast(self, values: list[float]) -> list[float]:
-        """Return the values of rank 0."""
         if self.control_group is None:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -66,7 +63,6 @@ class DistributedContext:
         return tensor.tolist()
 
     def wrap_module(self, module: nn.Module, shard: bool) -> nn.Module:
-        """Wrap a module with FSDP2 or DDP, whose backward pass averages the gradients over the ranks."""
         if self.world_size == 1:
             return module
         if not shard:

@@ -29,11 +29,7 @@ FLOAT_FIELDS: dict[type, list[str]] = {
 
 
 class EventLog:
-    """An event handler that writes each event as a line, unbuffered.
-
-    `from_step`: the step that the run resumes from; lines of later steps are removed first. 0 starts a new log.
-    `history`: the events that stay.
-    """
+    """Writes each event as a line, unbuffered, after removing lines of steps after `from_step` (0: all of them)."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self.path = Path(path)

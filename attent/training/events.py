@@ -1,7 +1,4 @@
-"""Events of a training run, for the progress display, `log.jsonl` and curves.
-
-Times are seconds of training, summed over all sessions of a resumed run.
-"""
+"""Events of a training run. Times are seconds of training, summed over all sessions of a resumed run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Description of a model folder: the model, its tokenizer, and the progress of its training, as rows of text.
-
-Reads only. Every checksum of the model is verified; checkpoints are only listed.
-"""
+"""Description of a model folder, every checksum of which is verified, as rows of text."""
 
 from __future__ import annotations
 
@@ -12,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from attent import interop, settings
-from attent.decoding.engines.ctranslate2 import find_ignored_conversions
 from attent.formatting import format_bytes, format_count
 from attent.interop import MODEL_DESCRIPTIONS, get_model_kind, hf_folder
 from attent.interop.export import read_origin
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder
 from attent.models.config import DecoderStackConfig, EncoderStackConfig, get_stack_configs
 from attent.models.folder import CONFIG_FILE, WEIGHTS_FILE, read_tokenizer
-from attent.nn import ImageConfig, StackConfig, get_attention_layers
+from attent.nn import StackConfig, get_attention_layers
 from attent.scoring.metrics import format_metrics
 from attent.storage.errors import FolderError
 from attent.storage.hub import locate_model
@@ -32,12 +28,6 @@ from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Ended, Event, Progress, Started, Validated
 from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
 
-# The main settings; run.toml has the rest.
-SHOWN_SETTINGS = (
-    "task", "arch", "size", "init_from", "data.train", "data.src", "data.tgt", "data.valid", "train.steps",
-    "train.batch_tokens", "train.lr", "train.warmup", "train.schedule", "train.label_smoothing",
-    "model.encoder.dropout", "model.stack.dropout", "train.ema", "train.seed",
-)  # fmt: skip
 MODEL_KINDS = {
     "seq2seq": "encoder-decoder Transformer",
     "causal": "decoder-only Transformer (language model)",
@@ -93,9 +83,6 @@ def _describe_sizes(root: Path) -> Rows:
     state = sizes[STATE_FOLDER]
     resuming = f", of which {format_bytes(state)} only for resuming ({STATE_FOLDER}/)" if state else ""
     yield "on disk", format_bytes(sizes.total()) + resuming
-    for path in find_ignored_conversions(root):
-        cache_note = "conversions made from the weights are kept in the user's cache"
-        yield "ignored", f"{path.name}/, which has no checksum here; {cache_note}"
 
 
 # ---- model and tokenizer ---------------------------------------------------------------------------------------------
@@ -112,9 +99,6 @@ def _describe_model(model: Model, root: Path, run: Mapping[str, Any]) -> Rows:
     yield "use with", ", ".join(f"attent {command}" for command in commands)
     stacks = {name: _describe_stack(stack) for name, stack in get_stack_configs(config).items()}
     yield from [("both stacks", stacks["encoder"])] if len({*stacks.values()}) < len(stacks) else stacks.items()
-    image = model.config.frontend if isinstance(model, Seq2Seq) else config
-    if isinstance(image, ImageConfig):
-        yield "images", _describe_images(image)
     vocab, output_vocab = getattr(config, "vocab", None), getattr(config, "output_vocab", None)
     if vocab is not None:
         yield "vocabulary", f"{vocab:,}" + (f" and {output_vocab:,}" if output_vocab not in (None, vocab) else "")
@@ -125,13 +109,6 @@ def _describe_model(model: Model, root: Path, run: Mapping[str, Any]) -> Rows:
         counts[name.partition(".")[0].replace("_", " ")] += parameter.numel()
     yield "parameters", f"{counts.total():,} in {str(next(model.parameters()).dtype).removeprefix('torch.')}"
     yield "", ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-def _describe_images(config: ImageConfig) -> str:
-    color = {1: "grayscale", 3: "RGB"}.get(config.channels, f"{config.channels} channels")
-    patches = f"{format_count(config.num_patches, 'patch', 'patches')} of {config.patch_size} x {config.patch_size}"
-    fit = "center crop" if config.fit == "crop" else "resized to a square"
-    return f"{config.image_size} x {config.image_size}, {color}, {patches}; {fit}"
 
 
 def _list_commands(model: Model) -> tuple[str, ...]:
@@ -196,8 +173,6 @@ def _describe_training(root: Path, run: Mapping[str, Any], problems: list[str]) 
         for event in validation:
             yield label, f"step {event.step:,}: loss {event.loss:.3f}, {format_metrics(event.metrics)}".rstrip(", ")
     yield from _describe_scores(state / FINISHED_FILE, step, problems)
-    if shown := [f"{name.removeprefix('train.')} {_join(run[name])}" for name in SHOWN_SETTINGS if run.get(name)]:
-        yield RUN_FILE, ", ".join(shown)
 
 
 def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
@@ -218,13 +193,8 @@ def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
 
 
 def _read_run(path: Path, problems: list[str]) -> UserSettings:
-    """Return the settings of run.toml by their paths."""
     try:
         return dict(flatten_settings(settings.read_toml_dict(path))) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}
-
-
-def _join(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -26,7 +26,6 @@ MAX_TIME_RATIO = 0.9  # fewer threads are used if a step takes less than this sh
 
 
 def activate_device(name: str | None) -> torch.device:
-    """Return the named device, or the fastest there is, and make it the current one."""
     device = choose_device(name)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels and events use the current device
@@ -34,7 +33,6 @@ def activate_device(name: str | None) -> torch.device:
 
 
 def pick_precision(device: torch.device) -> Precision:
-    """Return the precision that the device is fast with."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "float32"
     speedup = measure_bf16_speedup(device.type)
@@ -56,7 +54,6 @@ def measure_bf16_speedup(device_type: str) -> float | None:
 
 
 def _time_matmul(matrix: torch.Tensor, repeats: int = 7) -> float:
-    """Seconds of the fastest of several products: the first warm up, others may be disturbed."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -107,10 +104,7 @@ def describe_device(device: torch.device, precision: Precision, compiled: bool) 
 
 
 def persist_compile_cache() -> Path | None:
-    """Point torch's compile cache at a folder that survives a reboot, unless the user has set one; call it first.
-
-    torch's default is a temporary folder. Returns None if the cache folder is not writable.
-    """
+    """Put torch's compile cache, unless the user set one, where it survives a reboot; None if not writable."""
     if os.environ.get(INDUCTOR_CACHE_ENV, _default_inductor_cache()) != _default_inductor_cache():
         return Path(os.environ[INDUCTOR_CACHE_ENV])
     try:
@@ -125,8 +119,7 @@ def persist_compile_cache() -> Path | None:
 
 
 def preload_libraries(device: torch.device) -> threading.Thread:
-    """Start a thread that initializes CUDA and Triton and imports torch's compiler, which every optimizer of torch
-    imports. Join it after the data are prepared."""
+    """Start a thread that initializes CUDA and Triton and imports torch's compiler; join it after preparing data."""
 
     def load() -> None:
         with suppress(Exception):  # raised again where it is needed
@@ -139,7 +132,6 @@ def preload_libraries(device: torch.device) -> threading.Thread:
 
 
 def _default_inductor_cache() -> str:
-    """torch's own choice, which it also writes into the environment as soon as something is compiled."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return os.path.abspath(default_cache_dir())

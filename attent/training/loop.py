@@ -156,7 +156,7 @@ class Trainer:
         self.report_progress()
 
     def optimizer_step(self) -> None:
-        """Clip the gradients and update the weights, without a host synchronization, so that it can be captured."""
+        """Clip and update without a host synchronization, so that it can be captured."""
         grad_norm = compute_grad_norm(self.trainable_parameters.values())
         found_inf = (~grad_norm.isfinite()).float()
         if self.config.clip_norm:
@@ -188,8 +188,7 @@ class Trainer:
             self.metrics.reset_clock()
 
     def has_time_to_save(self) -> bool:
-        """True if checkpoints take at most `save_share` of the time with one more, or if it is one of the last, which
-        are averaged. One process decides alone, several must agree: they save every time."""
+        """True if checkpoints take at most `save_share` of the time, for the last ones, or for several processes."""
         config, share = self.config, self.config.save_share
         assert config.steps
         assert config.save_every
@@ -206,10 +205,7 @@ class Trainer:
         return "patience" if patience and self.state.validations_without_progress >= patience else None
 
     def measure_step_seconds(self, seconds: float, min_steps: int = 2) -> float:
-        """Return the mean time of a step, measured for `seconds` after the first steps, which compile.
-
-        Real steps are made and undone: nothing is reported, and training starts as if they had not been.
-        """
+        """Return the mean time of real steps after the first, which compile; all are undone and not reported."""
         warm_up = EAGER_STEPS + 2 if self.has_slow_start else 1
         saved, emit = copy.deepcopy(self.build_checkpoint()), self.emit
         self.emit = lambda event: None
@@ -262,7 +258,6 @@ class Trainer:
             self.emit(Note(text="compiling (cached for the next start)", step=self.start_step))
 
     def iter_steps(self) -> Generator[tuple[list[TrainBatch], LoaderPosition], None, None]:
-        """Yield the batches of each step and the loader position after them."""
         start = LoaderPosition(self.state.epoch, self.state.batch_index)
         pin = self.distributed.device.type == "cuda"
         loader, batches = self.train_batches, list[TrainBatch]()
@@ -358,14 +353,12 @@ class Trainer:
             torch._foreach_lerp_(list(self.ema.values()), parameters, 1 - decay)
 
     def enable_cuda_graphs(self, capture: Capture) -> None:
-        """Replay steps from CUDA graphs, where one batch makes a step and the optimizer is capturable."""
         is_simple = self.distributed.world_size == 1 and self.config.accumulate == 1
         if is_simple and self.optimizer.fused:
             self.optimizer.use_lr_tensor()
             self.step_graphs = StepGraphCache(self.run_whole_step, self.distributed.device, capture)
 
     def run_whole_step(self, batch: TrainBatch) -> None:
-        """The step that is captured; equal to an eager step on one micro-batch."""
         with self.autocast():
             loss, cross_entropy = self.wrapped_objective(batch)
             (loss * self.loss_factor).backward()
@@ -393,7 +386,6 @@ class Trainer:
 
     @property
     def has_slow_start(self) -> bool:
-        """True if the first steps compile kernels or capture graphs."""
         return self.compiled or self.step_graphs is not None
 
     def restart_clocks_while_compiling(self) -> None:
@@ -419,7 +411,6 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.distributed.device)
 
     def update_clock(self) -> float:
-        """Add the time since the last call to `state.seconds`; return the new total."""
         now = time.monotonic()
         self.state.seconds += now - self.last_clock
         self.last_clock = now
@@ -559,7 +550,6 @@ class Trainer:
         )
 
     def validate(self) -> bool:
-        """Return True if the score is the best so far."""
         self.report_progress(force=True)
         start = time.monotonic()
         if self.step_graphs is not None:
@@ -656,7 +646,6 @@ class Trainer:
 
     @contextmanager
     def use_ema_weights(self) -> Iterator[None]:
-        """Swap the weights for their moving average, if there is one."""
         self.swap_ema_weights()
         try:
             yield
@@ -811,14 +800,12 @@ def clone_tensors(saved: Checkpoint) -> Checkpoint:
 
 @torch.no_grad()
 def copy_into(target: Tensor, value: Tensor) -> None:
-    """Copy values into a tensor that may be sharded over several processes."""
     target.copy_(distribute_like(value, target))
 
 
 def write_model(
     out: Path, model: nn.Module, tokenizer: Tokenizer | None, extra_files: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write config, weights, tokenizer and further files as one model folder."""
     # run.toml is part of the model: the translator reads its languages and `max_tokens`.
     run = {name: path.read_bytes() for name in ("run.toml",) if (path := out / name).is_file()}
     weights.save_model(model, out, {**(tokenizer.files if tokenizer else {}), **(extra_files or {}), **run})

@@ -160,8 +160,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients(NamedTuple):
-    """Accumulated gradients; None if not needed."""
-
     states: Tensor | None  # (P, N, E)
     weight: Tensor | None  # (V, E)
     bias: Tensor | None  # (V,)
@@ -307,7 +305,6 @@ def softmax_inplace(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tupl
 
 
 def pad_vocab_rows(rows: Tensor) -> Tensor:
-    """Pad with zero rows to a multiple of `VOCAB_ALIGNMENT`."""
     missing = -len(rows) % VOCAB_ALIGNMENT
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
 

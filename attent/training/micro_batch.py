@@ -23,10 +23,7 @@ class MicroBatch:
 
 
 def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> list[MicroBatch]:
-    """Split evenly into micro-batches of at most `max_tokens` per side, padding included; None: one per rank.
-
-    A single row may exceed `max_tokens`.
-    """
+    """Split evenly into micro-batches of at most `max_tokens` per side with padding (or a row); None: one per rank."""
     rows = len(batch)
     count = 1 if max_tokens is None else -(-batch.num_padded_tokens // max_tokens)
     count = max(1, min(rows, max(count, world_size)))

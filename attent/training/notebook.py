@@ -1,7 +1,4 @@
-"""The progress display of training in a Jupyter notebook: HTML with curves that is updated in place.
-
-Colors are those of the text, or visible on light and on dark pages, so that it follows the theme of the notebook.
-"""
+"""The progress display in a notebook: HTML with curves, updated in place, in colors for light and dark themes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ MIN_REDRAW_INTERVAL = 1.0  # seconds
 
 
 def open_display() -> AbstractContextManager[Any]:
-    """Return the display for where this process runs: a notebook, a terminal or a pipe."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return NotebookDisplay() if getattr(shell, "kernel", None) else TrainingDisplay()
 
@@ -46,7 +42,6 @@ class NotebookDisplay(AbstractContextManager["NotebookDisplay"]):
         self._next_draw = 0.0
 
     def begin_run(self, title: str, history: Iterable[Event]) -> None:
-        """Set the title, and the past events of a run that is resumed."""
         self._title = title
         for event in history:
             self._add(event)

@@ -1,7 +1,4 @@
-"""The training objective as an nn.Module: a batch in, the sum of its loss out.
-
-Every use of parameters is inside `forward`, where wrappers (DDP, FSDP2) see it. The loop divides by the targets.
-"""
+"""The objective as an nn.Module: every use of parameters is in `forward`, where wrappers (DDP, FSDP2) see it."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from attent.training.loss import linear_cross_entropy, rdrop_loss
 
 
 def compile_forward(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile for static shapes.
-
-    Independent small kernels are combined: a step casts some 200 matrices to bfloat16 and back, and launching such a
-    kernel takes longer than running it.
-    """
+    """Compile for static shapes, combining small kernels: launching some 200 casts takes longer than running them."""
     compiled = torch.compile(forward, dynamic=False, options={"combo_kernels": True})
 
     def run(ids: Tensor, *inputs: Any) -> Tensor:
@@ -96,7 +89,6 @@ class Seq2SeqObjective(Objective):
         target_lengths: Tensor | None,
         packing: tuple[Packing, Packing] | None,
     ) -> Tensor:
-        """Encoder and decoder: (B, Ts), (B, Tt) -> (B, Tt, E)"""
         source_packing, target_packing = packing or (None, None)
         memory = self.model.encode(source, source_lengths, packing=source_packing)
         return self.model.decode(target, memory, target_lengths, packing=target_packing)
@@ -109,7 +101,6 @@ def prepare_positions(stack: Stack, text: TokenBatch) -> None:
 
 
 def duplicate_rows(inputs: Any) -> Any:
-    """Concatenate the rows of tensors and packings with themselves."""
     match inputs:
         case Tensor():
             return torch.cat([inputs, inputs])
@@ -125,7 +116,6 @@ class SingleStackObjective(Objective):
     """Base class for models with one stack; subclasses define `compute_loss`."""
 
     def forward(self, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-        """Return sums over the labels: the loss, and the plain cross-entropy in nats, without a gradient."""
         text = batch.inputs
         prepare_positions(getattr(self.model, "decoder", None) or self.model.encoder, text)
         return self.compute_loss(self._forward_states(text.ids, text.lengths, text.packing), batch)

@@ -1,7 +1,6 @@
-"""The optimizer: the paper's Adam or AdamW, and its state in checkpoints.
+"""The optimizer: the paper's Adam or AdamW, by torch's fused kernels where they exist, and its state in checkpoints.
 
-Fused kernels of torch where they exist: one pass over the weights instead of a dozen. A fused optimizer skips a step
-with a non-finite gradient on the device (`found_inf`), without a host synchronization.
+A fused one skips steps with a non-finite gradient on the device (`found_inf`), without a host synchronization.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class AdamOptimizer:
             group["lr"] = lr
 
     def update_weights(self, found_inf: Tensor) -> None:
-        """Update the weights with the current learning rate, unless `found_inf` is 1."""
         if not self.fused:
             if not found_inf.item():
                 self.optimizer.step()
@@ -66,7 +64,6 @@ class AdamOptimizer:
         }
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Load what `get_state` returned, in any number of processes."""
         for name, parameter in self.parameters.items():
             self.optimizer.state[parameter] = {
                 full.removeprefix(f"{name}:"): distribute_like(value, parameter).clone()
@@ -97,7 +94,6 @@ def compute_grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], grad_norm: Tensor, max_norm: float) -> None:
-    """Scale the gradients to at most `max_norm`, in place."""
     factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if grads and not any(is_sharded(grad) for grad in grads):

@@ -1,7 +1,4 @@
-"""The progress display of training on stderr: lines, and at a terminal a bar below them that is redrawn in place.
-
-It draws only when an event arrives, at most four times a second and in at most 1% of the time.
-"""
+"""The progress display on stderr: lines, and at a terminal a bar, drawn at most 4 times a second, in 1% of the time."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
         self._unprinted: Progress | None = None
 
     def begin_run(self, title: str, history: Iterable[Event]) -> None:
-        """Set the title, and the past events of a run that is resumed."""
         self.title = title
         for event in history:
             self._history.add(event)
@@ -131,7 +127,6 @@ class EventHistory:
 
 
 def render_display(history: EventHistory, title: str, width: int) -> RenderableType:
-    """Render the title, a bar and the last progress."""
     parts: list[RenderableType] = []
     if history.started:
         done = history.progress.step if history.progress else history.started.step
@@ -191,7 +186,6 @@ def format_end(event: Ended, best: Validated | None) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    """["BLEU 31.2", "chrF 50.1"]"""
     known = ((METRICS[name], value) for name, value in metrics.items() if name in METRICS)
     return [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
 
@@ -201,12 +195,10 @@ def format_perplexity(value: float) -> str:
 
 
 def format_speed(value: float) -> str:
-    """Three digits: 18,400."""
     return f"{float(f'{value:.3g}'):,.0f}" if math.isfinite(value) else "-"
 
 
 def format_time_left(seconds: float | None) -> str:
-    """12 min left, 2 h 10 min left."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 90:

@@ -34,7 +34,6 @@ MAX_LISTED_CHANGES = 8
 
 
 def check_folder(out: Path, requested: UserSettings) -> None:
-    """Raise if `out` is not writable, holds something else, or holds a run with other settings."""
     if out.exists() and not out.is_dir():
         raise TrainError(f"{out}: must be a folder, but is a file; give another --out")
     state = out / STATE_FOLDER
@@ -71,7 +70,6 @@ def names_data(requested: UserSettings) -> bool:
 
 
 def check_changes(out: Path, previous: UserSettings, requested: UserSettings) -> None:
-    """Raise if a setting differs from the run in `out` that may not change when it is resumed."""
     resolved = settings.to_dict(read_run(out / RUN_FILE)) if (out / RUN_FILE).exists() else {}
     changes = diff_settings(previous, merge_with_previous(requested, previous, resolved))
     rejected = [

@@ -51,7 +51,6 @@ class Pauses:
 
     @property
     def pause_seconds_per_validation(self) -> float:
-        """All pauses, those for checkpoints included, over the number of validations."""
         return self.seconds / max(1, self.num_validations)
 
 
@@ -98,7 +97,6 @@ class StepMetrics:
         self.clock_start, self.tokens, self.num_targets = time.monotonic(), 0, 0
 
     def take_sums(self) -> Tensor:
-        """Copy the sums to the host asynchronously, and reset them."""
         sums = torch.empty(3, dtype=self.sums.dtype, pin_memory=self.device.type == "cuda")
         sums.copy_(self.sums, non_blocking=True)
         self.sums.zero_()
@@ -109,8 +107,6 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class PendingReport:
-    """A progress event whose sums are still being copied from the device."""
-
     sums: Tensor
     copy_event: torch.cuda.Event | None
     steps: int

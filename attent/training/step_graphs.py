@@ -1,5 +1,4 @@
-"""Training steps as CUDA graphs. A step launches a thousand kernels and more, which takes the host longer than the GPU
-needs to run those of a small model; captured once as a graph, they are launched as one.
+"""Training steps as CUDA graphs: a step launches a thousand kernels, slower than a GPU runs those of a small model.
 
 A graph reads and writes the same memory at each replay, so a batch is copied into static tensors, and whatever else
 changes (learning rate, number of targets) is in tensors too.
@@ -55,8 +54,6 @@ def make_cuda_capture(device: torch.device) -> Capture:
 
 
 class StepGraphCache:
-    """Captured steps by the shapes of their batches."""
-
     def __init__(self, step: Callable[[TrainBatch], None], device: torch.device, capture: Capture) -> None:
         self.step, self.device, self.capture = step, device, capture
         self.in_flight = InFlightQueue() if device.type == "cuda" else None
@@ -89,7 +86,6 @@ class StepGraphCache:
         self.in_flight.end_step(nonfinite_counts)
 
     def clear(self) -> bool:
-        """Delete all graphs; True if there were any."""
         had_graphs = bool(self.graphs)
         if self.in_flight is not None:
             self.in_flight.synchronize()
@@ -114,7 +110,6 @@ class StepGraph:
         self.replay = capture(lambda: step(self.static_batch))
 
     def load_batch(self, batch: TrainBatch) -> None:
-        """Copy a batch into the static tensors, in one transfer if both have a flat tensor."""
         # The one tensor that all tensors of a batch are views of, if there is one.
         static_flat, flat = (getattr(side, "flat_tensor", None) for side in (self.static_batch, batch))
         if isinstance(static_flat, Tensor) and isinstance(flat, Tensor):
@@ -142,7 +137,6 @@ def list_tensors(batch: TrainBatch) -> list[Tensor]:
 
 
 def get_signature(batch: TrainBatch) -> Hashable:
-    """Shapes, dtypes and constants; a graph serves batches with the same signature."""
     inputs = iter_kernel_inputs(batch)
     return tuple((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs)
 
@@ -194,7 +188,6 @@ class InFlightQueue:
         self.last_end_event = step.end_event
 
     def synchronize(self) -> None:
-        """Wait for all steps; other work follows."""
         while self.steps:
             self._finish_oldest()
         self.last_end_event = None

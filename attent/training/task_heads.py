@@ -19,7 +19,6 @@ def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
 
 
 def describe_new_heads(model: Model, names: Sequence[str], origin: str) -> str | None:
-    """One sentence about the new heads; None if there are none."""
     heads = dict.fromkeys(name.partition(".")[0] for name in names)
     if not heads:
         return None

@@ -1,4 +1,4 @@
-"""`attent classify`: labels of texts and images, and the accuracy on labelled sets."""
+"""`attent classify`: labels of texts and images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from attent.cli import main
-from attent.cli.classify import ClassifyFlags, print_report
-from attent.decoding.predictor import Classification
 from attent.models import build, weights
 from attent.training.loop import write_model
 from tests.data.image_sets import write_class_folders
@@ -70,63 +68,6 @@ def test_images_are_classified_and_invalid_files_reported(
     assert "x.png: must be an image, but Pillow does not recognize it" in capsys.readouterr().err
 
 
-def test_accuracy_on_labelled_images(vision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("PIL")
-    folder = write_class_folders(tmp_path / "set", count=4)
-    assert main(["classify", vision, "--data", str(folder), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    files = [str(path) for path in sorted(folder.rglob("*.png"))]
-    assert main(["classify", vision, *files, "--json"]) == 0
-    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    right = sum(label == Path(file).parent.name for label, file in zip(labels, files, strict=True))
-    assert (facts["count"], facts["correct"]) == (8, right)
-    assert sum(confusion["count"] for confusion in facts["confusions"]) == 8 - right
-    assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
-    (folder / "dog").rename(folder / "wolf")
-    assert main(["classify", vision, "--data", str(folder)]) == 1
-    assert "its labels must be the model's (cat, dog, bird), but `wolf` is not" in capsys.readouterr().err
-
-
-def test_accuracy_on_labelled_texts(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", model, *TEXTS, "--json"]) == 0
-    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    labels[0] = "good" if labels[0] == "bad" else "bad"
-    rows = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True))
-    (tmp_path / "test.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
-    assert main(["classify", model, "--data", str(tmp_path / "test.tsv"), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["count"], facts["correct"]) == (3, 2)
-    (tmp_path / "test.tsv").write_text("sentence\tlabel\nThe cat\todd\nA dog\teven\n", encoding="utf-8")
-    assert main(["classify", model, "--data", str(tmp_path / "test.tsv")]) == 1
-    assert "its labels must be the model's (good, bad), but `even` is not" in capsys.readouterr().err
-
-
-def test_the_report_lists_the_most_frequent_confusions(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = ["b", "b", "b", "c", "c", "d", "d", "e"]
-    predictions = [Classification(label=label, probability=1.0, probabilities={}) for label in ["a", *wrong]]
-    print_report(["a"] * 9, predictions, ClassifyFlags())
-    printed = capsys.readouterr()
-    assert printed.out == "accuracy 11.11% of 9 (95% interval 1.99% to 43.50%)\n"
-    assert printed.err.splitlines() == [
-        "  a predicted as b: 3 times",
-        "  a predicted as c: 2 times",
-        "  a predicted as d: 2 times",
-    ]
-
-
-def test_the_unusable_lines_of_a_set_are_counted(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "test.tsv"
-    path.write_text("sentence\tlabel\nThe cat\tgood\nA dog\tbad\n\tbad\n", encoding="utf-8")
-    assert main(["classify", model, "--data", str(path)]) == 0
-    printed = capsys.readouterr()
-    assert f"skipped in {path}: 1 " in printed.err
-    assert "% of 2 (95% interval" in printed.out
-    assert main(["classify", model, "--data", str(tmp_path / "none.tsv")]) == 1
-    assert "none.tsv: must be a file of labelled texts (.tsv, .jsonl), but is none" in capsys.readouterr().err
-
-
 def test_a_model_without_labels_is_rejected_before_the_input_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,11 +76,6 @@ def test_a_model_without_labels_is_rejected_before_the_input_is_read(
     assert main(["classify", str(tmp_path / "translator")]) == 1
     message = "must be a classifier, but has no labels; use a model of `attent train --task classify`"
     assert message in capsys.readouterr().err
-
-
-def test_texts_are_not_for_a_labelled_set(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", "M", "A text", "--data", "x.tsv"]) == 2
-    assert "--data names a test set: leave the texts out" in capsys.readouterr().err
 
 
 def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,13 +100,6 @@ def test_figures(folder: Path) -> None:
     assert "<svg" in Path("a.svg").read_text(encoding="utf-8")
 
 
-def test_positions_need_no_sentence(folder: Path) -> None:
-    assert cli.main(["look", str(folder), "--positions"]) == 0
-    page_data = read_page_data(Path("positions.html").read_text(encoding="utf-8"))
-    assert page_data["layers"] == []
-    assert [entry["scheme"] for entry in page_data["positions"]] == ["sinusoidal"] * 2  # type: ignore[attr-defined]
-
-
 def test_outputs_are_neither_one_file_nor_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["look", str(folder), TEXT, "--to", "de", "--json"]
     assert cli.main([*arguments, "same.html", "-o", "same.html"]) == 1
@@ -236,10 +229,6 @@ def test_values_at_their_limits(flags: dict[str, Any], problem: str | None) -> N
         ("a", {"ablate": True, "data": ("d",)}, "run on the pairs of --data: leave the sentence out"),
         (None, {"ablate": True, "data": ("d",), "json": "-"}, "run on the pairs of --data: leave --json out"),
         (None, {"ablate": True, "data": ("d",), "heads": (0,)}, "leave --heads out (--parts selects the kind)"),
-        (None, {"positions": True, "kind": "self", "out": Path("a.html")}, None),
-        (None, {"positions": True, "png": Path("a.png")}, "--positions writes a page or JSON: leave --png out"),
-        (None, {"positions": True, "mask": ("m",)}, "--mask needs a sentence"),
-        ("a", {"positions": True}, "--positions does not depend on a sentence"),
         (None, {"layers": (0,)}, "--layers needs a sentence; on the live page"),
         (None, {"target": "b"}, "--target needs a sentence"),
         (" ", {}, "the sentence must not be empty"),
@@ -321,13 +310,6 @@ def test_one_head_of_an_image(family: dict[str, Path]) -> None:
     pytest.importorskip("PIL")
     assert cli.main([*make_arguments(family, "vit"), "--svg", "a.svg", "--layer", "1", "--head", "3"]) == 0
     assert "layer 1, head 3" in Path("a.svg").read_text(encoding="utf-8")
-
-
-def test_positions_of_every_family(family: dict[str, Path]) -> None:
-    for name, scheme in (("gpt", "rotary"), ("bert", "learned"), ("vit", "learned")):
-        assert cli.main(["look", str(family[name]), "--positions"]) == 0
-        page_data = read_page_data(Path("positions.html").read_text(encoding="utf-8"))
-        assert [entry["scheme"] for entry in page_data["positions"]] == [scheme]  # type: ignore[attr-defined]
 
 
 def test_second_text(family: dict[str, Path]) -> None:
@@ -416,7 +398,7 @@ def test_the_page_to_open_is_named(
     monkeypatch.setattr(look.webbrowser, "open", open_page)
     monkeypatch.setenv("DISPLAY", ":0")
     for flags in ([], ["--no-open"]):
-        assert cli.main(["look", str(folder), "--positions", "-o", "a.html", *flags]) == 0
+        assert cli.main(["look", str(folder), "A dog.", "--to", "de", "-o", "a.html", *flags]) == 0
         printed = capsys.readouterr()
         assert printed.out == "a.html\n"
         assert ("open a.html in a browser" in printed.err) == bool(flags)

@@ -26,8 +26,6 @@ $ attent average a b --out .
 1 .: exists, and nothing is overwritten; give another --out
 $ attent average a --out new --last 0
 1 `--last` must be 2 or more, but is 0; raise it
-$ attent classify M "A text" --data x.tsv
-2 --data names a test set: leave the texts out
 $ attent classify M "A text" --top 0
 2 --top must be 1 or more, but is 0
 $ attent classify nowhere "A text"
@@ -78,8 +76,6 @@ $ attent info nowhere
 1 nowhere: must be a model folder, but does not exist; give the folder that holds config.json
 $ attent look M "  "
 2 the sentence must not be empty; leave it out for the live page
-$ attent look M a --positions
-2 --positions does not depend on a sentence: leave it out
 $ attent look M --mask decoder.blocks.0
 2 --mask needs a sentence: attent look MODEL "A man rides a bike."
 $ attent look M a --ablate --data x

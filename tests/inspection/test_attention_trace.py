@@ -18,14 +18,13 @@ from attent.inspection.attention_trace import (
     TraceSide,
     build_layer,
     pack_qkv,
-    reshape_to_patches,
     unpack_weights,
 )
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.inspection.session import Inspection
 from attent.models import Seq2Seq
 from attent.nn import AttentionRecord, Mask, Stack, StackConfig
-from tests.inspection.documents import read_sides, read_weights
+from tests.inspection.documents import build_trace_document, read_sides, read_weights
 from tests.inspection.toy_translator import model
 
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 0, 0]]), torch.tensor([[1, 9, 10, 11], [1, 12, 0, 0]])
@@ -51,7 +50,7 @@ def test_json_round_trip(seq2seq: Seq2Seq) -> None:
     with attent.record(seq2seq, qkv=True) as trace:
         seq2seq(SOURCE, TARGET, *LENGTHS)
     for row, (source, target) in enumerate([(5, 4), (3, 2)]):
-        document = trace.to_document(sides(source, target), title="both", row=row)
+        document = build_trace_document(trace, sides(source, target), title="both", row=row)
         back = read_weights(Inspection.from_json(Inspection(document).to_json()).document)
         assert list(back) == list(trace)
         assert read_sides(document) == sides(source, target)
@@ -66,19 +65,19 @@ def test_json_round_trip(seq2seq: Seq2Seq) -> None:
 
 
 def test_json_is_compact(seq2seq: Seq2Seq) -> None:
-    with attent.record(seq2seq) as trace:
+    with attent.record(seq2seq, qkv=True) as trace:
         seq2seq(SOURCE, TARGET, *LENGTHS)
-    layers = trace.to_document(sides(5, 4))["layers"]
+    layers = build_trace_document(trace, sides(5, 4))["layers"]
     numbers = sum(3 * len(layer["weights"]["data"]) for layer in layers)
     assert numbers < 4 * sum(3 * calls[0][0].numel() * 4 for calls in trace.values())
 
 
 def test_selected_layers_are_recorded(seq2seq: Seq2Seq) -> None:
-    with attent.record(seq2seq, kind="cross", layers=[1]) as subset, attent.record(seq2seq) as every:
+    with attent.record(seq2seq, kind="cross", layers=[1], qkv=True) as subset, attent.record(seq2seq) as every:
         seq2seq(SOURCE, TARGET, *LENGTHS)
     assert list(subset) == ["decoder.blocks.1.cross_attn"]
     torch.testing.assert_close(subset["decoder.blocks.1.cross_attn"][0], every["decoder.blocks.1.cross_attn"][0])
-    (layer,) = subset.to_document(sides(5, 4))["layers"]
+    (layer,) = build_trace_document(subset, sides(5, 4))["layers"]
     assert layer["heads"] == 3
 
 
@@ -97,22 +96,10 @@ def test_grouped_query_heads_are_recorded(kv_heads: int) -> None:
 def test_additive_layers_are_marked_in_documents() -> None:
     config = StackConfig(layers=1, width=16, heads=4, kv_heads=2, ffn_width=8, dropout=0.0, compatibility="additive")
     stack = Stack(config).eval()
-    with attent.record(stack) as every:
+    with attent.record(stack, qkv=True) as every:
         stack(torch.randn(2, 5, 16))
     side = TraceSide(label="text", text="", tokens=tuple(DisplayToken(t, t, True) for t in "abcde"))
-    assert every.to_document({"text": side})["layers"][0]["additive"]
-
-
-def test_hidden_states_are_recorded(seq2seq: Seq2Seq) -> None:
-    with attent.record(seq2seq, hidden_states=True) as trace, torch.no_grad():
-        memory = seq2seq.encode(SOURCE, LENGTHS[0])
-    assert list(trace.hidden_states) == ["encoder", "encoder.blocks.0", "encoder.blocks.1"]
-    first = seq2seq.encoder.positions.embed(seq2seq.source_embedding(SOURCE), torch.arange(5))
-    torch.testing.assert_close(trace.hidden_states["encoder"][0], first)
-    torch.testing.assert_close(seq2seq.encoder.norm(trace.hidden_states["encoder.blocks.1"][0]), memory.states)
-    with torch.no_grad():
-        seq2seq.encode(SOURCE)
-    assert len(trace.hidden_states["encoder"]) == 1, "nothing is recorded afterwards"
+    assert build_trace_document(every, {"text": side})["layers"][0]["additive"]
 
 
 @pytest.mark.parametrize(
@@ -129,14 +116,14 @@ def test_filters_that_match_nothing_are_rejected(seq2seq: Seq2Seq, arguments: di
 
 def test_one_side_suffices_for_models_of_one_text() -> None:
     stack = Stack(StackConfig(layers=1, width=16, heads=2, ffn_width=8, causal=True, dropout=0.0)).eval()
-    with attent.record(stack) as trace:
+    with attent.record(stack, qkv=True) as trace:
         stack(torch.randn(1, 4, 16))
     patches = TraceSide(
         label="image",
         tokens=tuple(DisplayToken(str(i), str(i)) for i in range(4)),
         image=PatchImage(src="data:image/png;base64,", rows=2, columns=2),
     )
-    document = trace.to_document({"image": patches})
+    document = build_trace_document(trace, {"image": patches})
     assert (document["layers"][0]["queries"], document["layers"][0]["keys"]) == ("image", "image")
     assert document["layers"][0]["causal"] is True
     assert read_sides(document)["image"].image == patches.image
@@ -153,12 +140,12 @@ def test_largest_weights_of_long_texts_are_kept() -> None:
 
 
 def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
-    with attent.record(seq2seq) as trace:
+    with attent.record(seq2seq, qkv=True) as trace:
         seq2seq(SOURCE, TARGET, *LENGTHS)
     with pytest.raises(
         ValueError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
     ):
-        trace.to_document(sides(9, 4))
+        build_trace_document(trace, sides(9, 4))
 
 
 @pytest.mark.parametrize(
@@ -220,16 +207,6 @@ def test_array_format_is_as_documented() -> None:
 def test_damaged_arrays_are_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="create the file again"):
         unpack_array(pack_array(torch.rand(2), "unit16") | change)
-
-
-def test_patches_show_the_class_token_or_the_mean_of_all_queries() -> None:
-    weights = torch.arange(25.0).view(5, 5)
-    with_class = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2}, is_self=True)
-    assert with_class.tolist() == [[1, 2], [3, 4]]
-    cross = reshape_to_patches(weights, {"num_prefix_tokens": 1, "rows": 2, "columns": 2}, is_self=False)
-    assert cross.tolist() == [[11, 12], [13, 14]]
-    grid = {"rows": 2, "columns": 2}
-    assert reshape_to_patches(weights[:4, :4], grid, is_self=True).tolist() == [[7.5, 8.5], [9.5, 10.5]]
 
 
 @pytest.mark.parametrize("bias_shape", [(1, 1, 4, 6), (2, 1, 4, 6), (2, 3, 4, 6)])

@@ -24,7 +24,6 @@ from attent.inspection.inspectors.seq2seq import Seq2SeqInspector
 from attent.inspection.inspectors.speech import SpeechInspector
 from attent.inspection.inspectors.translation import TranslationInspector
 from attent.inspection.inspectors.vision import CaptioningInspector
-from attent.inspection.session import Inspection
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import AudioConfig, ImageConfig
 from attent.nn.frontends import normalize_pixels
@@ -214,29 +213,6 @@ def test_heads_are_described_in_terms_of_the_source(files: dict[str, str]) -> No
         assert not any(words in description for description in decoder)
         labels = {column["key"]: column["label"] for column in stats["columns"]}
         assert labels["previous"] != "left"  # columns are those of the decoder too
-
-
-def test_figures_of_one_head_and_of_all(files: dict[str, str]) -> None:
-    pytest.importorskip("matplotlib")
-    document = make_inspector("speech").inspect(
-        InspectionRequest(text=files["speech"], target=TARGET, kind="cross", layers=(1,))
-    )
-    above, below = Inspection(document).plot(head=0).axes
-    assert above.get_xlim() == below.get_xlim() == (0, 1.2)
-    count = len(document["sides"]["target"]["tokens"])
-    assert len(below.get_yticklabels()) == count
-    assert below.get_xlabel() == "seconds"
-    grid = Inspection(document).plot()
-    assert [axes.get_xlim() for axes in grid.axes if axes.get_title()] == [(0, 1.2)] * 3
-    document = make_inspector("caption").inspect(
-        InspectionRequest(text=files["caption"], target=TARGET, kind="cross", layers=(1,))
-    )
-    titles = [axes.get_title() for axes in Inspection(document).plot(head=0).axes if axes.get_title()]
-    assert len(titles) == len(document["sides"]["target"]["tokens"])
-    assert titles[-1].startswith("‹end›, maximum ")
-    mean = Inspection(document).plot()
-    assert len([axes for axes in mean.axes if axes.get_title()]) == 3
-    assert mean.get_suptitle() == "ring.png: mean attention of all words"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from attent.nn import get_attention_layers
 from attent.settings import SettingsError
 from attent.text.tokenizer import Tokenizer
 from tests.inspection import toy_translator
+from tests.inspection.documents import build_trace_document
 from tests.text.corpus import lines, tokenizer
 
 SOURCES, TARGETS = ([*side[:6], *side[40:44]] for side in lines())
@@ -355,9 +356,9 @@ def test_one_pair_equals_its_document() -> None:
         ),
         "target": TraceSide(label="target", tokens=build_display_tokens(of.target, row.target)),
     }
-    with record(toy) as trace, torch.no_grad():
+    with record(toy, qkv=True) as trace, torch.no_grad():
         toy(torch.tensor([row.source]), read)
-    found = measure_document_heads(trace.to_document(sides))
+    found = measure_document_heads(build_trace_document(trace, sides))
     expected = measure_heads(Translator(toy, of), PAIRS[:1]).to_document()
     assert found["columns"] == expected["columns"]
     assert (found["sentences"], found["dataset"]) == (1, "this sentence")

@@ -170,13 +170,13 @@ def test_unknown_suffix_is_rejected(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_glyphs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_glyphs_are_reported_by_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.font_manager import fontManager
 
     figure = plot_heads(select_layers(document(["日本", "A"], ["B"]), "decoder.blocks.0.cross_attn"), heads=[0])
     plots.select_fonts.cache_clear()
     monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if font.name == "DejaVu Sans"])
-    with pytest.warns(UserWarning, match=r"no installed font has 日本 \(2 characters\)"):
+    with pytest.warns(UserWarning, match="Glyph"):
         save_figure(figure, tmp_path / "a.png")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -147,29 +147,3 @@ def test_masked_parts(tmp_path: Path, document: dict[str, Any]) -> None:
 def test_invalid_images_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         VisionInspector(vision()).inspect(InspectionRequest(**arguments))
-
-
-def test_figures_show_the_image_tinted_by_each_head(document: dict[str, Any]) -> None:
-    pytest.importorskip("matplotlib")
-    from attent.inspection.plots import plot_heads
-
-    layers = [layer for layer in document["layers"] if layer["path"] == "encoder.blocks.1.self_attn"]
-    figure = plot_heads(document | {"layers": layers}, heads=[3])
-    assert figure.get_size_inches().tolist() == pytest.approx([4.5, 4.85])
-    (axes,) = figure.axes
-    picture, tint = axes.images
-    assert picture.get_extent() == tint.get_extent() == [0, 4, 4, 0]
-    assert picture.get_clim() == (0, 1)
-    alpha = tint.get_array()[..., 3]
-    assert (alpha.shape, float(alpha.max())) == ((4, 4), pytest.approx(0.6))
-    weights = read_weights(document)["encoder.blocks.1.self_attn"][0, 3]
-    from_class = weights[0, 1:].view(4, 4)
-    torch.testing.assert_close(
-        torch.tensor(alpha), 0.6 * (from_class / from_class.max()).double() ** 0.7, atol=2e-3, rtol=0
-    )
-    assert axes.get_title() == f"layer 1, head 3, maximum {100 * float(from_class.max()):.0f}%"
-    assert figure.get_suptitle().startswith("ring.png: ")
-    heads = len(document["layers"][0]["masked_heads"]) + 4
-    grid = plot_heads(document)
-    assert grid.get_size_inches().tolist() == pytest.approx([heads * 1.8 + 0.4, 2 * 1.95 + 0.6])
-    assert grid.get_suptitle() == "ring.png: attention of the class token"

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 
 from attent import cli
 from attent.data.token_store import TokenSequences, TokenStore
-from attent.formatting import escape_markdown
+from attent.formatting import escape_markdown, markdown_table
 from attent.interop import load_as
 from attent.models import Seq2Seq, build, presets
 from attent.text.tokenizer import Tokenizer
@@ -174,9 +174,12 @@ def test_precision(arch: str, precision: Precision, expected: str) -> None:
 
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "a | b <b> ![x](secret.svg) \\ `c` *d*"
-    table = comparison_report.Table(("", ""), [["source", text]])
-    assert f"<td>{html.escape(text)}</td>" in comparison_report.render_html(table, tmp_path)
-    assert f"| source | {escape_markdown(text)} |" in comparison_report.render_markdown(table)
+    result = EntryResult(entry=replace(ENTRY, label=text), runs=(RUN,))
+    blocks = list(comparison_report.build_blocks([result], "", False))
+    page = comparison_report.render_page(text, "\n\n".join(blocks), tmp_path)
+    assert f"<td>{html.escape(text, quote=False)}</td>" in page
+    assert "<img" not in page
+    assert f"| {escape_markdown(text)} |" in blocks[2]
 
 
 RUN = RunMeasurements(
@@ -226,31 +229,37 @@ def test_conditions_state_seeds_and_jobs() -> None:
     assert "2 runs at a time" in parallel
 
 
+def list_headings(blocks: Iterable[str]) -> list[str]:
+    return [block.removeprefix("## ") for block in blocks if block.startswith("## ")]
+
+
 def test_sections_of_the_report() -> None:
     results = [EntryResult(entry=ENTRY, runs=(RUN, OTHER_RUN)), EntryResult(entry=POST, runs=(RUN,))]
     failed = EntryResult(entry=ENTRY, runs=(), failures=("diverged",))
-    sections = dict(comparison_report.build_sections([*results, failed], "", True))
-    assert list(sections) == ["Scores", "BLEU against time, FLOPs and sentence length", "Translations side by side"]
-    (_, scores, figure), (_, curves, lengths), (samples,) = sections.values()
-    assert (figure.file, curves.file) == ("scores.svg", "curves.svg")  # type: ignore[union-attr]
-    assert len(scores.rows) == 3  # type: ignore[union-attr]
-    assert list(scores.right_aligned) == list(range(2, 14))  # type: ignore[union-attr]
-    assert lengths == (
-        ("words", "sentences", "model a", "post"),
-        [["1-10", "1,200", "30.5", "30.0"], ["11-", "2", "41.0", "40.0"]],
-        range(1, 4),
-    )
-    assert samples == (("", ""), [["source", "s"], ["reference", "r"], ["model a", "o"], ["post", "o"]], ())
-    plain = dict(comparison_report.build_sections(results, "", False))
-    assert list(plain) == ["Scores", "BLEU by sentence length", "Translations side by side"]
-    assert len(plain["Scores"]) == 2
+    blocks = list(comparison_report.build_blocks([*results, failed], "", True))
+    assert list_headings(blocks) == [
+        "Scores", "BLEU against time, FLOPs and sentence length", "Translations side by side",
+    ]  # fmt: skip
+    scores, figure, _, _, curves, lengths, _, samples = blocks[2:]
+    assert (figure.endswith("(scores.svg)"), curves.endswith("(curves.svg)")) == (True, True)
+    assert len(scores.splitlines()) == 2 + 3
+    assert lengths.splitlines() == [
+        "| words | sentences | model a | post |",
+        "| --- | ---: | ---: | ---: |",
+        "| 1-10 | 1,200 | 30.5 | 30.0 |",
+        "| 11- | 2 | 41.0 | 40.0 |",
+    ]
+    assert samples.splitlines()[2:] == ["| source | s |", "| reference | r |", "| model a | o |", "| post | o |"]
+    plain = list(comparison_report.build_blocks(results, "", False))
+    assert list_headings(plain) == ["Scores", "BLEU by sentence length", "Translations side by side"]
+    assert "svg" not in "".join(plain)
     many = results[1:] * comparison_report.MAX_DETAILED
-    assert len(list(comparison_report.build_sections(many, "", True))) == 3
-    assert len(list(comparison_report.build_sections([*many, *results], "", True))) == 1
+    assert len(list_headings(comparison_report.build_blocks(many, "", True))) == 3
+    assert len(list_headings(comparison_report.build_blocks([*many, *results], "", True))) == 1
     attention = [replace(results[1], runs=(replace(RUN, attention="{}"), RUN)), results[1]]
-    shown = dict(comparison_report.build_sections(attention, "", True))["Attention side by side"]
-    assert shown[1] == [("results/a-seed1.svg", "post")]
-    assert len(list(comparison_report.build_sections(attention, "", False))) == 3
+    *_, heading, _, images = comparison_report.build_blocks(attention, "", True)
+    assert (heading, images) == ("## Attention side by side", "| post |\n| --- |\n| ![post](results/a-seed1.svg) |")
+    assert len(list_headings(comparison_report.build_blocks(attention, "", False))) == 3
 
 
 def test_figures_show_runs_and_means() -> None:
@@ -288,27 +297,14 @@ def test_figures_of_few_entries_are_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert names == ["scores.svg"]
 
 
-def test_tables_and_images_in_both_formats(tmp_path: Path) -> None:
+def test_tables_and_images_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_text("<svg/>")
-    image = comparison_report.Image("a.svg", "a <b>")
-    table = comparison_report.Table(("name", "empty", "n"), [["x", "", "1"], ["y", "", ""]], (2,))
-    page = comparison_report.render_html(table, tmp_path)
-    assert page == (
-        '<table><tr><th>name</th><th class="number">n</th></tr><tr><td>x</td><td class="number">1</td></tr>'
-        '<tr><td>y</td><td class="number"></td></tr></table>'
-    )
-    headless = comparison_report.Table(("", ""), [["x", "y"]])
-    assert comparison_report.render_html(headless, tmp_path) == "<table><tr><td>x</td><td>y</td></tr></table>"
-    embedded = '<img src="data:image/svg+xml;base64,PHN2Zy8+" alt="a &lt;b&gt;">'
-    assert comparison_report.render_html(image, tmp_path) == f"<p>{embedded}</p>"
-    assert comparison_report.render_html("a < b", tmp_path) == "<p>a &lt; b</p>"
-    assert comparison_report.render_html([image], tmp_path) == (
-        f"<table><tr><th>a &lt;b&gt;</th></tr><tr><td>{embedded}</td></tr></table>"
-    )
-    assert comparison_report.render_markdown(image) == "![a \\<b\\>](a.svg)"
-    assert comparison_report.render_markdown([image, image]) == (
-        "| a \\<b\\> | a \\<b\\> |\n| --- | --- |\n| ![a \\<b\\>](a.svg) | ![a \\<b\\>](a.svg) |"
-    )
+    table = markdown_table(("name", "empty", "n"), [["x", "", "1"], ["y", "", ""]], (2,))
+    page = comparison_report.render_page("a < b", f"{table}\n\n![a \\<b\\>](a.svg)", tmp_path)
+    assert '<th class="number">n</th>' in page
+    assert '<td class="number">1</td>' in page
+    assert 'src="data:image/svg+xml;base64,PHN2Zy8+" alt="a &lt;b&gt;"' in page
+    assert "<title>a &lt; b</title>" in page
 
 
 def test_speed_is_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,5 @@ __all__ = [
 def build_constraints(
     options: SearchOptions, requests: Sequence[SearchRequest], vocabulary: TargetVocabulary
 ) -> tuple[tuple[Constraint, ...], RequiredPhrases | None]:
-    """Return the constraints that are needed; required phrases apart, since beams are allocated by them."""
     setup = ConstraintSetup(options, requests, vocabulary)
     return tuple(filter(None, (kind.build(setup) for kind in CONSTRAINTS))), RequiredPhrases.build(setup)

@@ -100,11 +100,9 @@ class BannedPhrases(Constraint):
         return logits.index_copy_(1, self.partial_char_token_ids, partial_logits)
 
     def _get_banned_tokens(self, automaton_state: Tensor, near_limit: Tensor) -> Tensor:
-        """Return (R, V) which tokens of whole characters are banned."""
         return self.banned_tokens.index_select(0, automaton_state + near_limit * (len(self.banned_tokens) // 2))
 
     def is_satisfied(self, state: Tensor) -> Tensor:
-        """Return (R,) whether the text may end: not in a banned phrase."""
         automaton_state, partial_char, _, _ = state.unbind(1)
         return ~self.banned_tokens[self._break_character(automaton_state, partial_char > 0), self.end]
 
@@ -122,14 +120,12 @@ class BannedPhrases(Constraint):
         return torch.stack([automaton_state, partial_char, start, (prefix_left - 1).clamp_min(0)], 1)
 
     def _advance_whole_chars(self, automaton_state: Tensor, token: Tensor) -> Tensor:
-        """Return the state after the whole characters of a token."""
         row = self.row_index[automaton_state, self.first_class[token]].long()
         return torch.where(self.has_no_whole_char[token], automaton_state, self.next_state[row, token].long())
 
     # --- incomplete characters ---
 
     def _get_banned_partials(self, automaton_state: Tensor, partial_char: Tensor, near_limit: Tensor) -> Tensor:
-        """Return (R, N) which tokens with incomplete characters are banned."""
         automaton_state, partial_char = self._advance_token(
             automaton_state[:, None], partial_char[:, None], self.partial_char_token_ids
         )
@@ -145,7 +141,6 @@ class BannedPhrases(Constraint):
         )
 
     def _advance_token(self, automaton_state: Tensor, partial_char: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state after tokens of any kind; shapes broadcast."""
         row, has_text = self.partial_rows[token], ~self.has_no_whole_char[token]
         for byte in self.head_bytes[row].unbind(-1):
             automaton_state, partial_char = self._advance_byte(automaton_state, partial_char, byte)

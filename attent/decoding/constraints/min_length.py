@@ -11,8 +11,6 @@ from attent.decoding.constraints.vocabulary import ConstraintSetup
 
 
 class MinLength(Constraint):
-    """Forbid the end tokens before `min_length` tokens."""
-
     def __init__(self, min_length: int, end_ids: Sequence[int]) -> None:
         self.min_length, self.end_ids = min_length, tuple(end_ids)
 

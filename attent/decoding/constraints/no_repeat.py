@@ -22,8 +22,6 @@ MIN_LOOP_TOKENS = 8
 
 
 class NoRepeatNgram(Constraint):
-    """Generate no sequence of n tokens twice."""
-
     def __init__(self, n: int) -> None:
         self.n = n
 

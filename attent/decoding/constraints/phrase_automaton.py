@@ -62,7 +62,6 @@ class CharacterClasses:
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> CharacterClasses:
-        """Build the classes that tell these texts apart."""
         joined = "\n".join(texts)
         folds = {char: char for char in joined}
         folds |= {char: fold for char, fold in build_case_foldings().items() if fold in joined}
@@ -95,8 +94,7 @@ class CharacterClasses:
 
 
 class CharacterAutomaton:
-    """Reads text by characters. A state is the partial matches and whether the text is inside a word; ids start at
-    `offset`, with the start state."""
+    """Reads text by characters. A state is the partial matches and whether it is inside a word; ids from `offset`."""
 
     def __init__(self, texts: Sequence[str], classes: CharacterClasses, offset: int) -> None:
         self.texts, self.classes, self.offset = texts, classes, offset
@@ -127,7 +125,6 @@ class CharacterAutomaton:
         return any(position == len(self.texts[phrase]) for phrase, position in matches if phrase >= 0)
 
     def _extend_matches(self, matches: PartialMatches) -> dict[int, PartialMatches]:
-        """Return the matches after each character class that extends one."""
         extended: dict[int, set[tuple[int, int]]] = {}
         for phrase, position in matches - AFTER_ESCAPE:
             for char_class, next_position in self.transitions[phrase][position]:
@@ -144,7 +141,6 @@ class CharacterAutomaton:
         return REJECTED if self._is_complete(matches) and not is_word else self.get_state_id(matches, is_word)
 
     def _build_row(self, matches: PartialMatches, in_word: bool) -> list[int]:
-        """Return the next state for each character class."""
         row = list(self.default_rows[in_word])
         for char_class, extended in self._extend_matches(matches).items():
             row[char_class] = self._get_next_state(char_class, extended | self._start_matches(char_class, in_word))
@@ -187,8 +183,6 @@ def find_phrase(text: str, phrases: PhraseList, *, is_partial: bool = False) -> 
 
 @dataclass(frozen=True, eq=False)
 class TransitionTables:
-    """The transitions of Q states by K character classes and by V tokens."""
-
     start_states: dict[PhraseList, int]
     char_classes: NDArray[np.int16]  # (UNICODE_SIZE,)
     char_transitions: Ints  # (Q, K) the state after a character
@@ -226,7 +220,6 @@ class TokenSpellings:
         self._cache: dict[frozenset[PhraseList], TransitionTables] = {}
 
     def get_tables(self, phrase_lists: frozenset[PhraseList]) -> TransitionTables:
-        """Return the tables for requests that each have one of these lists."""
         tables = self._cache.pop(phrase_lists, None) or self._build_tables(sorted(phrase_lists))
         self._cache[phrase_lists] = tables
         for oldest in list(self._cache)[:-MAX_CACHED_TABLES]:

@@ -14,10 +14,7 @@ from attent.storage.errors import AttentError
 
 
 class ForcedPrefix(Constraint):
-    """Start each target with its request's prefix. State: the row of the prefix in a table.
-
-    Where the prefix ends a word, tokens that would continue the word (`word_continuations` (V,)) are forbidden next.
-    """
+    """Start each target with its prefix; after a whole word, `word_continuations` are forbidden. State: a table row."""
 
     def __init__(
         self, requests: Sequence[SearchRequest], word_continuations: Tensor | None, device: torch.device | str = "cpu"

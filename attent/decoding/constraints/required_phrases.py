@@ -105,7 +105,6 @@ class RequiredPhrases(Constraint):
         return cls(requests, end_id=vocabulary.end_ids[0], word_continuations=continuations, device=vocabulary.device)
 
     def _check_lengths(self, requests: Sequence[SearchRequest]) -> None:
-        """Reject phrases that do not fit after the prefix."""
         missing = self._count_needed(self.build_initial_state(requests)).tolist()
         for i, request in enumerate(requests):
             prefix, max_length = request.prefix_ids, request.max_length
@@ -136,7 +135,6 @@ class RequiredPhrases(Constraint):
         return state
 
     def _split_state(self, state: Tensor) -> tuple[Tensor, ...]:
-        """Return (R, C) table row, missing count, matched tokens, length, whether all tokens are matched."""
         row, missing, matched, _ = state.split([self.max_phrases, self.max_phrases, self.max_phrases, 2], 1)
         lengths = self.phrase_lengths[row]
         return row, missing, matched, lengths, (matched == lengths) & (missing > 0)
@@ -216,7 +214,6 @@ class RequiredPhrases(Constraint):
         return allowed
 
     def _count_needed_after(self, state: Tensor, tokens: Tensor) -> Tensor:
-        """Return (R, N) the tokens needed after each of `tokens` (R, N)."""
         repeated = state.repeat_interleave(tokens.shape[1], 0)
         return self._count_needed(self.advance_state(repeated, tokens.flatten())).view_as(tokens)
 

@@ -29,8 +29,7 @@ class TargetVocabulary:
 
     @cached_property
     def word_continuations(self) -> Tensor:
-        """(V,) True for tokens that would extend the word before them, and for those without text, such as language
-        tags, after which it may continue; not for end tokens."""
+        """(V,) True for tokens that extend the word before them, or without text, such as tags; not for end tokens."""
         continuations = find_word_continuations(self.token_bytes)
         continuations |= np.array([not piece for piece in self.token_bytes])
         continuations[list(self.end_ids)] = False

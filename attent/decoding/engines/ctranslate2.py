@@ -74,8 +74,6 @@ IMPOSSIBLE_BIAS = -1e3  # at or below it, a token has probability 0
 
 
 class CTranslate2Engine:
-    """Searches with CTranslate2; create it with `open`."""
-
     def __init__(
         self,
         folder: Path,
@@ -169,7 +167,6 @@ class CTranslate2Engine:
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yield (request index, hypotheses, best first), in order of completion."""
         # Request all hypotheses that must finish before it stops: the longest of them shows when that was.
         count, more = round((options.patience or DEFAULT_PATIENCE) * options.beam_size), options.beam_size
         if options.beam_size == 1:
@@ -203,7 +200,6 @@ class CTranslate2Engine:
         options: SearchOptions,
         num_hypotheses: int,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Yield (request index, hypotheses); submit batches ahead while they are fast."""
         pending: deque[tuple[list[int], list[Any]]] = deque()
         prefetch, last_time = 0, time.monotonic()
         for indices in batches:
@@ -297,7 +293,6 @@ def get_length_exponent(options: SearchOptions) -> float:
 
 
 def rank_hypotheses(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort best first, truncated ones after all finished ones."""
     return sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))
 
 
@@ -308,8 +303,7 @@ def rank_hypotheses(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 def open_conversion(
     model: Seq2Seq, tokenizer: Tokenizer | None, quantization: str, suppressed_tokens: Sequence[int], use_cache: bool
 ) -> Iterator[Path]:
-    """Yield the folder of a conversion of exactly this model: in the user's cache, by the hash of the weights and of
-    all that determines the conversion; or a temporary one, if it is not to be cached or the cache cannot be written.
+    """Yield a conversion of exactly this model: in the user's cache, by a hash, or a temporary one.
 
     A conversion that comes with a model folder is never used: nothing shows that it was made from these weights.
     """
@@ -344,5 +338,4 @@ def remove_unused_conversions(folder: Path) -> None:
 
 
 def find_ignored_conversions(folder: Path) -> list[Path]:
-    """Return the conversions that came with a model folder."""
     return sorted(path.parent for path in folder.glob("ctranslate2*/model.bin"))

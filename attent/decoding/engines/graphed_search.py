@@ -29,8 +29,6 @@ def can_capture(state: object, context: SearchContext) -> bool:
 
 
 class GraphedSearchStep:
-    """The steps of one batch. `beams` is its state from now on, updated in place."""
-
     def __init__(self, model: StepModel[Any], cache: Cache, beams: BeamState, context: SearchContext) -> None:
         self.model, self.cache, self.context = model, cache, context
         self.beams = map_tensors(torch.clone, beams)  # parts of a new state may share one tensor

@@ -1,8 +1,4 @@
-"""Supported options of search engines.
-
-Options are opt-in: an engine lists the fields of `SearchOptions` and `SearchRequest` that it supports; a request that
-sets any other field goes to the torch engine, so that a new option is never ignored.
-"""
+"""Engines list the options that they support; any other goes to the torch engine, so that none is ever ignored."""
 
 from __future__ import annotations
 

@@ -52,8 +52,6 @@ class SearchCancelled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchEngine(Generic[State]):
-    """Searches with a PyTorch model, on its device."""
-
     model: StepModel[State]
     start_id: int
     end_id: int
@@ -152,7 +150,6 @@ class TorchEngine(Generic[State]):
                     yield from session.collect_and_refill()
 
     def pad_sources(self, requests: Sequence[SearchRequest]) -> tuple[Tensor, Tensor]:
-        """Return the source ids (B, T) and their lengths."""
         return pad_token_ids([request.source_ids for request in requests], self.device, self.pad)
 
 

@@ -49,7 +49,6 @@ class IncrementalDetokenizer:
         self.is_stopped = False
 
     def add_token(self, token: int) -> str:
-        """Add a token and return the text that it releases."""
         if self.is_stopped:
             return ""
         self.token_count += 1
@@ -66,7 +65,6 @@ class IncrementalDetokenizer:
         return self._release_text(text, last=False)
 
     def flush(self) -> str:
-        """Return the remaining text, after the last token."""
         if self.is_stopped:
             return ""
         text = self._decode_pending()

@@ -1,10 +1,4 @@
-"""Continue prompts with a decoder-only model: text in, text out.
-
-    generator = Generator.load("runs/shakespeare")
-    generator.generate(["O Romeo,"], max_new_tokens=50)[0][0].text
-
-Tokens are generated in `loop`; `detokenizer` turns them into text.
-"""
+"""Continue prompts with a decoder-only model: tokens are generated in `loop`; `detokenizer` turns them into text."""
 
 from __future__ import annotations
 
@@ -172,12 +166,10 @@ class Generator:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """End tokens of the model, or of its tokenizer."""
         vocab = self.model.config.vocab
         return self.model.config.end_ids or tuple(end for end in (self.vocabulary.end,) if end < vocab)
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Encode a prompt; an empty one becomes the start token."""
         token_ids = [*self.vocabulary.prefix_ids, *self.vocabulary.encode([prompt])[0]]
         start = self.model.config.start_id
         return token_ids or [next(iter(self.end_ids), 0) if start is None else start]
@@ -314,7 +306,6 @@ class Generator:
         return GenerationLoop(prompts, state, options.end_ids)
 
     def _get_static_state(self, rows: int, columns: int, context: GenerationContext) -> StaticState:
-        """Return the state of the last batch, with its graphs, if it fits, else a new one in its place."""
         max_columns = self.model.decoder.positions.max_length or columns + loop.GRAPH_COLUMNS
         capacity = min(-(-columns // loop.GRAPH_COLUMNS) * loop.GRAPH_COLUMNS, max_columns)
         key = (rows, capacity, context.options)
@@ -329,7 +320,6 @@ class Generator:
         return max(1, compute_max_rows(self._compute_sequence_bytes(columns), self.device, CPU_MAX_ROWS, MAX_ROWS))
 
     def _compute_sequence_bytes(self, columns: int) -> int:
-        """Return the memory of one sequence: logits, KV cache, tokens."""
         config, self_attn = self.model.config, self.model.decoder.blocks[0].self_attn
         key_bytes_per_token = self_attn.kv_heads * self_attn.head_width * config.stack.layers
         key_bytes_per_token *= next(self.model.parameters()).element_size()

@@ -49,8 +49,6 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How the next token is chosen, for all sequences of a batch."""
-
     end_ids: tuple[int, ...]
     suppressed_tokens: tuple[int, ...] = ()
     search: SearchOptions = GREEDY_SEARCH  # sampling and constraints; seeds are part of the `rng_key`s
@@ -115,7 +113,6 @@ class SequenceBatch:
 def advance_sequences(
     model: CausalLM, cache: Cache, sequences: SequenceBatch, context: GenerationContext
 ) -> SequenceBatch:
-    """Generate one token in every unfinished sequence."""
     row_columns = cache.row_columns
     logits = model.step(sequences.input_tokens[:, None], cache)[:, 0]
     token, log_prob = select_tokens(logits, sequences, context)
@@ -187,7 +184,6 @@ class DynamicState:
         self.sequences = SequenceBatch.from_prompts(last, prompts, max_new_tokens, context)
 
     def advance(self, cached_columns: int) -> None:
-        """Run one step; `cached_columns` is the longest row of the cache before it."""
         self.cache.used_columns = cached_columns
         self.sequences = advance_sequences(self.model, self.cache, self.sequences, self.context)
 
@@ -200,10 +196,7 @@ class DynamicState:
 
 
 class StaticState:
-    """State at fixed addresses, reused by batches of one size, with the CUDA graphs that read and write it.
-
-    Without a GPU each step runs directly, so that tests can show the results to be equal.
-    """
+    """State at fixed addresses, for batches of one size, with its CUDA graphs; without a GPU, steps run directly."""
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, context: GenerationContext) -> None:
         self.model, self.context, self.capacity = model, context, capacity
@@ -278,7 +271,6 @@ class GenerationLoop:
         self.step_count = self.reported_steps = 0
 
     def run_steps(self) -> None:
-        """Run the steps up to the next poll."""
         longest = max(self.prompts[index].max_new_tokens for index in self.unfinished)
         interval = get_poll_interval(self.state.sequences.input_tokens.device)
         for _ in range(min(interval, longest - self.step_count)):
@@ -301,7 +293,6 @@ class GenerationLoop:
         return new_tokens
 
     def stop_prompt(self, index: int) -> None:
-        """End a sequence early."""
         self.stopped_prompts.add(index)
         self.state.sequences.is_done[self.row_prompts.index(index)] = True
 

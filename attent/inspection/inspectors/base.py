@@ -1,8 +1,4 @@
-"""The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a trace document.
-
-Subclasses encode the input and describe the output: `translation` (encoder-decoder), `text` (causal language models and
-text encoders) and `vision`.
-"""
+"""The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a document."""
 
 from __future__ import annotations
 
@@ -60,8 +56,6 @@ class InputTooLongError(AttentError):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionRequest:
-    """An input and how to run the model on it."""
-
     text: str  # for models of images or audio: the path of a file
     text_pair: str | None = None  # second segment, for text encoders
     to: str | None = None  # target language, for models trained with language tags
@@ -76,8 +70,6 @@ class InspectionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPass:
-    """A recorded forward pass; `sections` are the parts of the document that describe the output."""
-
     title: str
     sides: Mapping[str, TraceSide]
     layers: list[dict[str, Any]]
@@ -102,7 +94,6 @@ class Inspector(Generic[ModelT]):
         self.positions = describe_positions(model, length=length)
 
     def inspect(self, request: InspectionRequest, should_stop: StopCheck | None = None) -> dict[str, Any]:
-        """Return the trace document of a request."""
         for option, users in OPTION_USERS.items():
             if getattr(request, option) and option not in self.supported_options:
                 raise AttentError(f"`{option}` is for {users}, but this is {self.model_kind}; leave it out")
@@ -135,10 +126,7 @@ class Inspector(Generic[ModelT]):
     def record_layers(
         self, sides: Mapping[str, TraceSide], request: InspectionRequest, should_stop: StopCheck | None = None
     ) -> Iterator[list[dict[str, Any]]]:
-        """Record one forward pass inside the `with` block; afterwards the list holds the layers of the document.
-
-        `should_stop` is polled at every layer.
-        """
+        """Record one forward pass in the `with` block, which fills the list; `should_stop` is polled at every layer."""
         selected = select_attention_layers(self.model, "*", request.kind, request.layers)
         observed = {path: layer for path, layer in selected.items() if layer.heads}  # all heads may be pruned
         budget = PageBudget.from_layers(observed, sides)
@@ -152,8 +140,6 @@ class Inspector(Generic[ModelT]):
 
 @dataclass(frozen=True, kw_only=True)
 class PageBudget:
-    """How much of each layer a page can hold."""
-
     dense_layers: frozenset[str]  # paths; of other layers, the largest weights of each row
     weights_per_row: int
     include_qkv: bool
@@ -233,7 +219,6 @@ def describe_predictions(
 
 
 def describe_labels(labels: Sequence[str], logits: Tensor) -> dict[str, Any]:
-    """Return the section `labels` of a document: the most probable labels."""
     best = logits.float().softmax(-1).cpu().topk(min(TOP_K, len(labels)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return {"count": len(labels), "best": [{"label": labels[i], "p": round_for_json(p)} for p, i in pairs]}
@@ -263,7 +248,6 @@ def summarize_model(model: Model) -> str:
 
 
 def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | None = None) -> None:
-    """Raise if the text is longer than the request allows or than the stack's positional encoding."""
     for limit, user in ((max_tokens, "page"), (stack.positions.max_length, "model")):
         if limit is not None and num_tokens > limit:
             raise InputTooLongError(
@@ -272,14 +256,12 @@ def check_length(stack: Any, num_tokens: int, subject: str, max_tokens: int | No
 
 
 def check_is_text(text: str, model_kind: str) -> None:
-    """Raise if the text is the path of a recording or an image."""
     path = Path(text.strip())
     if path.suffix.lower() in MEDIA_SUFFIXES and path.expanduser().is_file():
         raise AttentError(f"{path}: this is {model_kind}, which takes a sentence, not a file; give a sentence")
 
 
 def check_is_file(text: str, inspector: Inspector[Any]) -> None:
-    """Raise if the text is a sentence, not the path of a recording or an image."""
     path = Path(text.strip())
     if path.suffix.lower() not in MEDIA_SUFFIXES and " " in text and not path.exists():
         expected = f"which takes a file, such as {inspector.example_file}, not a sentence; give a file"

@@ -1,6 +1,4 @@
-"""Inspect an encoder-decoder model: the beam search as a tree, and every attention weight of the forward pass over the
-best hypothesis (or over a given target). Subclasses load the source: `translation`, `speech` and `vision`.
-"""
+"""Inspect an encoder-decoder: the search as a tree, and the attention of a forward pass. Subclasses load the source."""
 
 from __future__ import annotations
 
@@ -30,8 +28,6 @@ from attent.text.vocabulary import Vocabulary, replace_surrogates
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSource:
-    """The model's input, and how the document shows it."""
-
     tensor: Tensor  # (1, ...), as `Seq2Seq` takes it
     lengths: Tensor | None
     side: TraceSide
@@ -61,7 +57,6 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
     def _trace_search(
         self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None
     ) -> tuple[SearchTrace, bool]:
-        """Return the recorded search, and whether it was repeated with repetition suppressed."""
         inputs, search = (source.tensor, source.lengths), replace(search, n_best=search.beam_size)
         (request,), context = build_source_context(
             self.model, self.tokenizer, *inputs, search, source.prompt_ids, source.suppressed_tokens

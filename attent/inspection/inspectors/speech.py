@@ -64,7 +64,6 @@ class SpeechInspector(Seq2SeqInspector):
 
 
 def read_beginning(path: str, seconds: float) -> tuple[Tensor, bool]:
-    """Return the samples of the first seconds of a recording, and whether there are more."""
     blocks = iter_audio(Path(path).expanduser(), seconds)
     samples = torch.from_numpy(np.asarray(next(blocks), dtype=np.float32))
     return samples, next(blocks, None) is not None

@@ -1,6 +1,4 @@
-"""Inspect models of one text: next-token predictions and a greedy continuation of causal language models, masked-token
-predictions and labels of text encoders.
-"""
+"""Inspect causal language models (next tokens, a greedy continuation) and text encoders (masked tokens, labels)."""
 
 from __future__ import annotations
 
@@ -55,7 +53,6 @@ class CausalLMInspector(base.Inspector[CausalLM]):
         return base.RecordedPass(title=text.strip(), sides=sides, layers=layers, sections=sections)
 
     def _continue_greedily(self, token_ids: Sequence[int], should_stop: StopCheck | None) -> str:
-        """Return the greedy continuation of a text."""
         max_length = self.model.decoder.positions.max_length
         limit = CONTINUATION_TOKENS if max_length is None else min(CONTINUATION_TOKENS, max_length - len(token_ids))
         if limit < 1:
@@ -68,8 +65,6 @@ class CausalLMInspector(base.Inspector[CausalLM]):
 
 @dataclass(frozen=True)
 class EncoderInput:
-    """The encoded input of a text encoder."""
-
     token_ids: list[int]
     segment_ids: list[int]
     word_positions: list[int]  # without special tokens and masks
@@ -122,7 +117,6 @@ class EncoderInspector(base.Inspector[TextEncoder]):
     def _predict(
         self, texts: Sequence[str], encoded: EncoderInput, states: Tensor, should_stop: StopCheck | None
     ) -> dict[str, Any]:
-        """Return the sections `predictions`, `labels` and `output`, as far as the model has the heads for them."""
         sections: dict[str, Any] = {}
         if self.can_fill_masks and encoded.mask_positions:
             sections |= self._fill_masks(texts, encoded, self.model.masked_logits(states[0, encoded.mask_positions]))
@@ -143,7 +137,6 @@ class EncoderInspector(base.Inspector[TextEncoder]):
         return build_sections("masked", encoded.mask_positions, steps, "filled in", text)
 
     def _predict_each_token(self, encoded: EncoderInput, should_stop: StopCheck | None) -> dict[str, Any]:
-        """Mask each token in turn and predict it from the others."""
         logits: list[Tensor] = []
         mask = self.vocabulary.mask
         assert mask is not None
@@ -166,7 +159,6 @@ class EncoderInspector(base.Inspector[TextEncoder]):
 def build_sections(
     kind: str, positions: Iterable[int], steps: Sequence[dict[str, Any]], label: str, text: str
 ) -> dict[str, Any]:
-    """Return the sections `predictions` and `output` of a document."""
     entries = [{"position": position} | step for position, step in zip(positions, steps, strict=True)]
     return {
         "predictions": {"kind": kind, "side": "text", "positions": entries},

@@ -63,8 +63,7 @@ class TranslationInspector(Seq2SeqInspector):
     def _trace_search(
         self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None
     ) -> tuple[SearchTrace, bool]:
-        """Search as `Translator` does: if the result has a loop, search again with repetition suppressed. Also return
-        whether the search was repeated."""
+        """Search as `Translator` does: again with repetition suppressed if the result has a loop; True if it had."""
         engine: TorchEngine[Any] = self.translator._build_torch_engine(should_stop)
         search_request = source.request
         if self.translator._forbids_loops_in_first_search and not search_request.prefix_ids:

@@ -1,5 +1,4 @@
-"""Inspect models of images: the preprocessed image, its patches as tokens, and the predicted labels of a Vision
-Transformer, or the search of the text of a caption model."""
+"""Inspect Vision Transformers (image, patches, labels) and caption models (image, patches, search of the text)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The table of training tasks. A task is one class (see `base.Task`) that declares its data, model, objective, metrics
-and defaults; to add one, write its module and add a line here.
+"""The table of training tasks. To add one, write a class (see `base.Task`) and add a line here.
 
 Task modules are imported on first use: this module is part of `attent train --help`, which must not import torch.
 """

@@ -1,8 +1,4 @@
-"""The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself.
-
-The loop sees batches, an objective and an evaluator; `attent.training.run` sees the `Task`. Nothing here is about any
-one task.
-"""
+"""The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself."""
 
 from __future__ import annotations
 
@@ -140,8 +136,6 @@ ObjectiveFactory = Callable[..., nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The surroundings of a run that its task needs."""
-
     data_dir: Path  # for files that are made once and reused: `state/data` of the run
     device: torch.device
     report: EventHandler
@@ -155,8 +149,7 @@ class RunContext:
         self.report(Note(text=text, level="warning"))
 
     def track_progress(self, action: str, unit: str, total: int | None = None) -> Callable[[int], None]:
-        """Return a function that takes the number done, and reports it and, with a total, the time left every few
-        seconds."""
+        """Return a function that takes the number done and reports it and the time left every few seconds."""
         start = last = time.monotonic()
 
         def report(done: int) -> None:
@@ -176,8 +169,6 @@ class RunContext:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalScores:
-    """Scores of the finished model on one set."""
-
     name: str
     split: Split
     num_examples: int
@@ -192,8 +183,6 @@ class FinalScores:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusStats:
-    """Counts of one corpus: `num_read` is `num_used` plus all of `dropped`."""
-
     name: str
     num_read: int
     num_used: int
@@ -204,8 +193,6 @@ class CorpusStats:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSummary:
-    """The training data, for the model card."""
-
     corpora: tuple[CorpusStats, ...]
     source_tokens: int
     target_tokens: int  # 0 where there is one side only; both 0: not counted in tokens
@@ -332,13 +319,11 @@ class Task(ABC):
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
-    """Code that loads a model and prints the result of a call: `("...")`, or `.classify(["..."])` of a method."""
     name = class_name.lower()
     return f"import attent\n\n{name} = attent.{class_name}.load({str(folder)!r})\nprint({name}{call})"
 
 
 def select_evenly(items: Sequence[T], count: int) -> list[T]:
-    """At most `count` items, evenly spaced."""
     count = min(count, len(items))
     return [items[len(items) * i // count] for i in range(count)]
 
@@ -399,7 +384,6 @@ def summarize_data(
     held_out_method: str,
     num_tokens: int = 0,
 ) -> DataSummary:
-    """The summary of one corpus with one side."""
     corpus = CorpusStats(
         name=name,
         num_read=num_used + sum(dropped.values()),
@@ -436,7 +420,6 @@ def train_text_tokenizer(
 
 
 def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, str], ...]:
-    """(name, SHA-256) of each file; "" for one that can no longer be read."""
     digests = []
     for path in paths:
         try:
@@ -448,7 +431,6 @@ def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, 
 
 
 def spool_stdin(names: Sequence[str], data_dir: Path) -> list[str]:
-    """Copy standard input (`-`) to a file once, so that a resumed run can read it again."""
     copy = data_dir / "stdin"
     if "-" in names and not copy.exists():
         data_dir.mkdir(parents=True, exist_ok=True)

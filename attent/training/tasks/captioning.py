@@ -1,7 +1,4 @@
-"""`--task caption`: texts of images, by an encoder of image patches (ViT) and a decoder.
-
-`attent.data.captions` reads the files; augmentation and most defaults are those of `image_classification`.
-"""
+"""`--task caption`: texts of images, by an encoder of image patches (ViT) and a decoder."""
 
 from __future__ import annotations
 
@@ -52,8 +49,6 @@ VALID_BATCH_IMAGES = 128
 
 @dataclass(frozen=True)
 class CaptionBatch(base.RowBatch):
-    """Images as bytes, each with a caption."""
-
     pixels: Tensor  # (B, C, S, S)
     inputs: Tensor  # (B, T), of the decoder: the start token, the tag of the language if there are several, the text
     labels: Tensor  # (B, T), the next tokens; IGNORE_INDEX: no loss
@@ -74,8 +69,6 @@ class CaptionBatch(base.RowBatch):
 
 
 class CaptionLoader(ShuffledLoader[CaptionBatch]):
-    """Batches of captions with their images."""
-
     def __init__(
         self,
         captions: CaptionDataset,
@@ -115,12 +108,9 @@ class CaptionLoader(ShuffledLoader[CaptionBatch]):
 
 
 class CaptionObjective(Objective):
-    """Label-smoothed cross-entropy of captions; with `rdrop` > 0, the R-Drop loss in training."""
-
     supports_rdrop = True
 
     def forward(self, batch: CaptionBatch) -> tuple[Tensor, Tensor]:
-        """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
         pixels = normalize_pixels(batch.pixels, self.model.config.frontend, self.model.target_embedding.weight)
         doubled = self.rdrop > 0 and self.training
         inputs = [torch.cat([x, x]) if doubled else x for x in (pixels, batch.inputs)]
@@ -128,7 +118,6 @@ class CaptionObjective(Objective):
         return self.compute_token_loss(states, labels.clamp(min=0), labels != IGNORE_INDEX, doubled)
 
     def compute_states(self, pixels: Tensor, inputs: Tensor) -> Tensor:
-        """(B, C, S, S), (B, T) -> (B, T, E)"""
         states: Tensor = self.model.decode(inputs, self.model.encode(pixels))
         return states
 
@@ -151,7 +140,6 @@ class CaptioningTask(GenerationTask):
     held_out_method = "all captions of images drawn at random"
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        """Read the images at the size of the model to resume or to start from, if there is one."""
         self.context, self.image_options, data = context, run.data.images or ImageDataConfig(), run.data
         self.max_tokens, self.is_new_decoder = data.max_tokens, False
         files = find_text_files(data.train, caption_data.SUFFIXES)
@@ -195,7 +183,6 @@ class CaptioningTask(GenerationTask):
         return base.train_text_tokenizer(texts, run.data.tokenizer, self.context, run.train.seed, tags=tags)
 
     def check_languages(self) -> None:
-        """Each caption must be in a language of the model, if it has several."""
         known = self.tokenizer.target.tags
         for dataset in filter(None, (self.train_data, self.validation, *self.tests)):
             unknown = next((language for language in dataset.languages if known and language not in known), "")
@@ -370,7 +357,6 @@ class CaptioningTask(GenerationTask):
 
 
 def find_image_config(config: ModelConfig | None) -> ImageConfig | None:
-    """Return the image settings of a caption model or an image encoder."""
     image = config.frontend if isinstance(config, Seq2SeqConfig) else config
     return image if isinstance(image, ImageConfig) else None
 

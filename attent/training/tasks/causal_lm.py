@@ -1,7 +1,4 @@
-"""`--task lm`: predict the next token of running text or documents with a decoder-only model.
-
-`attent.data.text_batches` cuts the text into windows; each validation generates a greedy sample.
-"""
+"""`--task lm`: predict the next token with a decoder-only model; each validation generates a greedy sample."""
 
 from __future__ import annotations
 
@@ -86,7 +83,6 @@ class CausalLMTask(text_task.TextTask):
         return base.EvalResult(samples=(self.generate_sample(model, texts),))
 
     def generate_sample(self, model: CausalLM, texts: TextCorpus) -> ValidationSample:
-        """Continue the beginning of the first text."""
         prefix = self.vocabulary.prefix_ids
         ids = self.vocabulary.encode([texts.texts[0][: 40 * SAMPLE_TOKENS]])[0]
         positions = text_task.max_positions(model.config)

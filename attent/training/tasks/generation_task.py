@@ -1,6 +1,4 @@
-"""Common parts of the tasks that train an encoder-decoder to write a text: translation, speech and captions. They are
-evaluated by generating the texts of a validation set and of test sets.
-"""
+"""Common parts of translation, speech and captions: evaluation by generating the texts of a set."""
 
 from __future__ import annotations
 
@@ -43,8 +41,6 @@ NUM_TIMED_SOURCES = 16  # to estimate the time of the final scores
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSet:
-    """Sources of a dataset with their references."""
-
     name: str
     split: base.Split
     data: Any  # the dataset
@@ -78,8 +74,6 @@ class EvalSet:
 
 
 class GenerationTask(base.Task):
-    """Train an encoder-decoder; subclasses add the data, the batches and the search."""
-
     model_class = Seq2Seq
     config_class = Seq2SeqConfig
     cpu_minutes = autoconfig.CPU_MINUTES
@@ -133,7 +127,6 @@ class GenerationTask(base.Task):
     def generate(
         self, model: Seq2Seq, examples: EvalSet, run: RunConfig, options: SearchOptions, action: str = ""
     ) -> list[str]:
-        """Return the text of each source; with an `action`, progress is reported."""
         outputs: dict[int, str] = {}
         report = self.context.track_progress(action, f"{self.unit}s", len(examples))
         try:
@@ -238,7 +231,6 @@ def get_search_options(run: RunConfig) -> SearchOptions:
 
 
 def format_intervals(scores: Sequence[MetricScore]) -> str:
-    """`WER 3.21% ± 0.40, CER 1.10% ± 0.21`"""
     return ", ".join(
         f"{score.title} {score.value:.2f}" + ("" if score.ci_half_width is None else f" ± {score.ci_half_width:.2f}")
         for score in scores
@@ -253,7 +245,6 @@ def draw_held_out(
     noun: str,
     context: base.RunContext,
 ) -> tuple[Array, Array]:
-    """Return the indices of (the rest, those held out for validation), in order."""
     count = min(max_count, max(1, available // 10)) if requested_count is None else requested_count
     base.check_hold_out(count, available, noun)
     order = np.random.default_rng(seed).permutation(available)

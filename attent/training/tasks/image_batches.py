@@ -1,7 +1,4 @@
-"""Batches of images with random augmentation (shift, flip, erasing), and the classification loss on them.
-
-`attent.data.images` reads the files.
-"""
+"""Batches of images with random augmentation (shift, flip, erasing), and the classification loss on them."""
 
 from __future__ import annotations
 
@@ -43,10 +40,9 @@ class ImageBatch(RowBatch):
 
 
 class ShuffledLoader(PrefetchLoader[BatchT]):
-    """Batches of one size in a new order every epoch, augmented as `config` says; the remainder of an epoch is left
-    out. Without a config: all examples in their order, without augmentation.
+    """Batches of one size in a new order every epoch, without the remainder, augmented as `config` says.
 
-    Subclasses define `build_batch`.
+    Without a config: all examples in their order, without augmentation. Subclasses define `build_batch`.
     """
 
     def __init__(self, count: int, config: ImageDataConfig | None, *, batch_size: int, seed: int = 0) -> None:
@@ -101,7 +97,6 @@ def flip_random(pixels: Array, rate: float, rng: np.random.Generator) -> Array:
 
 
 def shift_random(pixels: Array, max_shift: int, rng: np.random.Generator) -> Array:
-    """Shift by up to `max_shift` pixels each way, padding with black."""
     side, positions = pixels.shape[-1], 2 * max_shift + 1
     shifts = rng.integers(0, positions * positions, len(pixels))
     padded = np.pad(pixels, ((0, 0), (0, 0), (max_shift, max_shift), (max_shift, max_shift)))
@@ -127,15 +122,11 @@ def erase_random(pixels: Array, rate: float, rng: np.random.Generator) -> None:
 
 
 class ImageObjective(Objective):
-    """Label-smoothed cross-entropy of a batch of images."""
-
     def forward(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Return sums over the images: the loss, and the plain cross-entropy in nats without a gradient."""
         logits, labels = self._forward_states(batch.pixels).float(), batch.labels
         loss = F.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="none").sum()
         return loss, F.cross_entropy(logits.detach(), labels, reduction="none").sum()
 
     def compute_states(self, pixels: Tensor) -> Tensor:
-        """(B, C, S, S) -> (B, labels)"""
         logits: Tensor = self.model(self.model.normalize(pixels))
         return logits

@@ -1,7 +1,4 @@
-"""`--task images`: classify images with a ViT, from scratch or fine-tuned.
-
-Batches, augmentation and the loss are in `image_batches`; `attent.data.images` reads the files.
-"""
+"""`--task images`: classify images with a ViT, from scratch or fine-tuned."""
 
 from __future__ import annotations
 
@@ -68,7 +65,6 @@ class ImageClassificationTask(base.Task):
     tokenizer = None
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
-        """Read the images at the size of the model to resume or to start from, if there is one."""
         data, self.image_options = run.data, run.data.images or ImageDataConfig()
         splits = find_all_splits(data)
         initial = run.model if isinstance(run.model, VisionConfig) else None
@@ -217,7 +213,6 @@ class ImageClassificationTask(base.Task):
 
 
 def find_all_splits(data: DataConfig) -> dict[str, list[ImageSplit]]:
-    """Find the named splits, else those of the training folder, by `train`, `valid` and `test`."""
     if len(data.train) != 1:
         raise TrainError(f"images must be in one folder: --data FOLDER, but {len(data.train)} are named")
     if len(data.valid) > 1:
@@ -254,7 +249,6 @@ def hold_out_valid_images(
 def measure_accuracy(
     model: VisionTransformer, images: ImageDataset, should_stop: Callable[[], bool] = lambda: False
 ) -> float:
-    """Percentage of images whose label is predicted, on the device of the model."""
     correct = 0
     batches = ImageLoader(images, None, batch_size=VALID_BATCH_IMAGES, row_length=1)
     with eval_mode(model), torch.no_grad():
@@ -308,7 +302,6 @@ def build_vision_config(size: Size, shape: ImageShape, patch: int, images: Image
 def fill_image_train_config(
     train: TrainConfig, device: torch.device, num_examples: int, tokens_per_image: int, width: int, *, finetune: bool
 ) -> TrainConfig:
-    """Replace every None of the training config of a model of images."""
     batch = train.batch_tokens or tokens_per_image * (CPU_BATCH_IMAGES if device.type == "cpu" else GPU_BATCH_IMAGES)
     steps_per_epoch = num_examples / (max(1, batch // tokens_per_image) * train.accumulate)
     epochs = CPU_EPOCHS if device.type == "cpu" else look_up(SIZE_AND_EPOCHS_BY_IMAGES, num_examples)[1]
@@ -322,14 +315,12 @@ def fill_image_train_config(
 
 
 def fit_positions(config: VisionConfig) -> VisionConfig:
-    """Set the number of learned positions."""
     if not isinstance(config.stack.positions, LearnedConfig):
         return config
     return replace(config, stack=replace(config.stack, positions=LearnedConfig(max_length=count_positions(config))))
 
 
 def count_positions(config: ImageConfig) -> int:
-    """Patches, and the class token if there is one."""
     return config.num_patches + config.class_token
 
 

@@ -1,7 +1,4 @@
-"""`--task mlm`: predict masked or replaced tokens with an encoder (BERT, Devlin et al. 2019).
-
-`attent.data.text_batches` draws new masks in every epoch.
-"""
+"""`--task mlm`: predict masked or replaced tokens with an encoder (BERT, Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -66,7 +63,6 @@ class MaskedLMTask(EncoderTask):
     def measure_accuracy(
         self, model: TextEncoder, batches: base.BatchLoader
     ) -> tuple[float, tuple[ValidationSample, ...]]:
-        """Return (percentage of masked tokens that are predicted, samples)."""
         correct, num_targets = 0, 0
         samples: list[ValidationSample] = []
         with eval_mode(model), torch.no_grad():
@@ -81,7 +77,6 @@ class MaskedLMTask(EncoderTask):
         return 100 * correct / max(1, num_targets), tuple(samples)
 
     def build_sample(self, batch: Any, predictions: Any) -> ValidationSample:
-        """Show the first row of a batch."""
         is_target = batch.labels[0] >= 0
         length = int(batch.inputs.lengths[0])
         positions = batch.label_positions[0][is_target].tolist()

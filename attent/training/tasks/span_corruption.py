@@ -1,7 +1,4 @@
-"""`--task spans`: remove spans of a text and predict them with an encoder-decoder model (T5, Raffel et al. 2020).
-
-`attent.data.span_corruption` draws new spans in every epoch; the result is fine-tuned as a translator.
-"""
+"""`--task spans`: remove spans of a text and predict them with an encoder-decoder (T5, Raffel et al. 2020)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`--task speech`: recognize speech, or translate it, with an encoder-decoder of log-mel frames.
-
-Batches, augmentation and the loss are in `speech_batches`; `attent.data.audio` reads the recordings.
-"""
+"""`--task speech`: recognize speech, or translate it, with an encoder-decoder of log-mel frames."""
 
 from __future__ import annotations
 
@@ -160,7 +157,6 @@ class SpeechTask(GenerationTask):
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: Any, report: EventHandler) -> RunConfig:
-        """Limit recordings to the window of the model, if it has one."""
         if not isinstance(config.frontend, AudioConfig):
             raise TrainError(
                 f"{run.init_from}: must be a model of speech for --task speech, but its source is "
@@ -308,7 +304,6 @@ class SpeechTask(GenerationTask):
 
 
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
-    """Return (name, recordings) of the training set, the validation set and each test set."""
     columns = choose_text_columns(data.src, data.tgt)
     splits = base.find_splits(data, lambda path: find_recordings(path, columns), "recordings")
     for split in ("train", "valid"):
@@ -323,7 +318,6 @@ def count_seconds(recordings: RecordingDataset) -> float:
 
 
 def format_hours(recordings: RecordingDataset) -> str:
-    """`3.2 hours of audio`, `12 minutes of audio`"""
     minutes = count_seconds(recordings) / 60
     return f"{minutes / 60:,.1f} hours of audio" if minutes >= 60 else f"{minutes:.2g} minutes of audio"
 

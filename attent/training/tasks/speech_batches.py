@@ -1,7 +1,6 @@
 """Batches of recordings with speed perturbation and SpecAugment, and the loss on them: cross-entropy and CTC.
 
-`attent.data.audio` reads the files. Speeds and masks are drawn on the host, as part of a batch; frames are computed and
-masked on the device.
+Speeds and masks are drawn on the host, as part of a batch; frames are computed and masked on the device.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ def count_states(num_samples: Array, fixed_frames: int | None) -> Array:
 
 @dataclass(frozen=True)
 class SpeechBatch(RowBatch):
-    """Recordings as int16 samples, which are cheap to move, with their texts and their random augmentation."""
-
     samples: Tensor  # (B, S)
     speeds: Tensor | None  # (B,) float64, 1.1: faster; None: all 1
     lengths: Tensor  # (B,) samples after the change of speed
@@ -64,12 +61,10 @@ class SpeechBatch(RowBatch):
 
     @property
     def num_tokens(self) -> int:
-        """Encoder states and target tokens."""
         return int(count_states(self.num_samples, self.fixed_frames).sum()) + self.target.num_tokens
 
     @property
     def row_length(self) -> int:
-        """Encoder states of the longest recording, or tokens of the longest text."""
         return max(int(count_states(self.num_samples, self.fixed_frames).max()), self.target.ids.shape[1])
 
     def slice_rows(self, start: int, stop: int) -> SpeechBatch:
@@ -232,7 +227,6 @@ class SpeechObjective(Objective):
         return mask_frames(frames, num_frames, batch), None
 
     def forward(self, batch: SpeechBatch) -> tuple[Tensor, Tensor]:
-        """Return sums over the target tokens: the loss, and the plain cross-entropy in nats, without a gradient."""
         target = batch.target
         memory = self.model.encode(*self.compute_frames(batch))
         states = self.model.decode(shift_right(target.ids, self.model.config.start_id), memory, target.lengths)
@@ -279,6 +273,5 @@ def mask_frames(frames: Tensor, num_frames: Tensor, batch: SpeechBatch) -> Tenso
 
 
 def mark_spans(spans: Tensor, size: int) -> Tensor:
-    """(B, K, 2) -> (B, size), True inside of a span."""
     index = torch.arange(size, device=spans.device)
     return ((index >= spans[..., :1]) & (index < spans[..., 1:])).any(1)

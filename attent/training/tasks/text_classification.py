@@ -160,7 +160,6 @@ def add_confidence_interval(accuracy: float, count: int) -> tuple[dict[str, floa
 
 
 def compute_wilson_interval(proportion: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's confidence interval of a proportion; 95% by default."""
     if not count:
         return 0.0, 1.0
     center = (proportion + z * z / (2 * count)) / (1 + z * z / count)

@@ -1,6 +1,4 @@
-"""Common parts of the tasks on text alone: reading files, holding out a validation set, training a tokenizer, choosing
-a model and a schedule by the amount of data, computing losses.
-"""
+"""Common parts of the tasks on text alone: files, validation set, tokenizer, model and schedule, losses."""
 
 from __future__ import annotations
 
@@ -50,8 +48,6 @@ STACK_BY_SIZE: dict[Size, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefaults:
-    """Defaults of a task by the number of tokens or the size of the model."""
-
     size_by_tokens: tuple[tuple[int, Size], ...] = GPU_SIZE_BY_TOKENS
     epochs_by_tokens: tuple[tuple[int, int], ...]
     finetune_epochs: int
@@ -106,7 +102,6 @@ def load_splits(
 def _report_files(
     train: TextCorpus, files: text_corpus.TextFiles, requested: Sequence[str], context: base.RunContext
 ) -> None:
-    """Report how the files were interpreted and what was skipped."""
     for sentence in train.notes:
         context.note(sentence)
     for path in map(Path, requested):
@@ -127,8 +122,6 @@ def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
 
 
 class TextTask(base.Task):
-    """A task on text alone; subclasses add the model, the batches and the scores."""
-
     text_layout: ClassVar[TextLayout] = "lines"
     has_labels: ClassVar[bool] = False
     needs_mask: ClassVar[bool] = False
@@ -223,13 +216,11 @@ class TextTask(base.Task):
         return size, run_config.build_model_config(requested, preset), reason
 
     def adapt_config(self, model: Any) -> ModelConfig:
-        """The config of a model that is fine-tuned, with the heads that this task needs."""
         config: ModelConfig = model.config
         return config
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
-        """Limit texts to the positions of the model, unless a length was requested."""
         positions = max_positions(config)
         if positions is None or positions >= run.data.max_tokens or "max_tokens" in requested.get("data", {}):
             return run
@@ -290,7 +281,6 @@ class TextTask(base.Task):
         return self.build_scores(texts, split, *self.compute_loss(model, self.get_eval_batches(texts)))
 
     def build_scores(self, texts: TextCorpus, split: base.Split, total: float, num_targets: int) -> base.FinalScores:
-        """Loss and perplexity, from the sum of the cross-entropy."""
         loss = total / max(1, num_targets)
         perplexity = math.exp(min(loss, 50.0))
         return base.FinalScores(
@@ -319,7 +309,6 @@ class TextTask(base.Task):
         return 2 * (time.monotonic() - start) * sum(loader.num_batches(0) for loader in loaders)
 
     def compute_loss(self, model: Any, batches: base.BatchLoader) -> tuple[float, int]:
-        """Return (sum of the cross-entropy, number of targets)."""
         objective = self.objective_class(model).eval()
         total, num_targets = 0.0, 0
         with torch.no_grad():
@@ -329,7 +318,6 @@ class TextTask(base.Task):
         return total, num_targets
 
     def iter_batches(self, batches: base.BatchLoader) -> Iterator[Any]:
-        """Yield every batch once, on the device."""
         for batch_index in range(batches.num_batches(0)):
             if self.context.should_stop():
                 raise StopRequested
@@ -354,8 +342,6 @@ class TextTask(base.Task):
 
 
 class EncoderTask(TextTask):
-    """A task that trains an encoder on texts in packed rows or buckets: masked tokens and labels."""
-
     model_class = TextEncoder
     config_class = EncoderConfig
 
@@ -394,7 +380,6 @@ class EncoderTask(TextTask):
 
 
 def encoder_config(size: Size, vocab: int, max_tokens: int = 512) -> EncoderConfig:
-    """BERT without segment embeddings."""
     positions = LearnedConfig(max_length=max(512, max_tokens))
     return EncoderConfig(vocab=vocab, stack=replace(presets.BERT, positions=positions, **STACK_BY_SIZE[size]))
 
@@ -413,13 +398,11 @@ def max_positions(config: ModelConfig) -> int | None:
 
 
 def get_stack(config: Any) -> StackConfig:
-    """The only stack, or the encoder."""
     stack: StackConfig = getattr(config, "stack", None) or config.encoder
     return stack
 
 
 def with_dropout(config: Any, rate: float) -> ModelConfig:
-    """Set every dropout rate that the model family uses (attention weights, T5's feed-forwards)."""
     stacks = {}
     for name in ("stack", "encoder", "decoder"):
         if (stack := getattr(config, name, None)) is not None:
@@ -431,7 +414,6 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
 
 
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
-    """Build a model with the weights of another; heads that the other lacks are new."""
     model = build(config)
     new_heads, known = set(task_heads.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
@@ -442,7 +424,6 @@ def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
 
 
 def format_ids(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
-    """Token ids as text, with masks and sentinels."""
     pieces = vocabulary.to_pieces(list(ids))
     if any("▁" in piece for piece in pieces):
         return "".join(pieces).replace("▁", " ").strip()

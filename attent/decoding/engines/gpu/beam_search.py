@@ -63,7 +63,6 @@ MIN_BUFFER_SIZES = BufferSizes(
 
 
 def round_up_size(size: int) -> int:
-    """Round up to 4, 5, 6 or 7 times a power of 2, so that the next search may fit too."""
     unit = 1 << max(0, size.bit_length() - 3)
     return -(-size // unit) * unit
 
@@ -105,7 +104,6 @@ class SearchBuffers:
         ]
 
     def reset(self, rows: Tensor, sources: Tensor, forbid_loops: Tensor, context: SearchContext) -> None:
-        """Start a search: rows (R, 8), sources (S, 4)."""
         S = len(sources)
         min_length = max((each.min_length for each in context.constraints if isinstance(each, MinLength)), default=0)
         patience = context.options.patience
@@ -266,7 +264,6 @@ class GpuBeamSearch:
         self.graph_pool = None
 
     def _encode_sources(self, batch: RequestBatch, device_batch: DeviceBatch, buffers: SearchBuffers) -> None:
-        """Fill the cross-attention caches."""
         lengths, offsets = batch.encoder_order_lengths, batch.encoder_order_offsets
         first, ends = 0, offsets + lengths
         while first < len(batch):
@@ -342,7 +339,6 @@ class AsyncRowCount:
 
     @property
     def active_rows(self) -> int:
-        """Waits for the copy."""
         if self.copy_event is not None:
             self.copy_event.synchronize()
         return int(self.host_counters[1])
@@ -362,7 +358,6 @@ class DeviceBatch(NamedTuple):
 
 
 def copy_to_device(batch: RequestBatch, num_rows: int, device: torch.device) -> DeviceBatch:
-    """Copy everything as one array; the rows start with the first sources."""
     positions = np.arange(len(batch.token_ids)) - np.repeat(batch.encoder_order_offsets, batch.encoder_order_lengths)
     tree_starts = exclusive_cumsum(batch.max_target_lengths)
     sources = np.stack(

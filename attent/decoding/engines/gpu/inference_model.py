@@ -147,8 +147,6 @@ class InferenceFeedForward:
 
 
 class InferenceBlock:
-    """Self-attention and feed-forward of a block."""
-
     def __init__(self, block: Block) -> None:
         attention = block.self_attn
         self.qkv = FusedLinear.from_layers(attention.query, attention.key, attention.value)
@@ -193,8 +191,6 @@ class GpuLayerCache:
 
 
 class InferenceStack:
-    """An embedding and a stack: the common part of encoder and decoder."""
-
     def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
         self.embedding_weight, self.scale = embedding.weight.detach(), embedding.scale
         self.layers = [InferenceBlock(block) for block in stack.blocks]
@@ -211,7 +207,6 @@ class InferenceStack:
         self.position_embeddings = self.embedding_weight.new_zeros(0, self.embedding_weight.shape[1])
 
     def refresh(self, stack: Stack) -> None:
-        """Update the copies of weights in place."""
         for layer, block in zip(self.layers, stack.blocks, strict=True):
             layer.refresh(block)
         if isinstance(stack.positions, LearnedPositions):
@@ -329,7 +324,6 @@ class InferenceModel:
         return self.graph_constants == collect_graph_constants(model)
 
     def refresh(self, model: Seq2Seq) -> None:
-        """Take over the current values of the weights."""
         self.encoder.refresh(model.stacks[0])
         self.decoder.refresh_model(model)
 

@@ -1,7 +1,4 @@
-"""Request batches for the GPU engine: thousands of sources and their hypotheses as a few NumPy arrays.
-
-Plain arrays are cheap to build in a worker process and to send to the process that holds the weights.
-"""
+"""Request batches for the GPU engine: a few NumPy arrays, cheap to build and to send from a worker process."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 
 @dataclass(frozen=True, eq=False)
 class RequestBatch:
-    """Pre-tokenized sources, sorted by maximum target length (longest first).
-
-    The token ids are concatenated in order of decreasing *source* length, which is how the encoder reads them.
-    """
+    """Sources sorted by maximum target length, longest first; their ids concatenated by decreasing *source* length."""
 
     token_ids: Array  # all sources, concatenated
     encoder_order_offsets: Array  # start of each source in `token_ids`, in encoder order
@@ -91,8 +85,6 @@ def sort_by_length(requests: Sequence[SearchRequest]) -> list[int]:
 
 
 class Unavailable(Enum):
-    """Why the GPU engine declined a batch."""
-
     UNSUPPORTED = "the search options are not supported by this engine"
     OUT_OF_MEMORY = "not enough device memory; retry with fewer requests"
 
@@ -102,8 +94,7 @@ def search_in_batches(
     options: SearchOptions,
     search_batch: Callable[[RequestBatch], HypothesisBatch | Unavailable],
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Yield (request index, hypotheses). A batch that does not fit in memory is halved and retried; if the engine does
-    not support the options, nothing is yielded and the caller falls back to the reference engine."""
+    """Yield (request index, hypotheses); halve batches that do not fit in memory. Unsupported options: nothing."""
     pending = deque([sort_by_length(requests)])
     while pending and pending[0]:
         indices = pending.popleft()
@@ -118,5 +109,4 @@ def search_in_batches(
 
 
 def exclusive_cumsum(values: Array) -> Array:
-    """Return the sum of the values before each."""
     return np.cumsum(values) - values

@@ -48,15 +48,11 @@ class Searcher(Protocol):
 
 
 class WorkerSetup(Protocol):
-    """The picklable description of a worker's job."""
-
     def build_handler(self, engine: RemoteEngine) -> Callable[[Any], Any]:
         """Return the function that runs one task, in the worker process."""
 
 
 class SearchCall(NamedTuple):
-    """A worker's message: search this."""
-
     requested: RequestBatch | list[tuple[Any, ...]]
     options: SearchOptions
 
@@ -116,8 +112,6 @@ class TextWorkerPool(Generic[Result]):
 
 
 class TextWorker:
-    """The main process's side of one worker."""
-
     def __init__(self, searcher: Searcher, setup: Any) -> None:
         self.searcher, self.setup = searcher, setup
         context = get_context("spawn")  # a process that uses CUDA cannot be forked
@@ -205,7 +199,6 @@ class RemoteEngine:
 
 
 def run_worker(connection: Connection) -> None:
-    """Run tasks until the main process closes the connection."""
     bind_to_parent()
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
