@@ -26,7 +26,6 @@ TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
 TranslateConstrained = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
 _TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
 _NUMBERED_TAG = re.compile(r"</?(\d{1,9})/?>")
-_CODE_TEMPLATES = {"open": "<{}>", "close": "</{}>", "standalone": "<{}/>"}  # for codes without a display text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +245,7 @@ def number_codes(content: InlineContent) -> InlineContent:
         if isinstance(part, InlineCode):
             role = part.role if part.pair_id in opened & closed else "standalone"
             number = pair_numbers[part.pair_id] if role != "standalone" else next(numbers)
-            part = part._replace(role=role, display=part.display or _CODE_TEMPLATES[role].format(number))
+            part = part._replace(role=role, display=part.display or placeholders.TAG_TEMPLATES[role].format(number))
         parts.append(part)
     return tuple(parts)
 
