@@ -34,7 +34,7 @@ TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
 TransferMarkup = Callable[[Sequence[InlineContent]], Sequence[TransferredContent]]
 _UNCERTAIN = "the place of its markup is a guess"
 _TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
-_NUMBERED_TAG = re.compile(r"</?(\d{1,9})/?>")
+_NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,13 @@ class TextRun:
 
     @property
     def text(self) -> str:
-        return units.get_display_text(self.core)
+        return format_for_model(self.core)
+
+    @property
+    def has_known_tags(self) -> bool:
+        """True if its tags have numbers that a model can have learned."""
+        codes = [part.display for part in self.core if isinstance(part, InlineCode)]
+        return all(code in placeholders.INLINE_TAGS for code in codes if _NUMBERED_TAG.fullmatch(code))
 
 
 def _translate_units(
@@ -107,11 +113,12 @@ def _translate_units(
     """Translate the runs of all units. Equal ones are translated once."""
     todo = [(unit, run) for unit in pending for run in unit.list_runs()]
     if transfer is None or copies_tags:
-        texts = list(dict.fromkeys(run.text for _, run in todo))
+        direct = [(unit, run) for unit, run in todo if transfer is None or run.has_known_tags]
+        texts = list(dict.fromkeys(run.text for _, run in direct))
         translations = _check_count(texts, translate(texts)) if texts else {}
-        for unit, run in todo:
+        for unit, run in direct:
             text = " ".join(translations[run.text].split("\n")).strip()
-            unit.record(run, TransferredContent(((text,),), is_certain=True))
+            unit.record(run, TransferredContent((restore_codes((text,), run.core, spaced=True),), is_certain=True))
     for tags_only in (True, False) if transfer is not None else ():
         todo = [(unit, run) for unit, run in todo if run not in unit.translations]
         marked = {run: placeholders.mark_codes(run.core, run.syntax, tags_only=tags_only) for _, run in todo}
@@ -223,7 +230,7 @@ def split_runs(content: InlineContent, syntax: PlaceholderSyntax = placeholders.
 
 
 def number_codes(content: InlineContent) -> InlineContent:
-    """Give codes without a display text numbers that the text does not use: `<1>`, `</1>`, `<2/>`."""
+    """Give codes without a display text numbers that the text does not use: `<x1>`, `</x1>`, `<x2/>`."""
     text = "".join(part for part in content if isinstance(part, str))
     numbers = count(max((int(number) for number in _NUMBERED_TAG.findall(text)), default=0) + 1)
     pair_numbers: dict[str, int] = defaultdict(lambda: next(numbers))
@@ -234,7 +241,7 @@ def number_codes(content: InlineContent) -> InlineContent:
         if isinstance(part, InlineCode):
             role = part.role if part.pair_id in opened & closed else "standalone"
             number = pair_numbers[part.pair_id] if role != "standalone" else next(numbers)
-            part = part._replace(role=role, display=part.display or placeholders.TAG_TEMPLATES[role].format(number))
+            part = part._replace(role=role, display=part.display or placeholders.INLINE_TAG[role].format(number))
         parts.append(part)
     return tuple(parts)
 
@@ -284,18 +291,39 @@ def _is_markup(part: str | InlineCode) -> bool:
     return isinstance(part, InlineCode) and part.role == "standalone" and not part.is_word
 
 
-def restore_codes(content: InlineContent, template: InlineContent) -> InlineContent:
-    """Split texts into words and the other codes of `template`; one that occurs too often is repeated."""
+def format_for_model(content: InlineContent) -> str:
+    """Return a content with its codes as tags, and a space between a tag and the words that it encloses."""
+    text = ""
+    for part in content:
+        is_tag = isinstance(part, InlineCode) and _NUMBERED_TAG.fullmatch(part.display) is not None
+        shown = units.get_display_text((part,))
+        if isinstance(part, InlineCode) and is_tag and part.role == "close" and not text.endswith((" ", ">")):
+            text += " "
+        text += shown
+        if isinstance(part, InlineCode) and is_tag and part.role == "open":
+            text += " "
+    return text
+
+
+def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bool = False) -> InlineContent:
+    """Split texts into words and the other codes of `template`; one that occurs too often is repeated.
+
+    With `spaced`, the space that `format_for_model` adds is removed.
+    """
     codes: dict[str, list[InlineCode]] = {}
     for part in template:
         if isinstance(part, InlineCode) and part not in content:
             codes.setdefault(part.display, []).append(part)
     if not codes:
         return content
-    by_length = sorted(codes, key=len, reverse=True)
-    pattern = re.compile("(" + "|".join(map(re.escape, by_length)) + ")")
+    forms = []
+    for display in sorted(codes, key=len, reverse=True):
+        role, form = codes[display][0].role, re.escape(display)
+        is_tag = spaced and _NUMBERED_TAG.fullmatch(display)
+        forms.append(f"{form} ?" if is_tag and role == "open" else f" ?{form}" if is_tag and role == "close" else form)
+    pattern = re.compile("(" + "|".join(forms) + ")")
     parts: list[str | InlineCode] = []
     for piece in chain.from_iterable(pattern.split(part) if isinstance(part, str) else [part] for part in content):
-        same = codes.get(piece, []) if isinstance(piece, str) else []
+        same = (codes.get(piece) or codes.get(piece.strip(" ")) or []) if isinstance(piece, str) else []
         parts.append(same.pop(0) if len(same) > 1 else same[0] if same else piece)
     return tuple(filter(None, parts))

@@ -87,7 +87,8 @@ class TranslationPipeline:
     @cached_property
     def copies_tags(self) -> bool:
         """True if the model was trained to copy inline tags."""
-        return "tags" in str(read_data_settings(self.translator.folder).get("augment", ""))
+        augment = read_data_settings(self.translator.folder).get("augment", ())
+        return any(str(item).startswith("tags=") for item in augment)
 
     def describe_direction(self) -> str:
         source, target = (language or "any language" for language in self.languages)

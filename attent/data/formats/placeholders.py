@@ -21,7 +21,6 @@ HTML_BLOCK_TAG = (  # separates two sentences
     r"|form|h[1-6]|header|hr|legend|li|main|nav|ol|option|p|pre|section|summary|table|tbody|td|tfoot|th|thead|title|tr|ul)"
     r"(?:\s[^<>]*)?/?>"
 )
-TAG_TEMPLATES = {"open": "<{}>", "close": "</{}>", "standalone": "<{}/>"}  # inline tags as the model reads them
 _PLACEHOLDER = re.compile(
     r"""
     \$\{[^{}\s]+\}                                      # ${x}
