@@ -236,10 +236,11 @@ def number_codes(content: InlineContent) -> InlineContent:
     pair_numbers: dict[str, int] = defaultdict(lambda: next(numbers))
     codes = [part for part in content if isinstance(part, InlineCode)]
     opened, closed = ({code.pair_id for code in codes if code.role == role} for role in ("open", "close"))
+    paired = opened & closed
     parts: list[str | InlineCode] = []
     for part in content:
         if isinstance(part, InlineCode):
-            role = part.role if part.pair_id in opened & closed else "standalone"
+            role = part.role if part.pair_id in paired else "standalone"
             number = pair_numbers[part.pair_id] if role != "standalone" else next(numbers)
             part = part._replace(role=role, display=part.display or placeholders.INLINE_TAG[role].format(number))
         parts.append(part)
@@ -311,8 +312,9 @@ def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bo
     With `spaced`, the space that `format_for_model` adds is removed.
     """
     codes: dict[str, list[InlineCode]] = {}
+    present = set(content)
     for part in template:
-        if isinstance(part, InlineCode) and part not in content:
+        if isinstance(part, InlineCode) and part not in present:
             codes.setdefault(part.display, []).append(part)
     if not codes:
         return content

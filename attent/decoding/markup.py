@@ -20,10 +20,11 @@ from attent.decoding.alignment import Links
 MAX_CODES, MAX_COMPARISONS = 400, 2_000_000  # codes, codes x words; above, codes keep their order and relative position
 GAP_COST = 0.6  # of a word in a pair that is aligned with words outside, where a word aligned inside counts 1
 _WORD = re.compile(r"\S+")
-_CORE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
+_CORE = re.compile(r"[\w`$@#&%{}<>](?:.*[\w`$@#&%{}<>])?", re.DOTALL)  # a placeholder is not punctuation
 _BRACKETS = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "«": "»", "“": "”", "‘": "’", "„": "“"}
 _CLOSING = ".,;:!?\u2026%)]}\"'»”’"
 _OPENING = "([{\"'«“„‘¿¡"
+_LEADING = re.compile(r"[.,;:!?\u2026-]+(?=\s)")
 _SENTENCE_END = re.compile(r"[.!?\u2026]")
 
 
@@ -84,16 +85,18 @@ class DetaggedText:
         self.text = ""
         self.marks: list[tuple[InlineCode | Point, int]] = []
         items = list(_merge_points(_group_parts(content)))
-        for index, item in enumerate(items):
+        chars_before, chars_after = _list_chars_before(items), _list_chars_after(items)
+        for index in range(len(items)):
+            item = items[index]
             if isinstance(item, str):
                 self.text += item
             elif isinstance(item, Point):
-                item.before, item.after = (_find_adjacent(items, index, step) for step in (-1, 1))
+                item.before, item.after = chars_before[index], chars_after[index]
                 self._close_gap(item, items, index)
                 self.marks.append((item, len(self.text)))
             else:
                 is_glued = index and isinstance(items[index - 1], InlineCode) and self.text[-1:].isalnum()
-                if is_glued and item.role == "open" and _find_adjacent(items, index, 1).isalnum():
+                if is_glued and item.role == "open" and chars_after[index].isalnum():
                     self.text += " "  # </a><a>
                 self.marks.append((item, len(self.text)))
 
@@ -103,10 +106,10 @@ class DetaggedText:
         if not isinstance(following, str):
             return
         has_space = not self.text or self.text[-1].isspace()
-        if has_space and following[:1].isspace():
-            items[index + 1] = following.lstrip()
+        if (not self.text or self.text[-1] == " ") and following[:1] == " ":
+            items[index + 1] = following[1:]
         elif has_space and following[:1] in _CLOSING:
-            self.text = self.text.rstrip()
+            self.text = self.text.rstrip(" ")
             for number in range(len(self.marks) - 1, -1, -1):
                 if self.marks[number][1] <= len(self.text):
                     break
@@ -137,7 +140,7 @@ class DetaggedText:
 
 def remove_codes(content: InlineContent) -> str:
     """Return the text that is translated."""
-    return DetaggedText(content).text
+    return DetaggedText(content).text.strip()
 
 
 def _group_parts(content: InlineContent) -> Iterator[Item]:
@@ -179,6 +182,7 @@ def _match_pairs(content: InlineContent) -> dict[int, int]:
 def _merge_points(items: Iterator[Item]) -> Iterator[Item]:
     """Join points with only space between them, and move brackets and quotes around one into it."""
     merged: list[Item] = []
+    has_text = False
     for item in items:
         if isinstance(item, Point):
             if merged and isinstance(merged[-1], Point):
@@ -195,19 +199,26 @@ def _merge_points(items: Iterator[Item]) -> Iterator[Item]:
                 point.parts = [before[-1], *point.parts, item[0]]
                 before, item = before[:-1], item[1:]
                 merged[-2] = before
+            punctuation = None if has_text else _LEADING.match(item)
+            if punctuation:  # `%s: not found`
+                point.parts.append(punctuation[0])
+                item = item[punctuation.end() :]
+        has_text |= isinstance(item, str) and not item.isspace()
         merged.append(item)
     return (item for item in merged if item)
 
 
-def _find_adjacent(items: Sequence[Item], index: int, step: int) -> str:
-    """Return the character of the text beside an item; "" at the ends."""
-    index += step
-    while 0 <= index < len(items):
-        item = items[index]
-        if isinstance(item, str) and item:
-            return item[-1] if step < 0 else item[0]
-        index += step
-    return ""
+def _list_chars_before(items: Sequence[Item]) -> list[str]:
+    """Return for each item the last character of the text before it; "" at the start."""
+    chars = [""]
+    for item in items:
+        chars.append(item[-1] if isinstance(item, str) and item else chars[-1])
+    return chars[:-1]
+
+
+def _list_chars_after(items: Sequence[Item]) -> list[str]:
+    reversed_items = [item[::-1] if isinstance(item, str) else item for item in reversed(items)]
+    return _list_chars_before(reversed_items)[::-1]
 
 
 # ---- the translation -------------------------------------------------------------------------------------------------
@@ -411,18 +422,21 @@ class _Projection:
         has_right = right < bisect_left(self.core_starts, span.end)
         left_word = self.source_words[right - 1] if right else None
         is_before_end = left_word is not None and left_word.core_end <= point.offset < left_word.end
+        is_inside = left_word is not None and point.offset < left_word.core_end
         if not has_left:
             return self.target_words[first].start
-        if not has_right:
+        if not has_right and not is_inside:
             last = self.target_words[end - 1]
             ends = [bool(_SENTENCE_END.search(self.source, left_word.core_end)) if left_word else False]
             ends.append(bool(_SENTENCE_END.match(self.target, last.core_end)))
             return last.core_end if is_before_end or ends == [False, True] else last.end
         if left_word is not None and point.offset < left_word.end:  # before punctuation, or inside a word
             targets = [index for index in self.targets[right - 1] if first <= index < end]
-            self.is_certain &= bool(targets) and is_before_end
             index = max(targets, default=min(max(self._guess_index(right) - 1, first), end - 1))
-            return self.target_words[index].core_end
+            prefix, word = self.source[left_word.start : point.offset], self.target_words[index]
+            is_copy = self.target.startswith(prefix, word.start) and not is_before_end
+            self.is_certain &= bool(targets) and (is_before_end or is_copy)
+            return word.start + len(prefix) if is_copy else word.core_end
         index = self._choose_gap(point, right, words, ranges)
         is_prefix = index == first or (not point.after.isspace() and point.before.isspace() and index < end)
         return self.target_words[index].start if is_prefix else self.target_words[index - 1].end
@@ -439,10 +453,12 @@ class _Projection:
                 sources = self.sources[index - 1]
                 crossings += (min(sources, default=right) >= right) * bool(sources)
                 crossings -= min(sources, default=right) < right
-            follows = index > first and right - 1 in self.sources[index - 1]
-            precedes = index < end and right in self.sources[index]
+            left, right_sources = (self.sources[i] if first <= i < end else set() for i in (index - 1, index))
+            follows, precedes = right - 1 in left, right in right_sources
             glue = 0.5 * (follows and not point.before.isspace()) + 0.5 * (precedes and not point.after.isspace())
-            score = (follows + precedes + glue, -crossings, -abs(index - expected))
+            is_swapped = right in left and right - 1 in right_sources
+            beside = max(follows + precedes + glue, 1.75 * is_swapped)
+            score = (beside, -crossings, -abs(index - expected))
             if index not in inside and score > best_score:
                 best, best_score = index, score
         self.is_certain &= best_score[0] > 1
@@ -461,14 +477,13 @@ def _restore_spacing(items: Sequence[Item]) -> InlineContent:
     parts: list[str | InlineCode] = []
     before = ""  # the last character of the text so far
     items = [item for item in items if item != ""]
-    for index, item in enumerate(items):
+    for item, after in zip(items, _list_chars_after(items), strict=True):
         if isinstance(item, str):
             parts.append(item)
             before = item[-1]
         elif isinstance(item, InlineCode):
             parts.append(item)
         else:
-            after = _find_adjacent(items, index, 1)
             if before and _needs_space(before, item.before, _OPENING):
                 parts.append(" ")
             parts += item.parts
@@ -483,4 +498,4 @@ def _needs_space(char: str, source_char: str, exempt: str) -> bool:
     """True if a point needs a space beside a character, where it is beside `source_char` in the source."""
     if char.isspace() or char in exempt:
         return False
-    return not source_char or source_char.isspace() or (char.isalnum() and not source_char.isalnum())
+    return (not source_char and char != "\0") or source_char.isspace() or (char.isalnum() and not source_char.isalnum())

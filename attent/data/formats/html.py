@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -37,6 +38,7 @@ _VOID = frozenset("area base br col embed hr img input link meta param source tr
 _CLOSED_BY_SIBLING = frozenset("li dt dd td th tr option optgroup tbody thead tfoot".split())  # end tags are optional
 _ATTRIBUTES = frozenset(("alt", "title", "placeholder", "aria-label"))
 _META_NAMES = frozenset(("description", "og:title", "og:description", "twitter:title", "twitter:description"))
+_MAX_DEPTH = 200  # of elements whose end tags are looked for
 _SPACE_CHARS = "\t\n\f\r "
 _SPACE = rb"\t\n\f\r "
 _TOKEN = re.compile(rb"<(?:(!--)|(!\[CDATA\[)|(/?)([A-Za-z][^%b/>]*+)|[!?/])" % _SPACE)
@@ -158,7 +160,7 @@ def _track_foreign(token: Token, foreign: list[str]) -> None:
     elif token.is_start and not token.is_empty and (foreign or token.name in ("svg", "math")):
         if token.name in _NOT_FOREIGN and "foreignobject" not in foreign:
             foreign.clear()
-        elif token.name in ("svg", "math", "foreignobject"):
+        elif token.name in ("svg", "math", "foreignobject") and len(foreign) < _MAX_DEPTH:
             foreign.append(token.name)
 
 
@@ -209,11 +211,11 @@ class _HtmlScanner:
         self.result = ScanResult(
             text=text,
             check_text=lambda text: "its translation has a NUL character" if "\0" in text else "",
-            encoding_errors="xmlcharrefreplace",
         )
         self.run = _Run()
         self.opaque: Token | None = None  # element that is not translated
         self.inside: list[str] = []  # elements that are open in it
+        self.open_blocks: Counter[str] = Counter()  # around it
         self.line, self.line_offset = 1, 0
 
     # --- elements that are not translated ----------------------------------------------------------------------------
@@ -228,12 +230,13 @@ class _HtmlScanner:
             if _BLOCKS.isdisjoint(self.inside) and (is_sibling or (name == "p" and token.name in _BLOCKS)):
                 self._end_opaque(token.start)
                 return self._start_opaque(token)
-            self.inside.append(token.name)
+            if len(self.inside) < _MAX_DEPTH:
+                self.inside.append(token.name)
         elif token.is_end and token.name in self.inside:
             del self.inside[len(self.inside) - 1 - self.inside[::-1].index(token.name) :]
         elif token.is_end and token.name == name:
             self._end_opaque(token.end)
-        elif token.is_end and token.name in _BLOCKS:  # its end tag is missing
+        elif token.is_end and self.open_blocks[token.name]:  # its end tag is missing
             self._end_opaque(token.start)
             return False
         return True
@@ -255,9 +258,9 @@ class _HtmlScanner:
         is_source = source is not None and is_same_language(lang, source)
         if token.name != "html":
             return source is not None and not is_source
-        if target is None or (is_same_language(lang, target) and is_source):
+        if target is None:
             return False
-        if is_same_language(lang, target):
+        if is_same_language(lang, target) and not is_source:
             self.result.skip(self._count_lines(token.start), "", f"its lang attribute says that it is in {lang[:20]}")
             return True
         declared = [token.attributes[name] for name in ("lang", "xml:lang") if name in token.attributes]
@@ -286,6 +289,8 @@ class _HtmlScanner:
             self.run.spans.append((token.start, token.end))
         elif token.name in _BLOCKS or (not token.name and self._ends_text(token)):
             self.finish_run()
+            self.open_blocks[token.name] += token.is_start and not token.is_empty
+            self.open_blocks[token.name] -= token.is_end and self.open_blocks[token.name] > 0
             for attribute in _list_attributes(token):
                 self._add_attribute(attribute)
         else:
@@ -308,6 +313,7 @@ class _HtmlScanner:
                 role, pair_id = "close", opening.pair_id
         elif token.name and not token.is_empty:
             run.open_tags.append((token.name, len(run.parts)))
+            del run.open_tags[:-_MAX_DEPTH]
         if attributes := _list_attributes(token):
             run.attributes[pair_id] = token, attributes
         raw = self._decode(token.start, token.end)
@@ -336,6 +342,7 @@ class _HtmlScanner:
 
     def _add_run(self, run: _Run) -> None:
         content = _separate_links(self._protect_space(run))
+        encoding = self.text.encoding
         raw_text = "".join(
             self._decode(*span) for part, span in zip(run.parts, run.spans, strict=True) if isinstance(part, str)
         )
@@ -345,7 +352,9 @@ class _HtmlScanner:
         def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
             translated = dict(zip(attributes, targets[1:], strict=True))
             tags = {
-                pair_id: self._apply_edits(tag, [edit for each in own for edit in _edit_value(each, translated[each])])
+                pair_id: self._apply_edits(
+                    tag, [edit for each in own for edit in _edit_value(each, translated[each], encoding)]
+                )
                 for pair_id, (tag, own) in run.attributes.items()
             }
 
@@ -353,12 +362,12 @@ class _HtmlScanner:
                 return "".join(
                     (part.raw if part.role == "close" else tags.get(part.pair_id, part.raw))
                     if isinstance(part, InlineCode)
-                    else _escape(part, raw_text)
+                    else _escape(part, raw_text, encoding)
                     for part in parts
                 )
 
             is_same = units.get_raw_text(targets[0]) == units.get_raw_text(content) and not any(
-                _edit_value(each, target) for each, target in translated.items()
+                _edit_value(each, target, encoding) for each, target in translated.items()
             )
             return [] if is_same else [Edit(start, end, serialize(targets[0]))]
 
@@ -375,7 +384,7 @@ class _HtmlScanner:
 
     def _add_attribute(self, attribute: Attribute) -> None:
         def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-            return _edit_value(attribute, targets[0])
+            return _edit_value(attribute, targets[0], self.text.encoding)
 
         line, contents = self._count_lines(attribute.start), ((attribute.value,),)
         self.result.units.append(TranslationUnit(line=line, contents=contents, make_edits=make_edits))
@@ -383,15 +392,15 @@ class _HtmlScanner:
     def _protect_space(self, run: _Run) -> InlineContent:
         """Make codes of the space at the ends of the run and beside line breaks, which may contain line ends."""
         parts: list[str | InlineCode] = []
-        for index, (part, (start, end)) in enumerate(zip(run.parts, run.spans, strict=True)):
+        follow = list(_follow_text(run.parts))
+        precede = list(_follow_text(run.parts[::-1]))[::-1]
+        for part, (start, end), has_before, has_after in zip(run.parts, run.spans, follow, precede, strict=True):
             if not isinstance(part, str):
                 parts.append(part)
                 continue
             raw = self._decode(start, end)
-            starts = not _has_text(reversed(run.parts[:index]))
-            ends = not _has_text(run.parts[index + 1 :])
-            text = raw.lstrip(_SPACE_CHARS) if starts else raw
-            before, text = raw[: len(raw) - len(text)], text.rstrip(_SPACE_CHARS) if ends else text
+            text = raw if has_before else raw.lstrip(_SPACE_CHARS)
+            before, text = raw[: len(raw) - len(text)], text if has_after else text.rstrip(_SPACE_CHARS)
             after = raw[len(before) + len(text) :]
             text = _COLLAPSIBLE.sub(" ", html.unescape(text))
             spaces = (InlineCode("", space, "standalone", f"{start} space") for space in (before, after))
@@ -401,14 +410,15 @@ class _HtmlScanner:
         return tuple(parts)
 
 
-def _has_text(parts: Iterable[str | InlineCode]) -> bool:
-    """True if there is a text or word before the next line break."""
+def _follow_text(parts: Iterable[str | InlineCode]) -> Iterator[bool]:
+    """Yield for each part whether a text or word is between it and the line break before it."""
+    has_text = False
     for part in parts:
-        if isinstance(part, InlineCode) and part.is_break:
-            return False
-        if part.strip() if isinstance(part, str) else part.is_word:
-            return True
-    return False
+        yield has_text
+        if isinstance(part, InlineCode):
+            has_text = not part.is_break and (has_text or part.is_word)
+        else:
+            has_text |= bool(part.strip())
 
 
 def _is_protected(translate: str, classes: str) -> bool:
@@ -429,23 +439,24 @@ def _list_attributes(token: Token) -> list[Attribute]:
     return [attribute for attribute in attributes if placeholders.has_words(attribute.value)]
 
 
-def _edit_value(attribute: Attribute, target: InlineContent) -> list[Edit]:
+def _edit_value(attribute: Attribute, target: InlineContent, encoding: str) -> list[Edit]:
     value = units.get_raw_text(target)
     if value == attribute.value:
         return []
     quote = attribute.raw[0] if attribute.raw[0] in "'\"" else '"'
-    escaped = _escape(value, attribute.raw[1:-1]).replace(quote, html.escape(quote))
+    escaped = _escape(value, attribute.raw[1:-1], encoding).replace(quote, html.escape(quote))
     return [Edit(attribute.start, attribute.end, f"{quote}{escaped}{quote}")]
 
 
-def _escape(text: str, raw_source: str) -> str:
-    """Escape a text; characters that are references in the source are so in its translation too."""
+def _escape(text: str, raw_source: str, encoding: str) -> str:
+    """Escape a text. Characters that are references in the source, or not in the encoding, become references."""
     escapes = {"&": "&amp;", "<": "&lt;"}
     for reference in set(_CHAR_REFERENCE.findall(raw_source)):
         char = html.unescape(reference)
-        if len(char) == 1 and not (char.isascii() and char.isalnum()) and char not in raw_source and not char.isspace():
+        if len(char) == 1 and not (char.isascii() and (char.isalnum() or char.isspace())) and char not in raw_source:
             escapes.setdefault(char, reference)
-    return "".join(escapes.get(char, char) for char in text)
+    escaped = "".join(escapes.get(char, char) for char in text)
+    return escaped.encode(encoding, "xmlcharrefreplace").decode(encoding)
 
 
 def _separate_links(content: InlineContent) -> InlineContent:

@@ -111,9 +111,12 @@ def sniff_format(head: bytes, name: str) -> str:
     """Return the format by the first bytes; columns if nothing else matches."""
     text = streams.decode_head(head)
     key = next((key for key, spec in FORMATS.items() if spec.sniff and spec.sniff(text)), "tsv")
+    has_columns = "\t" in text.partition("\n")[0]
+    named = detect_document_format(name) if key == "tsv" and not has_columns else None
+    if named and FORMATS[named].sniff:
+        key = named
     if FORMATS[key].read_pairs is None:
         raise CorpusError(f"{name} is {key.upper()}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
-    has_columns = "\t" in text.partition("\n")[0]
     if key == "tsv" and (spec := unsupported.detect_unsupported("" if has_columns else name, head)):
         raise CorpusError(f"{name} is {spec.title}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
     if key == "tsv" and text.startswith("<"):
