@@ -1,4 +1,4 @@
-"""Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, Markdown).
+"""Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, HTML, ...).
 
 On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
@@ -305,7 +305,7 @@ class RemoteTranslator(Translator):
 def pretranslate_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: LineProgress
 ) -> PretranslateResult:
-    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a Markdown file."""
+    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate an HTML or Markdown file."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
     is_tmx = file.name.lower().endswith(".tmx")
     if not is_tmx:  # a TMX file gets new variants with the region of the target
