@@ -251,12 +251,12 @@ def _place_in_order(detagged: DetaggedText, target: str) -> list[Item]:
         index = round(bisect_left(starts, source_offset) * len(words) / max(1, len(starts)))
         is_opening = isinstance(mark, InlineCode) and mark.role == "open"
         if is_opening or index == 0:
-            place = words[index].core_start if index < len(words) else len(target)
+            position = words[index].core_start if index < len(words) else len(target)
         else:
-            place = words[index - 1].core_end
-        place = max(offset, place)
-        parts += [target[offset:place], mark]
-        offset = place
+            position = words[index - 1].core_end
+        position = max(offset, position)
+        parts += [target[offset:position], mark]
+        offset = position
     return [*parts, target[offset:]]
 
 

@@ -27,7 +27,7 @@ from attent.decoding.alignment import AlignmentError, Links, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
-from attent.decoding.loading import read_data_settings
+from attent.decoding.loading import is_trained_with_tags, read_data_settings
 from attent.decoding.markup import project_codes, remove_codes
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
@@ -87,8 +87,7 @@ class TranslationPipeline:
     @cached_property
     def copies_tags(self) -> bool:
         """True if the model was trained to copy inline tags."""
-        augment = read_data_settings(self.translator.folder).get("augment", ())
-        return any(str(item).startswith("tags=") for item in augment)
+        return is_trained_with_tags(self.translator.folder)
 
     def describe_direction(self) -> str:
         source, target = (language or "any language" for language in self.languages)

@@ -131,16 +131,16 @@ def _parse_tag(data: bytes, match: re.Match[bytes], is_foreign: bool) -> Token:
     attributes: dict[str, Attribute] = {}
     offset = match.end()
     while data[offset : offset + 1] != b">":
-        found = _ATTRIBUTE.match(data, offset)
-        assert found is not None, "it may be empty"
-        offset = found.end()
-        if offset == len(data) or (found[2] is None and _UNCLOSED_QUOTE.match(data, offset)):
+        matched = _ATTRIBUTE.match(data, offset)
+        assert matched is not None, "it may be empty"
+        offset = matched.end()
+        if offset == len(data) or (matched[2] is None and _UNCLOSED_QUOTE.match(data, offset)):
             return Token(start=match.start(), end=len(data))
-        if found[1]:
-            raw = (found[2] or b"").decode("utf-8", "surrogateescape")
-            name = found[1].decode("utf-8", "surrogateescape").lower()
+        if matched[1]:
+            raw = (matched[2] or b"").decode("utf-8", "surrogateescape")
+            name = matched[1].decode("utf-8", "surrogateescape").lower()
             value = html.unescape(raw[1:-1] if raw[:1] in ("'", '"') else raw)
-            attributes.setdefault(name, Attribute(value, found.start(2), found.end(2), raw))
+            attributes.setdefault(name, Attribute(value, matched.start(2), matched.end(2), raw))
     name = match[4].decode("utf-8", "surrogateescape").lower()
     is_empty = name in _VOID or (data[offset - 1 : offset] == b"/" and (is_foreign or name in ("svg", "math")))
     return Token(
