@@ -42,7 +42,7 @@ class Point:
     """Codes without words between them, which move together; `parts` may contain space and brackets."""
 
     parts: list[str | InlineCode]
-    before: str = ""  # characters of the source beside it; "" at its ends
+    before: str = ""  # characters of the source next to it; "" at its ends
     after: str = ""
     offset: int = 0  # in the text without codes
 
@@ -412,7 +412,7 @@ class _Projection:
     def _locate_point(
         self, point: Point, span: Span, words: WordRange, chars: tuple[int, int], ranges: Sequence[WordRange]
     ) -> int:
-        """Return the offset of a point: at the end of a span where it is there in the source, or beside the words that
+        """Return the offset of a point: at the end of a span where it is there in the source, or next to the words that
         are aligned with its neighbors."""
         first, end = words
         if first == end:
@@ -473,7 +473,7 @@ def _is_positional(part: str | InlineCode) -> bool:
 
 
 def _restore_spacing(items: Sequence[Item]) -> InlineContent:
-    """Return a content; points are set apart from words where the source has a space beside them."""
+    """Return a content; points are set apart from words where the source has a space next to them."""
     parts: list[str | InlineCode] = []
     before = ""  # the last character of the text so far
     items = [item for item in items if item != ""]
@@ -495,7 +495,7 @@ def _restore_spacing(items: Sequence[Item]) -> InlineContent:
 
 
 def _needs_space(char: str, source_char: str, exempt: str) -> bool:
-    """True if a point needs a space beside a character, where it is beside `source_char` in the source."""
+    """True if a point needs a space next to a character, where it is next to `source_char` in the source."""
     if char.isspace() or char in exempt:
         return False
     return (not source_char and char != "\0") or source_char.isspace() or (char.isalnum() and not source_char.isalnum())

@@ -390,7 +390,7 @@ class _HtmlScanner:
         self.result.units.append(TranslationUnit(line=line, contents=contents, make_edits=make_edits))
 
     def _protect_space(self, run: _Run) -> InlineContent:
-        """Make codes of the space at the ends of the run and beside line breaks, which may contain line ends."""
+        """Make codes of the space at the ends of the run and next to line breaks, which may contain line ends."""
         parts: list[str | InlineCode] = []
         follow = list(_follow_text(run.parts))
         precede = list(_follow_text(run.parts[::-1]))[::-1]
