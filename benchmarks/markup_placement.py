@@ -25,7 +25,7 @@ from attent.data.formats.units import InlineCode, InlineContent
 from attent.data.pretranslate import format_for_model, number_codes, restore_codes
 from attent.decoding.alignment import Links, align_rows, load_selection
 from attent.decoding.forced_decoding import encode_pairs
-from attent.decoding.markup import project_codes
+from attent.decoding.markup import project_codes, select_links
 from attent.formatting import markdown_table
 from attent.models import Seq2Seq
 from attent.scoring.alignment import drop_out_of_range, read_gold_alignments
@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     placements = [
         placement
         for source, target, links, alignment in zip(sources, targets, gold, alignments, strict=True)
-        for placement in place_spans(source, target, tuple(sorted(links.sure)), alignment.links, flags.max_words)
+        for placement in place_spans(
+            source, target, tuple(sorted(links.sure)), select_links(alignment, source, target), flags.max_words
+        )
     ]
     sys.stdout.write(f"{selection}, {len(sources)} sentences\n\n{summarize(placements)}\n")
     if flags.translate:

@@ -23,12 +23,12 @@ from attent.data.formats.tmx import list_languages
 from attent.data.formats.units import InlineCode, InlineContent, TransferredContent, get_display_text
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
-from attent.decoding.alignment import AlignmentError, Links, find_cross_layers
+from attent.decoding.alignment import AlignmentError, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
 from attent.decoding.loading import is_trained_with_tags, read_data_settings
-from attent.decoding.markup import project_codes, remove_codes
+from attent.decoding.markup import project_codes, remove_codes, select_links
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import Translation, Translator
@@ -371,20 +371,12 @@ def transfer_markup(
             can_align = can_align and max(len(texts[index].split()) for index in block) <= MAX_ALIGNED_WORDS
             translations = (aligned if can_align else pipeline).translate([texts[index] for index in block], first)
             for index, translation in zip(block, translations, strict=True):
-                links = get_links(translation, texts[index]) if can_align else ()
+                links = select_links(translation.alignment, texts[index], translation.text) if can_align else ()
                 text = " ".join(translation.text.split("\n")).strip()
                 transferred[index] = project_codes(contents[index], text, links)
             done += len(block)
             progress.update(done, 0, total_lines=len(texts))
     return transferred
-
-
-def get_links(translation: Translation, source: str) -> Links:
-    """Return the word alignment; none if it is of other words, such as those of a text with unknown characters."""
-    alignment = translation.alignment
-    counts = len(source.split()), len(translation.text.split())
-    is_same = len(alignment.weights) == counts[1] and all(len(row) == counts[0] for row in alignment.weights)
-    return alignment.links if is_same else ()
 
 
 def report_pretranslation(result: PretranslateResult, file: Path, notify: Callable[[str], None]) -> None:
