@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
+from lxml import etree
 
 from attent.data.formats import placeholders
 from attent.data.formats.units import InlineContent, TransferredContent
 from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.markup import remove_codes
-from tests.data.pretranslate_cases import project_reversed, reverse_words
+from tests.data.pretranslate_cases import FILES_PER_KIND, GENERATORS, project_reversed, reverse_words
 
 HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n'
 
@@ -124,3 +128,84 @@ def test_plural_with_lost_count_is_filled() -> None:
 def test_detagged_text_has_no_double_spaces() -> None:
     content = placeholders.mark_codes(("a %s, %d b (%s) <b>c</b> %s.",), tags_only=False)
     assert remove_codes(content) == "a, b c."
+
+
+# Generated files.
+
+
+@pytest.mark.parametrize("name", list(GENERATORS))
+def test_generated_files_are_filled_with_all_their_markup(name: str) -> None:
+    for seed in range(FILES_PER_KIND):
+        before, _, _ = GENERATORS[name](random.Random(f"{name} {seed}"))
+        result = pretranslate_file(before, name, list, transfer=drop_placeholders)
+        reasons = {unit.reason for unit in result.skipped}
+        assert not any("lost" in reason or "gained" in reason or "nested" in reason for reason in reasons), reasons
+        again = pretranslate_file(result.content, name, list, transfer=drop_placeholders)
+        assert (again.filled_count, again.content) == (0, result.content)
+        if name.endswith((".xlf", ".tmx")):
+            etree.fromstring(result.content)
+
+
+XLIFF = '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file><body>{}</body></file></xliff>'
+
+
+def make_inline(rng: random.Random, number: list[int], depth: int = 0) -> str:
+    """Return words and nested inline elements of XLIFF, with placeholders and entities."""
+    pieces = []
+    for _ in range(rng.randint(1, 4)):
+        number[0] += 1
+        word = rng.choice(
+            ["one", "two,", "(three)", "שלום", "%s", "{n}", "&lt;b&gt;", "&amp;", f'<x id="{number[0]}"/>']
+        )
+        inner = make_inline(rng, number, depth + 1) if depth < 3 and rng.random() < 0.4 else word
+        element = rng.choice(
+            ["<g id='{0}'>{1}</g>", "<bpt id='{0}'>b</bpt>{1}<ept id='{0}'>b</ept>", "<mrk mtype='x{0}'>{1}</mrk>"]
+        )
+        pieces.append(element.format(number[0], inner) if rng.random() < 0.4 else inner)
+    return rng.choice([" ", " ", ""]).join(pieces)
+
+
+def test_random_xliff_keeps_every_inline_element() -> None:
+    rng, filled = random.Random(2), 0
+    for _ in range(300):
+        source = f"<source>a {make_inline(rng, [0])}</source>"
+        content = XLIFF.format(f'<trans-unit id="1">{source}</trans-unit>').encode()
+        result = pretranslate_file(content, "a.xlf", list, transfer=drop_placeholders, src="en", tgt="de")
+        assert result.skipped == (), source
+        unit = etree.fromstring(result.content).find(".//{*}trans-unit")
+        elements = [Counter((child.tag, *sorted(child.items())) for child in side.iter("{*}*")) for side in unit]
+        filled += result.filled_count
+        if result.filled_count:
+            assert (
+                elements[0] - elements[1] == Counter(["{urn:oasis:names:tc:xliff:document:1.2}source"])
+                or sum((elements[0] - elements[1]).values()) == 1
+            )
+    assert filled == 300
+
+
+def test_random_markdown_keeps_links_and_code() -> None:
+    rng = random.Random(4)
+    pieces = [
+        "one",
+        "*two three*",
+        "**four**",
+        "[five](http://a.example/{n})",
+        "`code {n}`",
+        "![six](b.png)",
+        "~~x y~~",
+        "&amp;",
+        "<i>z</i>",
+    ]
+    for _ in range(300):
+        text = (
+            "Words "
+            + " ".join(rng.choice(pieces).replace("{n}", str(number)) for number in range(rng.randint(1, 8)))
+            + "."
+        )
+        result = pretranslate_file(f"{text}\n".encode(), "a.md", list, transfer=drop_placeholders)
+        assert result.skipped == (), text
+        counts = [
+            Counter(re.findall(r"\]\([^)]*\)|`[^`]*`|!\[|\*+|~~|&amp;|</?i>", each))
+            for each in (text, result.content.decode())
+        ]
+        assert counts[0] == counts[1], text
