@@ -16,10 +16,14 @@ from typing import NamedTuple
 from attent.data.formats.placeholders import is_positional
 from attent.data.formats.units import InlineCode, InlineContent, TransferredContent, join_texts
 from attent.decoding.alignment import Alignment, Links
+from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 
 MAX_CODES, MAX_COMPARISONS = 400, 2_000_000  # codes, codes x words; above, codes keep their order and relative position
 GAP_COST = 0.6  # of a word in a pair that is aligned with words outside, where a word aligned inside counts 1
 _WORD = re.compile(r"\S+")
+_UNSPACED_LETTER = compile_letter_pattern(UNSPACED_SCRIPTS)
+_HAN_OR_KANA = compile_letter_pattern(frozenset({"Hani", "Kana"})).pattern
+_CHARACTER_OR_WORD = re.compile(rf"{_HAN_OR_KANA}|(?:(?!{_HAN_OR_KANA})\S)+")
 _CORE = re.compile(r"[\w`$@#&%{}<>](?:.*[\w`$@#&%{}<>])?", re.DOTALL)  # a placeholder is not punctuation
 _BRACKETS = {"(": ")", "[": "]", "{": "}", '"': '"', "'": "'", "«": "»", "“": "”", "‘": "’", "„": "“"}
 _CLOSING = ".,;:!?\u2026%)]}\"'»”’"
@@ -67,9 +71,14 @@ Item = str | InlineCode | Point  # of a source: text, a code of a pair that encl
 WordRange = tuple[int, int]  # first word, and the one after the last
 
 
+def is_unspaced(text: str) -> bool:
+    """True for a text in a script without spaces between words, which cannot be aligned by words."""
+    return 3 * len(_UNSPACED_LETTER.findall(text)) > len(text)
+
+
 def find_words(text: str) -> list[Word]:
     words = []
-    for match in _WORD.finditer(text):
+    for match in (_CHARACTER_OR_WORD if is_unspaced(text) else _WORD).finditer(text):
         core = _CORE.search(match[0])
         left, right = core.span() if core else (0, len(match[0]))
         words.append(Word(match.start(), match.start() + left, match.start() + right, match.end(), core is None))
@@ -247,7 +256,8 @@ def project_codes(source: InlineContent, target: str, links: Links) -> Transferr
         return TransferredContent(((target,),), is_certain=True)
     in_order = _restore_spacing(_place_in_order(detagged, target))
     is_large = len(detagged.marks) * (detagged.text.count(" ") + target.count(" ")) > MAX_COMPARISONS
-    if is_large or len(detagged.marks) > MAX_CODES or not links:
+    can_project = links and not is_unspaced(detagged.text) and not is_unspaced(target)
+    if is_large or len(detagged.marks) > MAX_CODES or not can_project:
         return TransferredContent((in_order,), is_certain=False)
     projection = _Projection(detagged, target, links)
     root = detagged.build_tree()

@@ -55,6 +55,7 @@ def test_codes_enclose_the_aligned_words(source: str, target: str, links: str, e
     [
         ("x <b>y</b> z", "X Z", "0-0 2-1", "X <b>Z</b>"),  # nothing is aligned with y
         ("x <b>y</b> z", "X Y Z", "", "X <b>Y</b> Z"),  # nothing is aligned
+        ("the <b>red</b> car", "红色的车", "0-0 1-0 2-0", "红<b>色的</b>车"),  # cannot be aligned by words
         ("a <b>b</b> c <i>d</i>", "X", "1-0 3-0", "<b>X</b><i></i>"),
         ("a b {x} c d", "A C B D", "0-0 1-2 2-1 3-3", "A C {x} B D"),
     ],
