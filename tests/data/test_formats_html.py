@@ -150,6 +150,7 @@ def test_page_keeps_its_charset() -> None:
     assert pretranslate(b"<p>a b</p><p>c \xff</p>").skipped[0].reason == "it is not in the file's encoding"
     with pytest.raises(CorpusError, match=r"a\.html is in charset klingon, which attent does not know"):
         pretranslate(b"<meta charset=klingon>")
+    assert pretranslate("\ufeff<meta charset=klingon>a b").content.decode() == "\ufeff<meta charset=klingon>b a"
 
 
 def _translate(text: str) -> TransferredContent:

@@ -190,8 +190,8 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
 
 
 def _find_encoding(content: bytes, name: str) -> str:
-    """Return the declared charset as browsers read it: Latin-1 is Windows-1252."""
-    match = _DECLARED_CHARSET.search(content[:1024])
+    """Return the declared charset as browsers read it: Latin-1 is Windows-1252; a byte order mark overrides it."""
+    match = None if content.startswith(tuple(units.BOMS)) else _DECLARED_CHARSET.search(content[:1024])
     label = match[1].decode("ascii", "replace") if match else "utf-8"
     try:
         encoding = codecs.lookup(label).name
