@@ -41,6 +41,7 @@ FILES = {
     **dict.fromkeys(("corpus.tsv", "test.tsv", "valid.tsv", "gold.tsv"), TABLE),
     "gold.wa": "0-0 1-1\n" * len(PAIRS),
     "messages.po": 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "A man."\nmsgstr ""\n',
+    "page.html": "<title>A man</title><p>A <b>man</b> rides.",
     "project.xlf": (
         '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="en" '
         'target-language="de" original="a" datatype="plaintext"><body><trans-unit id="1"><source>A man.</source>'

@@ -1,4 +1,4 @@
-"""`attent translate`: text line by line, or documents (PO, XLIFF, TMX, Markdown)."""
+"""`attent translate`: text line by line, or documents (PO, XLIFF, TMX, HTML, Markdown)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 SRC_FLAGS, TGT_FLAGS = ("--src", "-s", "--source-lang", "--from-lang"), ("--tgt", "-t", "--target-lang", "--to-lang")
-DOCUMENT_SUFFIXES = "PO, XLIFF, TMX and Markdown"
+DOCUMENT_SUFFIXES = "PO, XLIFF, TMX, HTML and Markdown"
 
 
 @dataclass(frozen=True, kw_only=True)

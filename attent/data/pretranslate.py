@@ -1,32 +1,40 @@
-"""Pre-translate files of translators: PO, XLIFF and TMX get their empty targets filled and marked for review; Markdown
-and plain text come out translated in their layout. Every other byte stays.
+"""Pre-translate files of translators: PO, XLIFF and TMX get their empty targets filled and marked for review; HTML,
+Markdown and plain text come out translated in their layout. Every other byte stays.
 
 A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and
-markup around it and must keep its placeholders. A run that lost a placeholder at an end is translated again without
-it; for placeholders inside a run, constrained decoding is tried. A unit that still lacks one is skipped.
+markup around it and must keep its codes and placeholders. The model is given those that it may know how to copy: all,
+if it was trained with tags (`copies_tags`), else placeholders. The others, and those that it lost, are taken out of
+the text and put into the translation along the word alignment (`transfer`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import TypeVar
 
 from attent.data.formats import placeholders, units
 from attent.data.formats.accelerators import insert_accelerator, remove_accelerator
 from attent.data.formats.placeholders import PlaceholderSyntax
 from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
-from attent.data.formats.units import InlineCode, InlineContent, ScanResult, SkippedUnit, TranslationUnit
+from attent.data.formats.units import (
+    InlineCode,
+    InlineContent,
+    ScanResult,
+    SkippedUnit,
+    TransferredContent,
+    TranslationUnit,
+)
 from attent.data.pairs import CorpusError, LanguagePair
 
 TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
-# From texts and the placeholders that each must keep: candidate translations of each, the best first, or none.
-TranslateConstrained = Callable[[Sequence[str], Sequence[tuple[str, ...]]], Sequence[Sequence[str]]]
+TransferMarkup = Callable[[Sequence[InlineContent]], Sequence[TransferredContent]]
+_UNCERTAIN = "the place of its markup is a guess"
 _TEXT_BREAK = re.compile(rf"((?:[\t-\r\x1c-\x1f\x85\u2028\u2029]|{placeholders.HTML_BLOCK_TAG})+)", re.IGNORECASE)
-_NUMBERED_TAG = re.compile(r"</?(\d{1,9})/?>")
-_CODE_TEMPLATES = {"open": "<{}>", "close": "</{}>", "standalone": "<{}/>"}  # for codes without a display text
+_NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,7 @@ class PretranslateResult:
     filled_count: int
     existing_count: int  # units that had a target
     skipped: tuple[SkippedUnit, ...]
+    for_review: tuple[SkippedUnit, ...] = ()  # filled, but a code may be in another place
 
 
 def pretranslate_file(
@@ -42,14 +51,15 @@ def pretranslate_file(
     name: str,
     translate: TranslateTexts,
     *,
-    translate_constrained: TranslateConstrained | None = None,
+    transfer: TransferMarkup | None = None,
+    copies_tags: bool = False,
     src: str | None = None,
     tgt: str | None = None,
 ) -> PretranslateResult:
     """Fill in all missing translations of a file.
 
-    `translate` is called at most twice; `translate_constrained` at most once, for texts that lost placeholders. Open
-    languages are those that the file declares.
+    `translate` is called at most once, and `transfer` at most twice; without it, a unit that lost a code is skipped.
+    Open languages are those that the file declares.
     """
     key = detect_document_format(name)
     scan_units = FORMATS[key].scan_units if key in FORMATS else None
@@ -57,17 +67,23 @@ def pretranslate_file(
         known = ", ".join(sorted(list_document_suffixes()))
         raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it")
     scan = scan_units(content, name, LanguagePair(src, tgt))
-    results = _translate_units(scan, translate, translate_constrained)
-    filled = [
-        (unit, result) for unit, result in zip(scan.units, results, strict=True) if not isinstance(result, SkippedUnit)
+    pending = [_PendingUnit(unit, scan) for unit in scan.units]
+    _translate_units(pending, translate, transfer, copies_tags)
+    results = [unit.build_result() for unit in pending]
+    edits = [
+        edit
+        for unit, result in zip(pending, results, strict=True)
+        if not isinstance(result, SkippedUnit)
+        for edit in unit.unit.make_edits(result)
     ]
+    edits += scan.final_edits if edits else []
     skipped = [*scan.skipped, *(result for result in results if isinstance(result, SkippedUnit))]
-    edits = [edit for unit, contents in filled for edit in unit.make_edits(contents)]
     return PretranslateResult(
         content=scan.text.encode_edited(edits, scan.encoding_errors),
-        filled_count=len(filled),
+        filled_count=sum(not isinstance(result, SkippedUnit) for result in results),
         existing_count=scan.existing_count,
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
+        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.is_uncertain),
     )
 
 
@@ -82,46 +98,47 @@ class TextRun:
 
     @property
     def text(self) -> str:
-        return units.get_display_text(self.core)
+        return format_for_model(self.core)
 
     @property
-    def required_placeholders(self) -> tuple[str, ...]:
-        return tuple(placeholders.list_placeholders(self.core, self.syntax))
+    def has_known_tags(self) -> bool:
+        """True if its tags have numbers that a model can have learned."""
+        codes = [part.display for part in self.core if isinstance(part, InlineCode)]
+        return all(code in placeholders.INLINE_TAGS for code in codes if _NUMBERED_TAG.fullmatch(code))
 
 
 def _translate_units(
-    scan: ScanResult, translate: TranslateTexts, translate_constrained: TranslateConstrained | None
-) -> list[Sequence[InlineContent] | SkippedUnit]:
-    """Return the translated contents of each unit, or why it is skipped. Equal texts are translated once."""
-    pending = [_PendingUnit(unit, scan) for unit in scan.units]
-    _record([(unit, run) for unit in pending for run in unit.list_runs()], translate)
-    is_constrained = translate_constrained is not None
-    retries = [(unit, run) for unit in pending for run in unit.list_retries(include_whole=is_constrained)]
-    constrained = [(unit, run) for unit, run in retries if is_constrained and run.required_placeholders]
-    _record([pair for pair in retries if pair not in constrained], translate)
-    if translate_constrained is not None and constrained:
-        required = {run.text: run.required_placeholders for _, run in constrained}
-        candidates = _index_by_source(list(required), translate_constrained(list(required), list(required.values())))
-        for unit, run in constrained:
-            unit.record_first_valid(run, candidates[run.text], constrained=True)
-    return [unit.build_result() for unit in pending]
+    pending: Sequence[_PendingUnit], translate: TranslateTexts, transfer: TransferMarkup | None, copies_tags: bool
+) -> None:
+    """Translate the runs of all units. Equal ones are translated once."""
+    todo = [(unit, run) for unit in pending for run in unit.list_runs()]
+    if transfer is None or copies_tags:
+        direct = [(unit, run) for unit, run in todo if transfer is None or run.has_known_tags]
+        texts = list(dict.fromkeys(run.text for _, run in direct))
+        translations = _check_count(texts, translate(texts)) if texts else {}
+        for unit, run in direct:
+            text = " ".join(translations[run.text].split("\n")).strip()
+            unit.record(run, TransferredContent((restore_codes((text,), run.core, spaced=True),), is_certain=True))
+    for tags_only in (True, False) if transfer is not None else ():
+        todo = [(unit, run) for unit, run in todo if run not in unit.translations]
+        marked = {run: placeholders.mark_codes(run.core, run.syntax, tags_only=tags_only) for _, run in todo}
+        contents = list(dict.fromkeys(marked.values()))
+        transferred = _check_count(contents, transfer(contents)) if transfer is not None and contents else {}
+        for unit, run in todo:
+            unit.record(run, transferred[marked[run]])
 
 
-def _record(runs: Sequence[tuple[_PendingUnit, TextRun]], translate: TranslateTexts) -> None:
-    texts = list(dict.fromkeys(run.text for _, run in runs))
-    candidates = _index_by_source(texts, [[text] for text in translate(texts)]) if texts else {}
-    for unit, run in runs:
-        unit.record_first_valid(run, candidates[run.text], constrained=False)
+Source = TypeVar("Source")
+Target = TypeVar("Target")
 
 
-def _index_by_source(texts: Sequence[str], candidates: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """Return the candidates of each text, each joined to one line."""
-    if len(candidates) != len(texts):
+def _check_count(sources: Sequence[Source], translations: Sequence[Target]) -> dict[Source, Target]:
+    """Return the translation of each source."""
+    if len(translations) != len(sources):
         raise CorpusError(
-            f"there must be {len(texts):,} translations, but there are {len(candidates):,}: the model is at fault"
+            f"there must be {len(sources):,} translations, but there are {len(translations):,}: the model is at fault"
         )
-    lines = [[" ".join(text.split("\n")).strip() for text in translations] for translations in candidates]
-    return dict(zip(texts, lines, strict=True))
+    return dict(zip(sources, translations, strict=True))
 
 
 class _PendingUnit:
@@ -138,29 +155,21 @@ class _PendingUnit:
         self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content, _ in self.sources]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
+        self.is_uncertain = False
 
     def list_runs(self) -> list[TextRun]:
         return [run for content in self.runs for run in content if run.core]
 
-    def list_retries(self, *, include_whole: bool) -> list[TextRun]:
-        """Return the failed runs without the placeholders at their ends; those without such if `include_whole`."""
-        failed = [(run, strip_end_placeholders(run)) for run in self.list_runs() if run in self.problems]
-        retries = [
-            stripped or run for run, stripped in failed if stripped or (include_whole and run.required_placeholders)
-        ]
-        return list(dict.fromkeys(retries))
-
-    def record_first_valid(self, run: TextRun, candidates: Iterable[str], *, constrained: bool) -> None:
+    def record(self, run: TextRun, transferred: TransferredContent) -> None:
         """Keep the first candidate without a problem, else the problem of the first."""
-        for text in candidates:
-            content = restore_codes(text, run.core)
-            content = placeholders.restore_spacing(run.core, content, self.syntax) if constrained else content
-            problem = "" if text else "its translation is empty"
+        for number, candidate in enumerate(transferred.candidates):
+            content = placeholders.unmark_codes(restore_codes(candidate, run.core))
+            text = "".join(part for part in content if isinstance(part, str))
+            problem = "" if text.strip() else "its translation is empty"
             problem = problem or self.check_text(text) or placeholders.find_problem(run.core, content, self.syntax)
-            if constrained and not problem:
-                problem = placeholders.find_misplaced(run.core, content, self.syntax)
             if not problem:
                 self.translations[run] = content
+                self.is_uncertain |= number > 0 or not transferred.is_certain
                 return
             self.problems.setdefault(run, problem)
 
@@ -171,41 +180,27 @@ class _PendingUnit:
         for index, runs in enumerate(self.runs):
             parts: list[str | InlineCode] = []
             for run in runs:
-                content = self._assemble_run(run)
-                if content is None:
+                if run.core and run not in self.translations:
                     return self._skip(index, self.problems[run])
-                parts += content
+                parts += [*run.prefix, *self.translations.get(run, ()), *run.suffix]
+            content = units.join_texts(parts)
             source, accelerator = self.sources[index]
-            problem = placeholders.find_problem(source, tuple(parts), self.syntax)
+            problem = placeholders.find_problem(source, content, self.syntax)
             if self.syntax.directives and problem:  # of a directive that a line break cuts
                 return self._skip(index, problem)
-            result = insert_accelerator(tuple(parts), accelerator, self.syntax) if accelerator else tuple(parts)
+            result = insert_accelerator(content, accelerator, self.syntax) if accelerator else content
             if result is None:
                 return self._skip(index, f"its translation has no letter for {''.join(accelerator or ())}")
             results.append(result)
         return results
 
-    def _skip(self, index: int, reason: str) -> SkippedUnit:
+    def report(self, reason: str, index: int = 0) -> SkippedUnit:
         source = units.get_display_text(number_codes(self.unit.contents[index]))
         return SkippedUnit(line=self.unit.line, source=source, reason=reason)
 
-    def _assemble_run(self, run: TextRun) -> InlineContent | None:
-        if not run.core:
-            return (*run.prefix, *run.suffix)
-        if run in self.translations:
-            return (*run.prefix, *self.translations[run], *run.suffix)
-        stripped = strip_end_placeholders(run)
-        if stripped is None or stripped not in self.translations:
-            return None
-        return (*stripped.prefix, *_strip_added_period(stripped, self.translations[stripped]), *stripped.suffix)
-
-
-def _strip_added_period(stripped: TextRun, content: InlineContent) -> InlineContent:
-    """Remove a full stop that the source does not have, since a placeholder follows."""
-    last = content[-1]
-    if stripped.text.endswith(".") or not stripped.suffix or not isinstance(last, str) or not last.rstrip(".").strip():
-        return content
-    return (*content[:-1], last.rstrip("."))
+    def _skip(self, index: int, reason: str) -> SkippedUnit:
+        self.is_uncertain = False
+        return self.report(reason, index)
 
 
 def _find_unit_problem(unit: TranslationUnit) -> str:
@@ -235,26 +230,27 @@ def split_runs(content: InlineContent, syntax: PlaceholderSyntax = placeholders.
 
 
 def number_codes(content: InlineContent) -> InlineContent:
-    """Give codes without a display text numbers that the text does not use: `<1>`, `</1>`, `<2/>`."""
+    """Give codes without a display text numbers that the text does not use: `<x1>`, `</x1>`, `<x2/>`."""
     text = "".join(part for part in content if isinstance(part, str))
     numbers = count(max((int(number) for number in _NUMBERED_TAG.findall(text)), default=0) + 1)
     pair_numbers: dict[str, int] = defaultdict(lambda: next(numbers))
     codes = [part for part in content if isinstance(part, InlineCode)]
     opened, closed = ({code.pair_id for code in codes if code.role == role} for role in ("open", "close"))
+    paired = opened & closed
     parts: list[str | InlineCode] = []
     for part in content:
         if isinstance(part, InlineCode):
-            role = part.role if part.pair_id in opened & closed else "standalone"
+            role = part.role if part.pair_id in paired else "standalone"
             number = pair_numbers[part.pair_id] if role != "standalone" else next(numbers)
-            part = part._replace(role=role, display=part.display or _CODE_TEMPLATES[role].format(number))
+            part = part._replace(role=role, display=part.display or placeholders.INLINE_TAG[role].format(number))
         parts.append(part)
     return tuple(parts)
 
 
-def _trim_run(run: TextRun, *, include_words: bool = False) -> TextRun:
-    """Move space and markup out of the core; codes that are words only if `include_words`."""
+def _trim_run(run: TextRun) -> TextRun:
+    """Move space and markup out of the core, except codes that are words."""
     trimmed = run
-    while (spaceless := _trim_codes(_trim_space(trimmed), include_words)) != trimmed:
+    while (spaceless := _trim_codes(_trim_space(trimmed))) != trimmed:
         trimmed = spaceless
     if placeholders.has_words("".join(part for part in trimmed.core if isinstance(part, str)), run.syntax):
         return trimmed
@@ -262,36 +258,28 @@ def _trim_run(run: TextRun, *, include_words: bool = False) -> TextRun:
 
 
 def _trim_space(run: TextRun) -> TextRun:
-    return _trim_texts(
-        run,
-        lambda text: (text[: len(text) - len(text.lstrip())], text.lstrip()),
-        lambda text: (text.rstrip(), text[len(text.rstrip()) :]),
-    )
+    """Move the space before the first text to the prefix and that after the last to the suffix."""
+    core = list(run.core)
+    start = end = ""
+    if core and isinstance(first := core[0], str):
+        core[0] = first.lstrip()
+        start = first[: len(first) - len(core[0])]
+    if core and isinstance(last := core[-1], str):
+        core[-1] = last.rstrip()
+        end = last[len(core[-1]) :]
+    prefix, suffix = (*run.prefix, start), (end, *run.suffix)
+    return replace(run, prefix=units.join_texts(prefix), core=units.join_texts(core), suffix=units.join_texts(suffix))
 
 
-def _trim_texts(
-    run: TextRun, cut_start: Callable[[str], tuple[str, str]], cut_end: Callable[[str], tuple[str, str]]
-) -> TextRun:
-    """Move the start of the first text to the prefix and the end of the last to the suffix."""
-    core, prefix, suffix = list(run.core), run.prefix, run.suffix
-    if core and isinstance(core[0], str):
-        cut, core[0] = cut_start(core[0])
-        prefix = (*prefix, cut) if cut else prefix
-    if core and isinstance(core[-1], str):
-        core[-1], cut = cut_end(core[-1])
-        suffix = (cut, *suffix) if cut else suffix
-    return replace(run, prefix=prefix, core=tuple(part for part in core if part), suffix=suffix)
-
-
-def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
+def _trim_codes(run: TextRun) -> TextRun:
     """Move the first or last code out of the core, unless its other half is inside."""
     core = run.core
     if not core:
         return run
     first, last = core[0], core[-1]
-    if _is_standalone_code(first, include_words):
+    if _is_markup(first):
         return replace(run, prefix=(*run.prefix, first), core=core[1:])
-    if _is_standalone_code(last, include_words):
+    if _is_markup(last):
         return replace(run, core=core[:-1], suffix=(last, *run.suffix))
     if not isinstance(first, InlineCode) or not isinstance(last, InlineCode):
         return run
@@ -300,33 +288,44 @@ def _trim_codes(run: TextRun, include_words: bool) -> TextRun:
     return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
 
 
-def _is_standalone_code(part: str | InlineCode, include_words: bool) -> bool:
-    return isinstance(part, InlineCode) and part.role == "standalone" and (include_words or not part.is_word)
+def _is_markup(part: str | InlineCode) -> bool:
+    return isinstance(part, InlineCode) and part.role == "standalone" and not part.is_word
 
 
-def strip_end_placeholders(run: TextRun) -> TextRun | None:
-    """Return the run without the placeholders at its ends; None if there are none or nothing would remain."""
-    trimmed = _trim_texts(
-        _trim_run(run, include_words=True),
-        lambda text: placeholders.strip_placeholders(text, start=True, end=False, syntax=run.syntax)[:2],
-        lambda text: placeholders.strip_placeholders(text, start=False, end=True, syntax=run.syntax)[1:],
-    )
-    inner = _trim_run(trimmed, include_words=True)
-    return None if inner.core in ((), run.core) else inner
+def format_for_model(content: InlineContent) -> str:
+    """Return a content with its codes as tags, and a space between a tag and the words that it encloses."""
+    text = ""
+    for part in content:
+        is_tag = isinstance(part, InlineCode) and _NUMBERED_TAG.fullmatch(part.display) is not None
+        shown = units.get_display_text((part,))
+        if isinstance(part, InlineCode) and is_tag and part.role == "close" and not text.endswith((" ", ">")):
+            text += " "
+        text += shown
+        if isinstance(part, InlineCode) and is_tag and part.role == "open":
+            text += " "
+    return text
 
 
-def restore_codes(text: str, template: InlineContent) -> InlineContent:
-    """Split a translation into words and the codes of `template`; a code that occurs too often is repeated."""
+def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bool = False) -> InlineContent:
+    """Split texts into words and the other codes of `template`; one that occurs too often is repeated.
+
+    With `spaced`, the space that `format_for_model` adds is removed.
+    """
     codes: dict[str, list[InlineCode]] = {}
+    present = set(content)
     for part in template:
-        if isinstance(part, InlineCode):
+        if isinstance(part, InlineCode) and part not in present:
             codes.setdefault(part.display, []).append(part)
     if not codes:
-        return (text,)
-    by_length = sorted(codes, key=len, reverse=True)
-    pieces = re.split("(" + "|".join(map(re.escape, by_length)) + ")", text)
+        return content
+    forms = []
+    for display in sorted(codes, key=len, reverse=True):
+        role, form = codes[display][0].role, re.escape(display)
+        is_tag = spaced and _NUMBERED_TAG.fullmatch(display)
+        forms.append(f"{form} ?" if is_tag and role == "open" else f" ?{form}" if is_tag and role == "close" else form)
+    pattern = re.compile("(" + "|".join(forms) + ")")
     parts: list[str | InlineCode] = []
-    for piece in filter(None, pieces):
-        same = codes.get(piece, [])
+    for piece in chain.from_iterable(pattern.split(part) if isinstance(part, str) else [part] for part in content):
+        same = (codes.get(piece) or codes.get(piece.strip(" ")) or []) if isinstance(piece, str) else []
         parts.append(same.pop(0) if len(same) > 1 else same[0] if same else piece)
-    return tuple(parts)
+    return tuple(filter(None, parts))

@@ -1,4 +1,4 @@
-"""Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, Markdown).
+"""Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, HTML, ...).
 
 On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,13 +20,16 @@ from typing import Any, Protocol, TextIO, cast
 import torch
 
 from attent.data.formats.tmx import list_languages
+from attent.data.formats.units import InlineCode, InlineContent, TransferredContent, get_display_text
 from attent.data.pairs import ANY_LANGUAGES, CorpusError, LanguageMismatchError, LanguagePair
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
+from attent.decoding.alignment import AlignmentError, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
 from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
-from attent.decoding.loading import read_data_settings
-from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, Segment, StopCheck
+from attent.decoding.loading import is_trained_with_tags, read_data_settings
+from attent.decoding.markup import project_codes, remove_codes, select_links
+from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
@@ -71,6 +74,19 @@ class TranslationPipeline:
         is_single = [isinstance(side, str) and side != "" and "," not in side for side in (source, target)]
         return source if is_single[0] else None, target if is_single[1] else None
 
+    @cached_property
+    def can_align(self) -> bool:
+        """True if the model has cross-attention."""
+        model = self.translator.model
+        with suppress(AlignmentError):
+            return bool(find_cross_layers(model if isinstance(model, Seq2Seq) else model.members[0]))
+        return False
+
+    @cached_property
+    def copies_tags(self) -> bool:
+        """True if the model was trained to copy inline tags."""
+        return is_trained_with_tags(self.translator.folder)
+
     def describe_direction(self) -> str:
         source, target = (language or "any language" for language in self.languages)
         return f"{self.translator.folder} translates from {source} to {target}"
@@ -109,15 +125,6 @@ class TranslationPipeline:
             first_index=first_index,
             should_stop=should_stop,
         )
-
-    def translate_n_best(self, lines: Sequence[Line], first_index: int) -> list[list[str]]:
-        try:
-            translations = self.translate(lines, first_index)
-        except ValueError:
-            if len(lines) == 1:
-                return [[]]
-            return [self.translate_n_best([line], index)[0] for index, line in enumerate(lines, first_index)]
-        return [[hypothesis.text for hypothesis in translation.n_best] for translation in translations]
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------
@@ -291,7 +298,7 @@ class RemoteTranslator(Translator):
 def pretranslate_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: LineProgress
 ) -> PretranslateResult:
-    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a Markdown file."""
+    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate an HTML or Markdown file."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
     is_tmx = file.name.lower().endswith(".tmx")
     if not is_tmx:  # a TMX file gets new variants with the region of the target
@@ -303,7 +310,8 @@ def pretranslate_document(
             content,
             str(file),
             lambda texts: translate_document_texts(pipeline, texts, progress),
-            translate_constrained=lambda texts, required: translate_with_required(pipeline, texts, required, progress),
+            transfer=lambda contents: transfer_markup(pipeline, contents, progress),
+            copies_tags=pipeline.copies_tags,
             src=requested.source or own.source,
             tgt=requested.target or own.target,
         )
@@ -335,36 +343,42 @@ def warn_of_requested_languages(pipeline: TranslationPipeline, tgt: str | None, 
 
 
 def translate_document_texts(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> list[str]:
-    translated: list[str] = []
+    transferred = transfer_markup(pipeline, [(text,) for text in texts], progress)
+    return [get_display_text(content.candidates[0]) for content in transferred]
+
+
+def transfer_markup(
+    pipeline: TranslationPipeline, contents: Sequence[InlineContent], progress: LineProgress
+) -> list[TransferredContent]:
+    """Translate contents without their codes, and put the codes where the word alignment says."""
+    texts = [remove_codes(content) for content in contents]
+    is_marked = [any(isinstance(part, InlineCode) for part in content) for content in contents]
     warn_of_text_language(pipeline, texts[: pipeline.block_lines], progress)
-    for first in range(0, len(texts), pipeline.block_lines):
-        block = texts[first : first + pipeline.block_lines]
-        translated += [translation.text for translation in pipeline.translate(block, first)]
-        progress.update(len(translated), 0, total_lines=len(texts))
-    return translated
-
-
-def translate_with_required(
-    pipeline: TranslationPipeline, texts: Sequence[str], required: Sequence[tuple[str, ...]], progress: LineProgress
-) -> list[list[str]]:
-    """Return translations with the required phrases, as many as beams; the caller checks what else must hold."""
-    options = pipeline.options
-    if not options.sampling and not pipeline.mbr_candidates:
-        options = replace(options, n_best=options.beam_size)
-    n_best_pipeline = replace(pipeline, options=options)
-    extend = pipeline.constraints.extend
-    lines = [Segment(text, extend(required=phrases)) for text, phrases in zip(texts, required, strict=True)]
-    candidates: list[list[str]] = []
-    for first in range(0, len(lines), pipeline.block_lines):
-        candidates += n_best_pipeline.translate_n_best(lines[first : first + pipeline.block_lines], first)
-        progress.update(len(candidates), 0, total_lines=len(lines))
-    return candidates
+    aligned = replace(pipeline, output_format=replace(pipeline.output_format, alignment="hard"))
+    transferred = [TransferredContent((("",),), is_certain=True)] * len(texts)
+    done = 0
+    for group in (False, True):
+        indices = [index for index, marked in enumerate(is_marked) if marked == group]
+        for first in range(0, len(indices), pipeline.block_lines):
+            block = indices[first : first + pipeline.block_lines]
+            can_align = group and pipeline.can_align
+            can_align = can_align and max(len(texts[index].split()) for index in block) <= MAX_ALIGNED_WORDS
+            translations = (aligned if can_align else pipeline).translate([texts[index] for index in block], first)
+            for index, translation in zip(block, translations, strict=True):
+                links = select_links(translation.alignment, texts[index], translation.text) if can_align else ()
+                text = " ".join(translation.text.split("\n")).strip()
+                transferred[index] = project_codes(contents[index], text, links)
+            done += len(block)
+            progress.update(done, 0, total_lines=len(texts))
+    return transferred
 
 
 def report_pretranslation(result: PretranslateResult, file: Path, notify: Callable[[str], None]) -> None:
     skipped = result.skipped
-    notify(f"{file}: {result.filled_count:,} filled, {result.existing_count:,} kept, {len(skipped):,} skipped")
-    for item in skipped[:MAX_LISTED_SKIPS]:
-        notify(f"{file}, line {item.line:,}: skipped, because {item.reason}: {escape_invisible(item.source[:60])}")
-    if len(skipped) > MAX_LISTED_SKIPS:
-        notify(f"... and {len(skipped) - MAX_LISTED_SKIPS:,} more")
+    counts = f"{result.filled_count:,} filled, {result.existing_count:,} kept, {len(skipped):,} skipped"
+    notify(f"{file}: {counts}" + (f", {len(result.for_review):,} to review" if result.for_review else ""))
+    for action, items in (("skipped", skipped), ("review it", result.for_review)):
+        for item in items[:MAX_LISTED_SKIPS]:
+            notify(f"{file}, line {item.line:,}: {action}, because {item.reason}: {escape_invisible(item.source[:60])}")
+        if len(items) > MAX_LISTED_SKIPS:
+            notify(f"... and {len(items) - MAX_LISTED_SKIPS:,} more")

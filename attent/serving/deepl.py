@@ -27,13 +27,13 @@ class DeepLTranslateBody(Body):
     source_lang: str | None = Field(None, max_length=40)
     target_lang: str = Field(max_length=40)
     glossary_id: str | None = Field(None, description="of a glossary for these languages; needs `source_lang`")
-    tag_handling: str | None = Field(None, description="not supported yet")
+    tag_handling: str | None = Field(None, description="html, or none for plain text")
 
 
 async def translate(call: Call[DeepLTranslateBody]) -> Any:
     body, terms = call.body, {}
-    if body.tag_handling:
-        raise ApiError(400, "`tag_handling` is not supported yet; send plain text")
+    if body.tag_handling not in (None, "", "html"):
+        raise ApiError(400, "`tag_handling` must be html, or missing for plain text; others are not supported yet")
     if body.glossary_id:
         info, terms = get_glossary(call, body.glossary_id)
         languages = ((body.source_lang or "", info["source_lang"]), (body.target_lang, info["target_lang"]))
@@ -41,7 +41,11 @@ async def translate(call: Call[DeepLTranslateBody]) -> Any:
             raise ApiError(400, "`source_lang` and `target_lang` must be the languages of the glossary")
     texts = (body.text,) if isinstance(body.text, str) else tuple(body.text)
     request = TranslateRequest(
-        texts=texts, source=body.source_lang or AUTO, target=body.target_lang, glossary=tuple(terms.items())
+        texts=texts,
+        source=body.source_lang or AUTO,
+        target=body.target_lang,
+        glossary=tuple(terms.items()),
+        is_html=body.tag_handling == "html",
     )
     translations = zip(await call.gateway.translate(request, call.client), texts, strict=True)
     return {

@@ -38,7 +38,7 @@ class LibreTranslateBody(KeyedBody):
     q: str | list[str] = Field(description="one text or several; lines are translated one by one")
     source: str = Field(AUTO, description="language of the texts, or auto", max_length=40)
     target: str = Field(max_length=40)
-    format: Literal["text", "html"] = Field("text", description="html is not supported yet")
+    format: Literal["text", "html"] = Field("text", description="html keeps the tags; alternatives are of text only")
     alternatives: int = Field(0, ge=0, le=20, description="how many other translations to return")
 
 
@@ -54,10 +54,12 @@ LibreTranslateResult: Any = create_model(  # the values are lists if `q` is a li
 
 async def translate(call: Call[LibreTranslateBody]) -> Any:
     body, n_best = call.body, 1 + call.body.alternatives
-    if body.format == "html":
-        raise ApiError(400, "`format` html is not supported yet; send text")
     search = SearchOptions(beam_size=max(SearchOptions.beam_size, n_best), n_best=n_best)
-    request = TranslateRequest(texts=split_texts(body.q), source=body.source or AUTO, target=body.target, search=search)
+    is_html = body.format == "html"
+    texts = (body.q if isinstance(body.q, list) else [body.q]) if is_html else split_texts(body.q)
+    request = TranslateRequest(
+        texts=tuple(texts), source=body.source or AUTO, target=body.target, search=search, is_html=is_html
+    )
     translations = await call.gateway.translate(request, call.client)
     result: dict[str, list[Any]] = {"translatedText": [each.text for each in translations]}
     if body.alternatives:

@@ -36,6 +36,7 @@ class TranslateRequest:
     mbr_candidates: int = 0
     split_sentences: bool = False
     allow_loops: bool = False  # keep translations that repeat themselves
+    is_html: bool = False  # texts are HTML, whose tags are kept; without alignment and alternatives
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ that cannot be fulfilled raises `ApiError` with the status of the response, or a
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path, PurePath
@@ -23,6 +24,7 @@ from attent.decoding.engines.ctranslate2 import BATCH_BEAM_TOKENS
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.generator import Generator
 from attent.decoding.glossary import Glossary
+from attent.decoding.input_lines import Line
 from attent.decoding.loading import check_model_exists, read_data_settings
 from attent.decoding.options import DeviceOptions, Hypothesis, SearchOptions, SearchRequest, StopCheck
 from attent.decoding.pipeline import (
@@ -63,7 +65,7 @@ GPU_BATCH_TOKENS = 65_536  # sources x longest source x beams; one batch takes a
 PLAIN_TEXT_SUFFIX = ".txt"
 MIN_DETECTED = 0.5  # confidence to return a text unchanged, since it is in the target language
 LINE_END = re.compile(r"\r?\n")
-MARKUP_TAG = re.compile(r"<[^<>]*>")
+MARKUP = re.compile(r"<(script|style)\b.*?(?:</\1|\Z)|<[^<>]*>", re.IGNORECASE | re.DOTALL)
 SAMPLE_BYTES, SAMPLE_CHARACTERS = 20_000, 2_000  # of a file, to detect its language: with and without markup
 
 Detection = tuple[tuple[str, float], ...]  # (language, confidence), best first
@@ -230,13 +232,18 @@ class TranslationService:
         _client.set(context.client)
         by_direction: dict[Direction, dict[int, float | None]] = {}
         for index, text in enumerate(request.texts):
-            direction, confidence = self.choose_direction(request.source, request.target, request.model, text)
+            sample = strip_markup(text) if request.is_html else text
+            direction, confidence = self.choose_direction(request.source, request.target, request.model, sample)
             by_direction.setdefault(direction, {})[index] = confidence
         translations: dict[int, TextTranslation] = {}
         for direction, indices in by_direction.items():
             if direction.source == direction.target:
                 for index, value in indices.items():
                     translations[index] = copy_text(request.texts[index], direction, value, request.alignment)
+                continue
+            if request.is_html:
+                for index, value in indices.items():
+                    translations[index] = self._translate_html(request, request.texts[index], direction, value, context)
                 continue
             lines = [request.texts[index].split("\n") for index in indices]
             translated_lines = self.translators[direction.model].translate(
@@ -251,6 +258,28 @@ class TranslationService:
                 own_lines = list(islice(remaining, len(text_lines)))
                 translations[index] = join_lines(own_lines, direction, confidence, request.alignment)
         return [translations[index] for index in range(len(request.texts))]
+
+    def _translate_html(
+        self, request: TranslateRequest, text: str, direction: Direction, confidence: float | None, context: CallContext
+    ) -> TextTranslation:
+        pipeline = HtmlPipeline(
+            translator=self.translators[direction.model],
+            options=replace(request.search, n_best=1),
+            to=direction.tag,
+            source_lang=direction.source,
+            glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
+            constraints=request.constraints,
+            mbr_candidates=request.mbr_candidates,
+            split_sentences=request.split_sentences,
+            prevent_repetition=not request.allow_loops,
+        )
+        content = codecs.BOM_UTF8 + text.encode("utf-8", "replace")  # whatever charset the page declares
+        progress = FileProgress(replace(context, send_item=lambda item: None))
+        result = pretranslate_document(pipeline, content, Path("text.html"), direction.target, progress)
+        if not pipeline.translations:
+            return copy_text(text, direction, confidence, alignment=False)
+        joined = join_lines(pipeline.translations, direction, confidence, alignment=False)
+        return replace(joined, text=result.content.removeprefix(codecs.BOM_UTF8).decode(), n_best=())
 
     def stream(self, request: TranslateRequest, context: CallContext) -> None:
         """Send the translation of the only text sentence by sentence; joined, they are what `translate` returns."""
@@ -290,8 +319,8 @@ class TranslationService:
         if key is None and name.suffix != PLAIN_TEXT_SUFFIX:
             known = ", ".join(self.info.file_suffixes)
             raise ApiError(400, f"the file must be of one of these kinds: {known}, but is {name.name!r:.80}")
-        sample = MARKUP_TAG.sub(" ", request.content[:SAMPLE_BYTES].decode("utf-8", "ignore"))[:SAMPLE_CHARACTERS]
-        can_copy = key in (None, "text", "markdown")  # others may have both languages
+        sample = strip_markup(request.content[:SAMPLE_BYTES].decode("utf-8", "ignore"))
+        can_copy = key in (None, "text", "markdown", "html")  # others may have both languages
         direction, _ = self.choose_direction(request.source, request.target, None, sample, can_copy=can_copy)
         if direction.source == direction.target:
             return request.content
@@ -360,6 +389,20 @@ class FilePipeline(TranslationPipeline):
     block_lines = 128
 
 
+@dataclass(frozen=True, kw_only=True)
+class HtmlPipeline(FilePipeline):
+    """A pipeline that keeps its translations, for their scores."""
+
+    translations: list[Translation] = field(default_factory=list)
+
+    def translate(
+        self, lines: Sequence[Line], first_index: int = 0, should_stop: StopCheck | None = None
+    ) -> list[Translation]:
+        translations = super().translate(lines, first_index, should_stop)
+        self.translations.extend(translations)
+        return translations
+
+
 @dataclass(frozen=True)
 class FileProgress:
     """Sends the share of the lines that are translated, and ends the translation when the client is gone."""
@@ -373,6 +416,11 @@ class FileProgress:
 
     def print_message(self, message: str) -> None:
         pass
+
+
+def strip_markup(text: str) -> str:
+    """Return the beginning of a text without tags, to detect its language."""
+    return MARKUP.sub(" ", text[:SAMPLE_BYTES])[:SAMPLE_CHARACTERS]
 
 
 def build_search_arguments(request: TranslateRequest, direction: Direction, should_stop: StopCheck) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -311,7 +312,7 @@ def test_lines_before_an_invalid_one_are_written_and_none_after(
 @pytest.mark.parametrize(
     ("name", "content", "title"),
     [
-        ("page.txt", "<!DOCTYPE html>\n<html>\n", "an HTML page"),
+        ("page.txt", "<!DOCTYPE html>\n<html>\n", "HTML: give it as a file whose name ends in .html"),
         ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nHello\n", "an SRT subtitle file"),
         ("a.csv", "a dog\n", "CSV"),
         ("a.docx", "PK\x03\x04", "an office document"),
@@ -338,7 +339,7 @@ def test_lines_of_other_formats_are_translated_on_request(
     assert cli.main(["translate", str(trained_model), "--to", "de"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "standard input must be text, but is an HTML page" in printed.err
+    assert "standard input must be text, but is HTML" in printed.err
     for name in ("page.html", "catalog.po"):
         (tmp_path / name).write_bytes(page)
         assert (
@@ -767,16 +768,34 @@ def test_a_damaged_document_is_rejected_and_unchanged(trained_model: Path, tmp_p
     assert file.read_text(encoding="utf-8") == "<xliff"
 
 
-def test_the_reason_for_another_engine_names_what_the_file_needs(
-    trained_model: Path, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_a_page_keeps_its_markup_with_every_engine(
+    engine: str, trained_model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     pytest.importorskip("ctranslate2")
-    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\nLanguage: de\\n"\n\n'
-    reason = "CTranslate2 cannot enforce required phrases, glossary terms or placeholders: using the torch engine"
-    for text, expected in (("a dog", False), ("a dog sees %s and %s and %s", True)):
-        (tmp_path / "a.po").write_text(f'{header}#, c-format\nmsgid "{text}"\nmsgstr ""\n', encoding="utf-8")
-        assert cli.main(["translate", str(trained_model), str(tmp_path / "a.po"), "--to", "de"]) == 0
-        assert (reason in capsys.readouterr().err) == expected
+    page = '<html lang="en"><title>A dog</title><p class=x>A <b>dog</b> and a <i title="A man">man</i>.<br>\n'
+    page += "<pre>A dog</pre>"
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    arguments = ["translate", str(trained_model), str(tmp_path / "page.html"), "--to", "de", "--engine", engine]
+    assert cli.main([*arguments, "--src", "en", "--tgt", "de"]) == 0
+    printed = capsys.readouterr()
+    assert "page.html: 2 filled, 0 kept, 0 skipped" in printed.err
+    assert "placeholders" not in printed.err  # no constraint that CTranslate2 does not support
+    assert printed.out.startswith('<html lang="de"><title>')
+    for tag in ("<p class=x>", "<b>", "</b>", "</i>", "<br>\n<pre>A dog</pre>"):
+        assert printed.out.count(tag) == 1
+    assert "A dog</title>" not in printed.out
+    assert 'title="A man"' not in printed.out
+
+
+def test_placeholders_that_a_model_loses_are_put_back(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    entry = '\n#, c-format\nmsgid "A dog sees %s and %s and %d"\nmsgstr ""\n'
+    (tmp_path / "a.po").write_text(PO.partition("\n\n")[0] + "\n" + entry, encoding="utf-8")
+    assert cli.main(["translate", str(trained_model), str(tmp_path / "a.po"), "--to", "de"]) == 0
+    printed = capsys.readouterr()
+    assert "1 filled, 0 kept, 0 skipped" in printed.err
+    target = printed.out.splitlines()[-1]
+    assert re.findall(r"%\w", target) == ["%s", "%s", "%d"]
 
 
 def test_skipped_units_are_listed_up_to_a_limit(tmp_path: Path) -> None:

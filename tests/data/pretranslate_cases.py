@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
+from attent.data.formats.units import InlineContent, TransferredContent
 from attent.data.pairs import CorpusError
 from attent.data.pretranslate import PretranslateResult, pretranslate_file
+from attent.decoding.alignment import Links
+from attent.decoding.markup import project_codes, remove_codes
 
 FILES_PER_KIND = 50
 WORDS = [
@@ -42,6 +45,20 @@ PLURAL_RULES = {1: "0", 2: "(n != 1)", 3: "n==1 ? 0 : n%10>=2 && n%10<=4 ? 1 : 2
 def translate_in_parentheses(texts: Sequence[str]) -> list[str]:
     """Translate by adding parentheses, which every charset has."""
     return [f"({text})" for text in texts]
+
+
+def reverse_words(text: str) -> str:
+    return " ".join(reversed(text.split()))
+
+
+def project_reversed(
+    content: InlineContent, translate: Callable[[str], str] = reverse_words, links: Links | None = None
+) -> TransferredContent:
+    """Translate a content by reversing its words, with the alignment that this is."""
+    text = translate(remove_codes(content))
+    count = len(text.split())
+    reversal = tuple((count - 1 - index, index) for index in range(count))
+    return project_codes(content, text, reversal if links is None else links)
 
 
 def fail_if_called(texts: Sequence[str]) -> list[str]:

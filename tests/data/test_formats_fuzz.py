@@ -14,6 +14,7 @@ from attent.data.formats import jsonl, moses, po, streams, tmx, tsv, xliff
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.data.pretranslate import pretranslate_file
 from tests.data import fuzz
+from tests.data.pretranslate_cases import project_reversed
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -248,13 +249,14 @@ def test_pretranslation_survives_ten_thousand_broken_catalogs() -> None:
         if number % 4:
             continue
         start = time.process_time()
+        transfer = (lambda contents: [project_reversed(content) for content in contents]) if number % 8 else None
         try:
-            result = pretranslate_file(data, "a.po", list)
+            result = pretranslate_file(data, "a.po", list, transfer=transfer)
         except CorpusError:
             refused += 1
             continue
         assert result.content.count(b"\0") <= data.count(b"\0"), data
-        again = pretranslate_file(result.content, "a.po", list)
+        again = pretranslate_file(result.content, "a.po", list, transfer=transfer)
         assert (again.filled_count, again.content) == (0, result.content), data
         assert time.process_time() - start < fuzz.MAX_SECONDS, data
         filled += result.filled_count

@@ -80,21 +80,6 @@ def test_translation_must_keep_the_placeholders(source: str, target: str, proble
     assert (problem in reported) if problem else not reported
 
 
-def test_lost_placeholders_at_the_ends_are_restored() -> None:
-    requested: list[list[str]] = []
-
-    def drop_placeholders(texts: Sequence[str]) -> list[str]:
-        requested.append(list(texts))
-        return [" ".join(word.upper() for word in text.split() if "%" not in word) for text in texts]
-
-    result = pretranslate("%s: not found (%d)\nAll is well\nlost %s here\n", "a.txt", drop_placeholders)
-    assert result.content == b"%s: NOT FOUND (%d)\nALL IS WELL\nlost %s here\n"
-    assert requested == [["%s: not found (%d)", "All is well", "lost %s here"], ["not found"]]
-    assert [(unit.line, unit.source, unit.reason) for unit in result.skipped] == [
-        (3, "lost %s here", "its translation lost %s")
-    ]
-
-
 def test_empty_translation_is_skipped() -> None:
     result = pretranslate("a b\n", "a.txt", lambda texts: [" "])
     assert (result.content, result.skipped[0].reason) == (b"a b\n", "its translation is empty")
@@ -120,24 +105,19 @@ def test_joined_runs_are_the_content(parts: list[str | InlineCode]) -> None:
     joined = [part for run in runs for part in (*run.prefix, *run.core, *run.suffix)]
     assert _join_raw(joined) == _join_raw(parts)
     for run in runs:
-        assert run.text == run.text.strip()
+        assert get_display_text(run.core) == get_display_text(run.core).strip()
         assert "\n" not in run.text
-        bare = text_runs.strip_end_placeholders(run) if run.core else None
-        if bare is not None:
-            assert _join_raw((*bare.prefix, *bare.core, *bare.suffix)) == _join_raw(
-                (*run.prefix, *run.core, *run.suffix)
-            )
-            assert len(bare.text) < len(run.text)
 
 
 @given(st.lists(st.one_of(codes, st.text("ab <>1/", max_size=8)), max_size=8))
 def test_codes_are_restored_from_the_display_text(parts: list[str | InlineCode]) -> None:
     content = text_runs.number_codes(tuple(parts))
-    restored = text_runs.restore_codes(get_display_text(content), content)
+    restored = text_runs.restore_codes((get_display_text(content),), content)
     assert _join_raw(restored) == _join_raw(content)
-    assert [part for part in restored if isinstance(part, InlineCode)] == [
-        part for part in content if isinstance(part, InlineCode)
-    ]
+    own_codes = [part for part in content if isinstance(part, InlineCode)]
+    assert [part for part in restored if isinstance(part, InlineCode)] == own_codes
+    spaced = text_runs.restore_codes((text_runs.format_for_model(content),), content, spaced=True)
+    assert [part for part in spaced if isinstance(part, InlineCode)] == own_codes
 
 
 def _join_raw(parts: Sequence[str | InlineCode]) -> str:

@@ -127,7 +127,7 @@ def test_model_sees_sentences() -> None:
 
     pretranslate(PAGE, "a.md", translate)
     assert requested[1].startswith(
-        "A paragraph with a <1>link</1>, an <2>image</2>, a <3>reference</3>, <b>a tag</b>, *stress*"
+        "A paragraph with a <x1> link </x1>, an <x2> image </x2>, a <x3> reference </x3>, <b>a tag</b>, *stress*"
     )
     assert {"break, then a [label].", "Setext", "item one goes on", "quoted text", "deeper"} <= set(requested)
     assert not any("code(" in text or "raw" in text or "comment" in text for text in requested)
@@ -144,7 +144,7 @@ def test_blocks_of_code_and_formulas_stay_until_they_end(start: str, end: str) -
 
 @pytest.mark.parametrize(("before", "after"), [("a [b](c) d\n", "x [y](c) z\n"), ("a **b** d\n", "a **b** d\n")])
 def test_paragraph_with_lost_markup_is_skipped(before: str, after: str) -> None:
-    result = pretranslate(before, "a.md", lambda texts: ["x <1>y</1> z"])
+    result = pretranslate(before, "a.md", lambda texts: ["x <x1>y</x1> z"])
     assert result.content.decode() == after
     assert [unit.reason for unit in result.skipped] == ([] if before != after else ["its translation lost **"])
 
@@ -223,8 +223,6 @@ def test_code_at_the_end_of_a_sentence_is_part_of_it() -> None:
     )
     assert lossy.content == b"Run `make` now\n\nThen `stop`.\n"
     assert [unit.line for unit in lossy.skipped] == [1, 3]
-    rescued = pretranslate("Run `make`\n", "a.md", lambda texts: [text.replace("`", "").upper() for text in texts])
-    assert rescued.content == b"RUN `make`\n"
 
 
 def test_link_label_is_not_translated() -> None:

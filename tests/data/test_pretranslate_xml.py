@@ -156,19 +156,19 @@ def test_codes_get_unused_numbers() -> None:
         requested.extend(texts)
         return texts
 
-    pretranslate_12('a &lt;3&gt; <g id="1">b</g><x id="2"/> c', translate)
-    assert requested == ["a <3> <4>b</4><5/> c"]
+    pretranslate_12('a &lt;x3&gt; <g id="1">b</g><x id="2"/> c', translate)
+    assert requested == ["a <x3> <x4> b </x4><x5/> c"]
 
 
 @pytest.mark.parametrize(
     ("translation", "target"),
     [
-        ("<2/> und <1>x</1> y", '<x id="8"/> und <g id="7">x</g> y'),
-        ("<1>x <2/></1> y", '<g id="7">x <x id="8"/></g> y'),
-        ("x </1> y <1> <2/>", ""),
-        ("<1>x y <2/>", ""),
-        ("<1>x</1> <1>z</1> y <2/>", ""),
-        ("<1>x</1> y < 2/>", ""),
+        ("<x2/> und <x1>x</x1> y", '<x id="8"/> und <g id="7">x</g> y'),
+        ("<x1>x <x2/></x1> y", '<g id="7">x <x id="8"/></g> y'),
+        ("x </x1> y <x1> <x2/>", ""),
+        ("<x1>x y <x2/>", ""),
+        ("<x1>x</x1> <x1>z</x1> y <x2/>", ""),
+        ("<x1>x</x1> y < 2/>", ""),
     ],
 )
 def test_target_has_all_codes_well_nested_or_is_skipped(translation: str, target: str) -> None:
@@ -178,7 +178,7 @@ def test_target_has_all_codes_well_nested_or_is_skipped(translation: str, target
 def test_crossing_codes_must_keep_their_order() -> None:
     source = 'a <bx id="1"/>b<bx id="2"/>c<ex id="1"/>d<ex id="2"/> e'
     assert pretranslate_12(source) == f"({source})"
-    assert pretranslate_12(source, lambda texts: ["<2>a<1>b</1>c</2>"]) == ""
+    assert pretranslate_12(source, lambda texts: ["<x2>a<x1>b</x1>c</x2>"]) == ""
 
 
 def test_characters_outside_the_encoding_become_references() -> None:
@@ -302,6 +302,6 @@ def test_report_shows_the_tags_of_the_source() -> None:
     xliff = f'<xliff version="1.2"><file source-language="en" target-language="de"><body>{units}</body></file></xliff>'
     result = pretranslate(xliff, "a.xlf", lambda texts: ["x"] * len(texts))
     assert {(unit.source, unit.reason) for unit in result.skipped} == {
-        ("a <1>b</1> c", "its translation lost <1>, </1>"),
+        ("a <x1>b</x1> c", "its translation lost <x1>, </x1>"),
         ('a <g id="1">b</g> c', 'the file says translate="no"'),
     }

@@ -11,9 +11,6 @@ from attent.data.formats.unsupported import detect_unsupported
 from attent.data.pairs import CorpusError
 
 HEADS = {  # beginnings of files, and what they are called
-    "<!DOCTYPE html>\n<html>": "an HTML page",
-    '<?xml version="1.0"?>\n<!-- x -->\n<html xmlns="a">': "an HTML page",
-    "  <HTML>\n": "an HTML page",
     '<?xml version="1.0"?>\n<!DOCTYPE TS>\n<TS>': "a Qt translation file",
     '<?xml version="1.0"?>\n<resources>': "an XML file",
     "1\n00:00:01,000 --> 00:00:02,000\nHello\n": "an SRT subtitle file",
@@ -32,9 +29,6 @@ HEADS = {  # beginnings of files, and what they are called
     "Source text,Target text\nHello,Hallo\nBye,Tschüs\n": "CSV",
     '"Product ID","Short description (en)"\n"1","A shoe, brown"\n\n"2","A boot"\n': "CSV",
     "编号,文本\n1,你好\n2,再见\n": "CSV",
-    "<body>\n<p>x</p>": "an HTML page",
-    '<div class="a"><p>Hello</p></div>\n': "an HTML page",
-    "<p>Hello</p>\n": "an HTML page",
     '<resources><string name="a">b</string></resources>': "an XML file",
     '<svg xmlns="x"/>': "an XML file",
     "<rss><channel>": "an XML file",
@@ -47,6 +41,14 @@ HEADS = {  # beginnings of files, and what they are called
     '/* x */\n"a" = "b";\n': "an Apple strings file",
     "\\documentclass{article}": "a LaTeX document",
 }
+PAGES = [
+    "<!DOCTYPE html>\n<html>",
+    '<?xml version="1.0"?>\n<!-- x -->\n<html xmlns="a">',
+    "  <HTML>\n",
+    "<body>\n<p>x</p>",
+    '<div class="a"><p>Hello</p></div>\n',
+    "<p>Hello</p>\n",
+]
 TEXTS = [
     "Hello, world. It is a fine day, is it not?",
     "{x} is a set.",
@@ -91,7 +93,6 @@ def test_format_is_known_by_its_beginning(head: str, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("a.HTML", "an HTML page"),
         ("a.srt.gz", "an SRT subtitle file"),
         ("a.vtt", "a WebVTT subtitle file"),
         ("a.json", "JSON"),
@@ -162,7 +163,7 @@ def test_random_prose_is_accepted() -> None:
         ('msgid ""\nmsgstr ""\n', "is PO: give it as a file whose name ends in .po"),
         ("<tmx version='1.4'>", "is TMX: give it as a file whose name ends in .tmx"),
         ("<?xml version='1.0'?><xliff>", "is XLIFF: give it as a file whose name ends in .xliff"),
-        ("<!doctype html>", "is an HTML page: convert it to Markdown"),
+        *((head, "is HTML: give it as a file whose name ends in .html") for head in PAGES),
     ],
 )
 def test_refusal_says_what_to_do(content: str, advice: str) -> None:

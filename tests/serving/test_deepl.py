@@ -99,6 +99,8 @@ def test_python_client_reads_errors(translator: deepl_client.Translator, client:
         deepl_client.Translator("wrong", server_url=client.url).get_usage()
     with pytest.raises(deepl_client.DeepLException, match="not supported yet"):
         translator.translate_text("<b>one</b>", target_lang="DE", tag_handling="xml")
+    html = translator.translate_text("<b>one</b>", target_lang="DE", tag_handling="html")
+    assert str(html) == "<b>eins</b>"
     with pytest.raises(deepl_client.DeepLException, match="`target` must be a language"):
         translator.translate_text("one", target_lang="FR")
     with pytest.raises(deepl_client.DeepLException, match="413"):

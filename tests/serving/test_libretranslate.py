@@ -111,6 +111,29 @@ def test_weblate_sends_a_list(client: Client) -> None:
     assert client.post(body | {"q": ""}, path="/translate").json == {"translatedText": ""}
 
 
+def test_html_keeps_its_tags(client: Client) -> None:
+    body = {"source": "en", "target": "de", "format": "html"}
+    page = "<p class=x>one <b>two</b></p>\r\n<code>one</code> <img alt='four'>"
+    result = client.post(body | {"q": page, "alternatives": 2}, path="/translate").json
+    translated, alternatives = result["translatedText"], result["alternatives"]
+    assert alternatives == []
+    assert translated.startswith("<p class=x>")
+    assert translated.endswith("</p>\r\n<code>one</code> <img alt='vier'>")
+    assert translated.count("<b>") == translated.count("</b>") == 1
+    batch = client.post(body | {"q": ["<i>one</i>", "5 < 6", ""], "source": "auto"}, path="/translate").json
+    assert batch["translatedText"] == ["<i>eins</i>", "5 < 6", ""]
+    charset = '<meta charset="latin1"><p>five</p>\u65e5'
+    assert "<p>f\u00fcnf</p>" in client.post(body | {"q": charset}, path="/translate").json["translatedText"]
+    assert send_form(client, "/translate", q="<b>two</b>", **body).json["translatedText"] == "<b>zwei</b>"
+
+
+def test_page_is_translated_as_a_file(client: Client) -> None:
+    fields = {"file": ("page.html", b'<html lang="en"><b>seven</b>'), "source": "en", "target": "de"}
+    address = send_multipart(client, "/translate_file", fields).json["translatedFileUrl"]
+    assert client.get(urlsplit(address).path).body == b'<html lang="de"><b>sieben</b>'
+    assert ".html" in client.get("/frontend/settings").json["supportedFilesFormat"]
+
+
 def test_alternatives_are_distinct(client: Client) -> None:
     body = {"q": "four", "source": "en", "target": "de", "alternatives": 6}
     result = client.post(body, path="/translate").json
@@ -154,7 +177,6 @@ def test_text_in_the_target_language_is_returned_unchanged(client: Client) -> No
 
 def test_wrong_requests(client: Client) -> None:
     body = {"q": "one", "source": "en", "target": "de"}
-    assert "not supported yet" in client.post(body | {"format": "html"}, path="/translate").error
     assert client.post(body | {"format": "pdf"}, path="/translate").status == 400
     assert client.post({"q": "one", "source": "en"}, path="/translate").error == "`target`: Field required"
     assert client.post(body | {"unknown": [1]}, path="/translate").status == 200

@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 from attent.data.formats import directives
-from attent.data.formats.units import InlineCode, InlineContent, Role, get_display_text
+from attent.data.formats.units import InlineCode, InlineContent, Role, get_display_text, join_texts
 
 HTML_BLOCK_TAG = (  # separates two sentences
     r"</?(?:address|article|aside|blockquote|br|caption|center|dd|details|div|dl|dt|fieldset|figcaption|figure|footer"
@@ -41,16 +41,13 @@ _PLACEHOLDER = re.compile(
 _POSITIONAL = re.compile(r"%[^%(\d{]|%\d+[^$\d]|\{\}")
 _HTML_TAG = re.compile(r"<(/?)([A-Za-z][^\s/<>]*)(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*?(/?)>")
 ICU_MESSAGE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")  # {n, plural, one {a} other {# b}}
-_PUNCTUATION = " \u00a0\u202f:;,.!?()[]\"'/-"  # belongs to a placeholder at the end of a text
-_TRAILING_PUNCTUATION = re.compile(f"[{re.escape(_PUNCTUATION)}]*")
-_OPENING_PUNCTUATION = "([{<\"'\u00ab\u201c\u201e\u2018\u201a\u00bf\u00a1"
 # The inline tags that `attent train --augment` teaches a model to copy, numbered from 1 to 9. They are symbols of the
 # tokenizer. Next to a word a space is inside the tag, so that the word keeps its tokens, and punctuation is outside:
 # `a <x1> red </x1> car, (<x2> old </x2>).` A standalone tag stands for a word, or before one: `open <x3/>!`.
 INLINE_TAG: dict[Role, str] = {"open": "<x{}>", "close": "</x{}>", "standalone": "<x{}/>"}
 MAX_INLINE_TAGS = 9
 INLINE_TAGS = tuple(form.format(number) for number in range(1, MAX_INLINE_TAGS + 1) for form in INLINE_TAG.values())
-_SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f][\"'\u00bb\u201c\u201d)\]]*\s*$")
+_MARKED = "\0text"  # pair id of the codes of `mark_codes`
 
 
 @dataclass(frozen=True)
@@ -73,30 +70,6 @@ def get_syntax(format_names: tuple[str, ...]) -> PlaceholderSyntax:
 def has_words(text: str, syntax: PlaceholderSyntax = GENERIC) -> bool:
     """True if there is something to translate: figures and signs are the same in every language."""
     return any(character.isalpha() for character in syntax.pattern.sub("", text))
-
-
-def strip_placeholders(
-    text: str, *, start: bool, end: bool, syntax: PlaceholderSyntax = GENERIC
-) -> tuple[str, str, str]:
-    """Return (prefix, text without the placeholders at its ends, suffix)."""
-    spans = [match.span() for match in syntax.pattern.finditer(text)]
-    first, last = 0, len(text)
-    for left, right in spans if start else ():
-        if left > first:
-            break
-        first = _skip_punctuation(text, right)
-    for left, right in reversed(spans) if end else ():
-        if left < first or _skip_punctuation(text, right) < last:
-            break
-        last = left
-    core = text[first:last]
-    core = core.rstrip(_PUNCTUATION) if last < len(text) else core
-    return text[:first], core, text[first + len(core) :]
-
-
-def _skip_punctuation(text: str, offset: int) -> int:
-    match = _TRAILING_PUNCTUATION.match(text, offset)
-    return match.end() if match else offset
 
 
 def find_problem(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> str:
@@ -129,7 +102,7 @@ def list_placeholders(content: InlineContent, syntax: PlaceholderSyntax = GENERI
 
 
 def _select_positional(placeholders: Sequence[str]) -> list[str]:
-    return [placeholder for placeholder in placeholders if _POSITIONAL.match(placeholder)]
+    return [placeholder for placeholder in placeholders if is_positional(placeholder)]
 
 
 def _list_tags(content: InlineContent) -> Iterator[tuple[str, str]]:
@@ -156,81 +129,53 @@ def _is_well_nested(tags: Sequence[tuple[str, str]]) -> bool:
     return not stack
 
 
-# ---- spacing: constrained decoding inserts placeholders as words of their own ----------------------------------------
+# ---- codes: placeholders as parts of a content, which can be taken out of it ----------------------------------------
 
 
 class _Placeholder(NamedTuple):
     content: str | InlineCode
-    role: str
+    role: Role
 
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else self.content.display
 
 
-def restore_spacing(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> InlineContent:
-    """Add space around placeholders where the source has it, and remove it inside tags where the source has none."""
-    contexts: dict[str, list[tuple[str, str]]] = defaultdict(list)  # characters before and after in the source
-    words, placeholders = _split_content(source, syntax)
-    for index, placeholder in enumerate(placeholders):
-        contexts[placeholder.text].append((words[index][-1:], words[index + 1][:1]))
-    words, placeholders = _split_content(target, syntax)
-    for index, placeholder in enumerate(placeholders):
-        if known := contexts[placeholder.text]:
-            before, after = known.pop(0) if len(known) > 1 else known[0]
-            is_last = index == len(placeholders) - 1
-            words[index] = _space_before(words[index], placeholder.role, before, is_first=index == 0)
-            words[index + 1] = _space_after(words[index + 1], placeholder.role, after, is_last=is_last)
-    parts = (
-        part for word, placeholder in zip(words, placeholders, strict=False) for part in (word, placeholder.content)
-    )
-    return tuple(part for part in (*parts, words[-1]) if part)
-
-
-def _space_before(text: str, role: str, source_char: str, *, is_first: bool) -> str:
-    """Return the text before a placeholder that follows `source_char` in the source."""
-    if role == "close" and not source_char.isspace():
-        return text.rstrip()
-    if source_char.isspace():
-        lacks_space = text[-1] not in _OPENING_PUNCTUATION and not text[-1].isspace() if text else not is_first
-    else:
-        lacks_space = text[-1:].isalnum() and not source_char.isalnum()
-    return f"{text} " if lacks_space else text
-
-
-def _space_after(text: str, role: str, source_char: str, *, is_last: bool) -> str:
-    """Return the text after a placeholder that precedes `source_char` in the source."""
-    if role == "open" and not source_char.isspace():
-        return text.lstrip()
-    lacks_space = text[0].isalnum() if text else source_char.isspace() and not is_last
-    return f" {text}" if lacks_space and not source_char.isalnum() else text
-
-
-def find_misplaced(source: InlineContent, target: InlineContent, syntax: PlaceholderSyntax = GENERIC) -> str:
-    """Return a sign that placeholders were forced in, or "": they follow the end of the sentence or enclose nothing."""
-    after_end, empty = _count_misplaced(target, syntax)
-    source_after_end, source_empty = _count_misplaced(source, syntax)
-    if extra := after_end - source_after_end:
-        return f"its translation has {', '.join(extra)} after its end"
-    if extra := empty - source_empty:
-        return f"its translation has nothing between {', '.join(extra)}"
-    return ""
-
-
-def _count_misplaced(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[Counter[str], Counter[str]]:
-    """Count the placeholders after the end of a sentence, and the pairs of tags that enclose nothing."""
+def mark_codes(content: InlineContent, syntax: PlaceholderSyntax = GENERIC, *, tags_only: bool) -> InlineContent:
+    """Return a content whose tags, or all placeholders, are codes; with `tags_only`, codes that are words are text."""
     words, placeholders = _split_content(content, syntax)
-    after_end = [
-        placeholder.text
-        for placeholder, before in zip(placeholders, words, strict=False)
-        if _SENTENCE_END.search(before)
-    ]
-    empty = [
-        f"{opening.text} and {closing.text}"
-        for opening, between, closing in zip(placeholders, words[1:], placeholders[1:], strict=False)
-        if (opening.role, closing.role) == ("open", "close") and not between.strip()
-    ]
-    return Counter(after_end), Counter(empty)
+    opened: dict[str, list[int]] = defaultdict(list)
+    parts: list[str | InlineCode] = [words[0]]
+    for placeholder, word in zip(placeholders, words[1:], strict=True):
+        code = placeholder.content
+        if isinstance(code, str):
+            tag = _HTML_TAG.fullmatch(code)
+            name = tag[2].lower() if tag else ""
+            if placeholder.role == "close" and opened[name]:
+                index = opened[name].pop()
+                pair_id = f"{_MARKED} {index}"
+                parts[index] = InlineCode(get_display_text((parts[index],)), "", "open", pair_id)
+                code = InlineCode(code, "", "close", pair_id)
+            elif tag or not tags_only:
+                if placeholder.role == "open":
+                    opened[name].append(len(parts))
+                code = InlineCode(code, "", "standalone", _MARKED, is_word=not tag)
+        elif code.is_word and tags_only:
+            code = code.display
+        parts += [code, word]
+    return join_texts(parts)
+
+
+def unmark_codes(content: InlineContent) -> InlineContent:
+    """Return a content in which the codes of `mark_codes` are text again."""
+    return join_texts(
+        part.display if isinstance(part, InlineCode) and part.pair_id.startswith(_MARKED) else part for part in content
+    )
+
+
+def is_positional(placeholder: str) -> bool:
+    """True if a placeholder is told apart by its order: `%s`, but not `%(name)s`."""
+    return _POSITIONAL.match(placeholder) is not None
 
 
 def _split_content(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[list[str], list[_Placeholder]]:
@@ -245,7 +190,7 @@ def _split_content(content: InlineContent, syntax: PlaceholderSyntax) -> tuple[l
         for match in syntax.pattern.finditer(part):
             words[-1] += part[offset : match.start()]
             tag = _HTML_TAG.fullmatch(match[0])
-            role = "standalone" if tag is None or tag[3] else "close" if tag[1] else "open"
+            role: Role = "standalone" if tag is None or tag[3] else "close" if tag[1] else "open"
             placeholders.append(_Placeholder(match[0], role))
             words.append("")
             offset = match.end()

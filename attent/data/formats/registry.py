@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attent.data.formats import jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, unsupported, xliff
+from attent.data.formats import html, jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, unsupported, xliff
 from attent.data.formats.streams import InputFile, strip_compression_suffix
 from attent.data.formats.units import ScanResult
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
@@ -75,6 +75,9 @@ FORMATS = {
     "moses": FileFormat(  # two files, read by `read_pairs` below
         suffixes=(), labeling_advice="name its files by language, such as corpus.en and corpus.de"
     ),
+    "html": FileFormat(
+        suffixes=(), document_suffixes=(".html", ".htm", ".xhtml"), scan_units=html.scan_units, sniff=html.matches_head
+    ),
     "markdown": FileFormat(suffixes=(), document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
     "text": FileFormat(suffixes=(), document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
 }
@@ -109,6 +112,11 @@ def sniff_format(head: bytes, name: str) -> str:
     text = streams.decode_head(head)
     key = next((key for key, spec in FORMATS.items() if spec.sniff and spec.sniff(text)), "tsv")
     has_columns = "\t" in text.partition("\n")[0]
+    named = detect_document_format(name) if key == "tsv" and not has_columns else None
+    if named and FORMATS[named].sniff:
+        key = named
+    if FORMATS[key].read_pairs is None:
+        raise CorpusError(f"{name} is {key.upper()}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
     if key == "tsv" and (spec := unsupported.detect_unsupported("" if has_columns else name, head)):
         raise CorpusError(f"{name} is {spec.title}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
     if key == "tsv" and text.startswith("<"):
@@ -121,7 +129,7 @@ def check_plain_text(head: bytes, name: str) -> None:
     text = streams.decode_head(head)
     for key, spec in FORMATS.items():
         if spec.scan_units and spec.sniff and spec.sniff(text):
-            advice = f"give it as a file whose name ends in {spec.suffixes[0]}"
+            advice = f"give it as a file whose name ends in {[*spec.suffixes, *spec.document_suffixes][0]}"
             raise CorpusError(f"{name} must be text, but is {key.upper()}: {advice}, or {_INSIST}")
     if other := unsupported.detect_unsupported(name, head):
         raise CorpusError(f"{name} must be text, but is {other.title}: {other.advice}, or {_INSIST}")

@@ -19,7 +19,7 @@ Role: TypeAlias = Literal["open", "close", "standalone"]
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedUnit:
-    """A unit without a translation, and the reason."""
+    """A unit without a translation, or one to review, and the reason."""
 
     line: int
     source: str
@@ -38,6 +38,13 @@ class InlineCode(NamedTuple):
 
 
 InlineContent: TypeAlias = tuple[str | InlineCode, ...]
+
+
+class TransferredContent(NamedTuple):
+    """A translation with the codes of its source, placed in several ways; the best first."""
+
+    candidates: tuple[InlineContent, ...]
+    is_certain: bool  # False: a person should check where the codes of the first candidate are
 
 
 class Edit(NamedTuple):
@@ -108,6 +115,7 @@ class ScanResult:
     units: list[TranslationUnit] = field(default_factory=list)
     skipped: list[SkippedUnit] = field(default_factory=list)  # units that no translation can fill
     existing_count: int = 0  # units with a target
+    final_edits: list[Edit] = field(default_factory=list)  # made if any unit is filled
     check_text: Callable[[str], str]  # why the file cannot contain a text, or ""
     encoding_errors: str = "surrogateescape"  # error handler for what the encoding lacks
     has_labels: bool = False  # texts of a user interface, in which `_File` names a key
@@ -148,3 +156,14 @@ def get_raw_text(content: InlineContent) -> str:
 def get_display_text(content: InlineContent) -> str:
     """Return a content as the model and a person read it."""
     return "".join(part if isinstance(part, str) else part.display for part in content)
+
+
+def join_texts(content: Iterable[str | InlineCode]) -> InlineContent:
+    """Return a content in which no text is empty or follows another."""
+    parts: list[str | InlineCode] = []
+    for part in content:
+        if isinstance(part, str) and parts and isinstance(last := parts[-1], str):
+            parts[-1] = last + part
+        elif part:
+            parts.append(part)
+    return tuple(parts)

@@ -63,12 +63,6 @@ def _is_csv(text: str) -> bool:
 
 _FORMATS = (
     UnsupportedFormat(
-        "an HTML page",
-        (".html", ".htm", ".xhtml"),
-        _XML_PROLOG + r"(?:<!doctype html|<html[\s>]|<(?:body|div|p)(?:\s[^<>]*)?>.*?</)",
-        _TO_MARKDOWN,
-    ),
-    UnsupportedFormat(
         "a Qt translation file",
         (),  # corpus.ts is Tsonga
         _XML_PROLOG + r"(?:<!DOCTYPE TS>|<TS[\s>])",

@@ -56,7 +56,7 @@ REASONS = {
     "rank_truncated_equally": "ranks truncated hypotheses behind finished ones",
     "min_length": "renormalizes probabilities under a minimum length, and ranks beams by them",
     "no_repeat_ngram_size": "renormalizes probabilities without repeated n-grams, and ranks beams by them",
-    "required_phrases": "cannot enforce required phrases, glossary terms or placeholders",
+    "required_phrases": "cannot enforce required phrases or glossary terms",
     "banned_phrases": "cannot exclude banned phrases",
 }
 # Source tokens of a batch, with padding, and times beams: of 512 to 8,192 the fastest at base size.
