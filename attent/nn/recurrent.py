@@ -8,6 +8,7 @@ sequences, residual connections start at the second layer, and dropout follows e
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, cast
 
@@ -258,7 +259,9 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = Non
     In the dtype of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
     """
     dtype = lstm.all_weights[0][0].dtype
-    with torch.autocast(x.device.type, enabled=False):
+    needs_native = torch.is_grad_enabled() and not lstm.training  # cuDNN has no backward pass in eval mode
+    native = torch.backends.cudnn.flags(enabled=False) if needs_native else nullcontext()
+    with torch.autocast(x.device.type, enabled=False), native:
         hidden_and_cell = None if state is None else tuple(part[None].to(dtype).contiguous() for part in state)
         return cast(Tensor, lstm(x.to(dtype), hidden_and_cell)[0])
 
