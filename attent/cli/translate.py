@@ -1,4 +1,4 @@
-"""`attent translate`: text line by line, or documents (PO, XLIFF, TMX, HTML, Markdown)."""
+"""`attent translate`: text line by line, or documents in their format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 SRC_FLAGS, TGT_FLAGS = ("--src", "-s", "--source-lang", "--from-lang"), ("--tgt", "-t", "--target-lang", "--to-lang")
-DOCUMENT_SUFFIXES = "PO, XLIFF, TMX, HTML and Markdown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,10 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     ] = "auto"
     src: Annotated[str | None, flag("Documents", "source language, if the document has several", *SRC_FLAGS)] = None
     tgt: Annotated[str | None, flag("Documents", "language to translate into", *TGT_FLAGS)] = None
+    fields: Annotated[
+        tuple[str, ...],
+        flag("Documents", "column of a table or key of JSON or YAML to translate; may be repeated", "--field"),
+    ] = ()
     in_place: Annotated[bool, flag("Documents", "overwrite the document")] = False
 
 
@@ -64,8 +67,8 @@ def translate(
     file: Annotated[
         Path | None,
         Parameter(
-            help="text with one sentence per line, or a .po, .xlf, .tmx or .md document to fill in; "
-            "by default, or with -, standard input"
+            help="text with one sentence per line, or a document to fill in or translate (.po, .xlf, .tmx, .docx, .md, "
+            ".srt, .json, .csv, ...); by default, or with -, standard input"
         ),
     ] = None,
     /,
@@ -198,17 +201,22 @@ def run_on_ray(
 def is_document(file: Path | None, flags: TranslateFlags) -> bool:
     from attent.data.formats.registry import detect_document_format
 
-    return file is not None and flags.input_type != "lines" and detect_document_format(file.name) not in (None, "text")
+    key = detect_document_format(file.name) if file is not None and flags.input_type != "lines" else None
+    return key not in (None, "text") and not (key == "json" and flags.input_type == "json")
 
 
 def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
     from attent.storage.atomic import is_same_file
 
     if flags.in_place and not is_document(file, flags):
-        raise InputError(f"{file}: --in-place is for {DOCUMENT_SUFFIXES} files; use --output with another name")
+        raise InputError(f"{file}: --in-place is for documents such as PO and DOCX; use --output with another name")
+    if flags.fields and not is_document(file, flags):
+        raise InputError(f"--field is for tables, JSON and YAML, but {file or 'standard input'} is text; leave it out")
     if flags.output is None or flags.output == STDIN:
         if is_same_file(stream, sys.stdout) and not flags.in_place:
             raise InputError("standard output must not be the input file; redirect it to another one")
+        if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty() and not flags.in_place:
+            raise InputError(f"{file}: its translation is no text for a terminal; name a file with --output")
         return
     output = flags.output.expanduser()
     if not output.absolute().parent.is_dir() or output.is_dir():
@@ -247,7 +255,7 @@ def write_document(
     from attent.storage.atomic import write_output
 
     progress.start(None, quiet=sys.stdout.isatty() and flags.output is None)
-    result = pretranslate_document(pipeline, content, file, flags.tgt, progress)
+    result = pretranslate_document(pipeline, content, file, flags.tgt, progress, fields=flags.fields)
     progress.clear()
     path = file if flags.in_place else flags.output
     if path is None or path == STDIN:

@@ -19,7 +19,7 @@ from typing import TypeVar
 from attent.data.formats import placeholders, units
 from attent.data.formats.accelerators import insert_accelerator, remove_accelerator
 from attent.data.formats.placeholders import PlaceholderSyntax
-from attent.data.formats.registry import FORMATS, detect_document_format, list_document_suffixes
+from attent.data.formats.registry import scan_document
 from attent.data.formats.units import (
     InlineCode,
     InlineContent,
@@ -55,18 +55,15 @@ def pretranslate_file(
     copies_tags: bool = False,
     src: str | None = None,
     tgt: str | None = None,
+    fields: Sequence[str] = (),
 ) -> PretranslateResult:
     """Fill in all missing translations of a file.
 
     `translate` is called at most once, and `transfer` at most twice; without it, a unit that lost a code is skipped.
-    Open languages are those that the file declares.
+    Open languages are those that the file declares. `fields` are the columns or keys to translate, where a format has
+    them.
     """
-    key = detect_document_format(name)
-    scan_units = FORMATS[key].scan_units if key in FORMATS else None
-    if scan_units is None:
-        known = ", ".join(sorted(list_document_suffixes()))
-        raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it")
-    scan = scan_units(content, name, LanguagePair(src, tgt))
+    scan = scan_document(content, name, LanguagePair(src, tgt), fields)
     pending = [_PendingUnit(unit, scan) for unit in scan.units]
     _translate_units(pending, translate, transfer, copies_tags)
     results = [unit.build_result() for unit in pending]

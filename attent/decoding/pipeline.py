@@ -1,4 +1,4 @@
-"""Translate files: lines in blocks through the translator and out in order, and documents (PO, XLIFF, TMX, HTML, ...).
+"""Translate files: lines in blocks through the translator and out in order, and documents.
 
 On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
@@ -296,9 +296,14 @@ class RemoteTranslator(Translator):
 
 
 def pretranslate_document(
-    pipeline: TranslationPipeline, content: bytes, file: Path, tgt: str | None, progress: LineProgress
+    pipeline: TranslationPipeline,
+    content: bytes,
+    file: Path,
+    tgt: str | None,
+    progress: LineProgress,
+    fields: Sequence[str] = (),
 ) -> PretranslateResult:
-    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate an HTML or Markdown file."""
+    """Fill in the missing translations of a PO, XLIFF or TMX file, or translate a document of another format."""
     requested, own = LanguagePair(pipeline.source_lang, tgt), LanguagePair(*pipeline.languages)
     is_tmx = file.name.lower().endswith(".tmx")
     if not is_tmx:  # a TMX file gets new variants with the region of the target
@@ -314,6 +319,7 @@ def pretranslate_document(
             copies_tags=pipeline.copies_tags,
             src=requested.source or own.source,
             tgt=requested.target or own.target,
+            fields=fields,
         )
     except LanguageMismatchError as error:
         if not requested.is_open:

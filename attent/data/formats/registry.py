@@ -9,7 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attent.data.formats import html, jsonl, markdown, moses, plain_text, po, streams, tmx, tsv, unsupported, xliff
+from attent.data.formats import (
+    android,
+    apple_strings,
+    docx,
+    html,
+    json_strings,
+    jsonl,
+    markdown,
+    moses,
+    plain_text,
+    po,
+    properties,
+    streams,
+    subtitles,
+    table,
+    tmx,
+    tsv,
+    unsupported,
+    xliff,
+    yaml_strings,
+)
 from attent.data.formats.streams import InputFile, strip_compression_suffix
 from attent.data.formats.units import ScanResult
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
@@ -27,6 +47,8 @@ class FileFormat:
     # True if the same text could be read as several of the requested pairs; None: decided by `read_languages`
     is_ambiguous: Callable[[Callable[[], Iterable[bytes]], str, Sequence[LanguagePair]], bool] | None = None
     scan_units: Callable[[bytes, str, LanguagePair], ScanResult] | None = None
+    # Documents of which only some columns or keys may be translated: those with these names
+    scan_fields: Callable[[bytes, str, LanguagePair, Sequence[str]], ScanResult] | None = None
     sniff: Callable[[str], bool] | None = None  # True if a corpus in this format can begin with a text
     labeling_advice: str = ""  # how a file declares its languages
 
@@ -79,6 +101,16 @@ FORMATS = {
         suffixes=(), document_suffixes=(".html", ".htm", ".xhtml"), scan_units=html.scan_units, sniff=html.matches_head
     ),
     "markdown": FileFormat(suffixes=(), document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
+    "android": FileFormat(
+        suffixes=(), document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
+    ),
+    "apple-strings": FileFormat(suffixes=(), document_suffixes=(".strings",), scan_units=apple_strings.scan_units),
+    "properties": FileFormat(suffixes=(), document_suffixes=(".properties",), scan_units=properties.scan_units),
+    "json": FileFormat(suffixes=(), document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
+    "yaml": FileFormat(suffixes=(), document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
+    "docx": FileFormat(suffixes=(), document_suffixes=(".docx",), scan_units=docx.scan_units),
+    "table": FileFormat(suffixes=(), document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
+    "subtitles": FileFormat(suffixes=(), document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
     "text": FileFormat(suffixes=(), document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
 }
 SUPPORTED_FORMATS = (
@@ -97,7 +129,7 @@ def list_document_suffixes() -> dict[str, str]:
     return {
         suffix: key
         for key, spec in FORMATS.items()
-        if spec.scan_units
+        if spec.scan_units or spec.scan_fields
         for suffix in (*spec.suffixes, *spec.document_suffixes)
     }
 
@@ -105,6 +137,22 @@ def list_document_suffixes() -> dict[str, str]:
 def detect_document_format(name: str) -> str | None:
     """Return the format of a document that can be pre-translated, by its name. Compressed ones cannot."""
     return next((key for suffix, key in list_document_suffixes().items() if name.lower().endswith(suffix)), None)
+
+
+def scan_document(content: bytes, name: str, languages: LanguagePair, fields: Sequence[str] = ()) -> ScanResult:
+    """Return the units of a document in the format of its name. `fields`: the columns or keys to translate."""
+    key = detect_document_format(name)
+    if key is None:
+        known = ", ".join(sorted(list_document_suffixes()))
+        raise CorpusError(f"{name} must be a file of one of these kinds: {known}; rename it")
+    spec = FORMATS[key]
+    if spec.scan_fields:
+        return spec.scan_fields(content, name, languages, fields)
+    if fields:
+        known = ", ".join(suffix for suffix, key in list_document_suffixes().items() if FORMATS[key].scan_fields)
+        raise CorpusError(f"{name} has no fields to choose from: leave them out; files with fields end in {known}")
+    assert spec.scan_units is not None
+    return spec.scan_units(content, name, languages)
 
 
 def sniff_format(head: bytes, name: str) -> str:

@@ -98,7 +98,7 @@ def _detect_layout(head: bytes, name: str, requested: LanguagePair) -> _ColumnLa
     widths = Counter(len(cells) for cells in rows if len(cells) > 1)
     width = max(widths, key=lambda width: widths[width], default=2)
     names = [cell.strip().strip('"') for cell in rows[0]] if rows else []
-    columns = _find_role_columns(names)
+    columns = find_role_columns(names)
     if columns:
         return _ColumnLayout(*columns, ANY_LANGUAGES, width)
     columns = _find_language_columns(names, rows[1] if len(rows) > 1 else [], name, requested)
@@ -107,7 +107,7 @@ def _detect_layout(head: bytes, name: str, requested: LanguagePair) -> _ColumnLa
     return _ColumnLayout(column_count=width)
 
 
-def _find_role_columns(names: Sequence[str]) -> tuple[int, int] | None:
+def find_role_columns(names: Sequence[str]) -> tuple[int, int] | None:
     lower = [name.lower() for name in names]
     source = next((lower.index(role) for role in SOURCE_NAMES if role in lower), None)
     target = next((lower.index(role) for role in TARGET_NAMES if role in lower), None)

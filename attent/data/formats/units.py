@@ -167,3 +167,7 @@ def join_texts(content: Iterable[str | InlineCode]) -> InlineContent:
         elif part:
             parts.append(part)
     return tuple(parts)
+
+
+def is_unchanged(contents: Sequence[InlineContent], targets: Sequence[InlineContent]) -> bool:
+    return [*map(get_raw_text, contents)] == [*map(get_raw_text, targets)]

@@ -1,5 +1,6 @@
-"""Formats that attent does not read, but recognizes by name or first characters, so that they are refused by name.
+"""Formats that are neither parallel text nor plain lines, recognized by name or first characters and refused by name.
 
+Some are documents that attent translates if their name says so; most it does not read.
 The patterns match the beginning of such files and hardly any text: prose may begin with a brace, a tag or a quote.
 """
 
@@ -17,6 +18,7 @@ from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 _TO_MARKDOWN = "convert it to Markdown, for example with pandoc"
 _TO_PO = "convert it to PO, for example with the Translate Toolkit"
 _TO_XLIFF = "convert it to XLIFF, for example with Okapi"
+_BY_NAME = "give it as a file whose name ends in {}"
 _TO_TEXT = "save its text as a .txt file"
 _XML_PROLOG = r"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
 _COLUMN_NAME = r"[^\W\d][\w()/#-]{0,29}(?: [\w()/#-]{1,30}){0,3}"  # up to four words
@@ -75,13 +77,16 @@ _FORMATS = (
         _TO_XLIFF,
     ),
     UnsupportedFormat(
-        "an SRT subtitle file", (".srt",), r"(?:\d+[ \t]*\r?\n)?(?:\d{1,2}:)?\d\d:\d\d[,.]\d{1,3}[ \t]*-->", _TO_PO
+        "an SRT subtitle file",
+        (".srt",),
+        r"(?:\d+[ \t]*\r?\n)?(?:\d{1,2}:)?\d\d:\d\d[,.]\d{1,3}[ \t]*-->",
+        _BY_NAME.format(".srt"),
     ),
     UnsupportedFormat(
         "a WebVTT subtitle file",
         (".vtt",),
         r"WEBVTT(?:[ \t]*(?:\r?\n|\Z)|[ \t][^\n]*\n.*?\d\d:\d\d\.\d{3}[ \t]*-->)",
-        _TO_PO,
+        _BY_NAME.format(".vtt"),
     ),
     UnsupportedFormat(
         "a subtitle file",
@@ -93,35 +98,36 @@ _FORMATS = (
         "JSON",
         (".json", ".jsonl", ".ndjson", ".arb", ".xcstrings", ".ipynb"),
         rf'\{{\s*{_JSON_STRING}\s*:\s*(?:["\[{{\d-]|true|false|null)|\[\s*(?:\{{\s*"|\[\s*["\[{{\d]|{_JSON_STRING}\s*[,\]])',
-        "extract its texts, or add --input-type json if each line is an object with a text",
+        f"{_BY_NAME.format('.json')}, or add --input-type json if each line is an object with a text",
         _is_json,
     ),
     UnsupportedFormat(
         "CSV",
         (".csv",),
         rf'"?{_COLUMN_NAME}"?[,;]',
-        "extract the column to translate, one sentence per line",
+        f"{_BY_NAME.format('.csv')}, or extract the column to translate",
         _is_csv,
     ),
-    UnsupportedFormat(
-        "a table of columns", (".tsv", ".tab"), "", "extract the column to translate, for example with cut -f1"
-    ),
+    UnsupportedFormat("a table of columns", (".tsv", ".tab"), "", "extract the column to translate with cut -f1"),
     UnsupportedFormat("a PDF file", (".pdf",), r"%PDF-", _TO_TEXT),
     UnsupportedFormat("an RTF file", (".rtf",), r"\{\\rtf", _TO_MARKDOWN),
     UnsupportedFormat(
         "an office document or another ZIP archive",
         (".docx", ".odt", ".pptx", ".odp", ".xlsx", ".ods", ".epub", ".idml", ".pages", ".zip"),
         "PK\x03\x04",
-        _TO_MARKDOWN,
+        "save it as DOCX, or " + _TO_MARKDOWN,
     ),
     UnsupportedFormat("an office document", (".doc", ".ppt", ".xls"), "\ufffd{2}\x11(?:\ufffd|\u0871)", _TO_TEXT),
     UnsupportedFormat(
         "a compiled gettext catalog", (".gmo",), "\ufffd(?:\x12\x04|\x04\x12)\ufffd", "use msgunfmt first"
     ),
     UnsupportedFormat(
-        "an Apple strings file", (".strings",), rf"(?:/\*.*?\*/\s*)?{_JSON_STRING}\s*=\s*{_JSON_STRING};", _TO_PO
+        "an Apple strings file",
+        (".strings",),
+        rf"(?:/\*.*?\*/\s*)?{_JSON_STRING}\s*=\s*{_JSON_STRING};",
+        _BY_NAME.format(".strings"),
     ),
-    UnsupportedFormat("a properties file", (".properties",), "", _TO_PO),
+    UnsupportedFormat("a properties file", (".properties",), "", _BY_NAME.format(".properties")),
     UnsupportedFormat("a settings file", (".yaml", ".yml", ".toml", ".ini"), r"%YAML\s", _TO_PO),
     UnsupportedFormat("a LaTeX document", (".tex", ".latex"), r"\\documentclass\W", _TO_MARKDOWN),
     UnsupportedFormat("a markup document", (".rst", ".adoc", ".asciidoc", ".org"), "", _TO_MARKDOWN),

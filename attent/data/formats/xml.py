@@ -76,16 +76,16 @@ class XmlElement:
 @dataclass(frozen=True, kw_only=True)
 class XmlSchema:
     root: str
-    heads: frozenset[str]  # reported at their start tag, without children
+    heads: frozenset[str] = frozenset()  # reported at their start tag, without children
     units: frozenset[str]  # reported when complete
-    spans: frozenset[str]  # inline elements that contain text
-    openers: frozenset[str]  # native codes that begin and end a span
-    closers: frozenset[str]
-    standalone: frozenset[str]
-    get_pair_id: Callable[[XmlElement], str]  # common to an opener and its closer
-    get_inline_text: Callable[[XmlElement], str]  # white space or character that an inline element stands for
-    is_protected: Callable[[XmlElement], bool]  # a span that is not translated
-    is_break: Callable[[XmlElement], bool]  # ends a sentence
+    spans: frozenset[str] = frozenset()  # inline elements that contain text
+    openers: frozenset[str] = frozenset()  # native codes that begin and end a span
+    closers: frozenset[str] = frozenset()
+    standalone: frozenset[str] = frozenset()
+    get_pair_id: Callable[[XmlElement], str] = lambda element: str(element.start)  # common to an opener and its closer
+    get_inline_text: Callable[[XmlElement], str] = lambda _: ""  # space or character that an element stands for
+    is_protected: Callable[[XmlElement], bool] = lambda _: False  # a span that is not translated
+    is_break: Callable[[XmlElement], bool] = lambda _: False  # ends a sentence
 
     def matches_head(self, text: str) -> bool:
         """True if a file that begins with a text has the root element."""

@@ -1,0 +1,132 @@
+"""YAML for pre-translation: string values are translated; keys, other values, anchors, comments and layout stay.
+
+Needs PyYAML, whose parser gives positions. Aliases are not expanded. A translation that its style cannot hold is
+written in double quotes, and a folded block (`>`) as a literal one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from attent.data.formats import message_format, units
+from attent.data.formats.json_strings import is_translatable
+from attent.data.formats.plain_text import decode_plain_text
+from attent.data.formats.units import Edit, ScanResult
+from attent.data.pairs import CorpusError, LanguagePair
+
+_MAX_DEPTH = 200
+_STRING_TAGS = (None, "!", "tag:yaml.org,2002:str")
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # anchor and tag
+_PLAIN = re.compile(r"[^\W\d_](?:[^:#,\[\]{}\x00-\x20\x7f-\xa0\u2028\u2029\ufeff]|:(?=\w)| (?=[^\s#]))*")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+
+
+def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequence[str] = ()) -> ScanResult:
+    """Return the values of the keys named by `fields` and everything inside, or of all keys."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise CorpusError(f"{name} needs PyYAML: pip install 'attent[formats]'") from error
+    text = decode_plain_text(content, name)
+    result = ScanResult(text=text, check_text=text.check_encodable)
+    decoded = text.utf8.decode("utf-8", "surrogateescape")
+    levels = [_Level(is_mapping=False, is_selected=not fields)]
+    index = offset = 0  # in characters and in bytes
+    try:
+        for event in yaml.parse(decoded, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.CollectionEndEvent):
+                levels.pop()
+            if not isinstance(event, yaml.NodeEvent):
+                continue
+            is_selected = levels[-1].add_node(getattr(event, "value", None), fields)
+            if isinstance(event, yaml.CollectionStartEvent):
+                levels.append(_Level(is_mapping=isinstance(event, yaml.MappingStartEvent), is_selected=is_selected))
+                if len(levels) > _MAX_DEPTH:
+                    raise CorpusError(f"{name} has over {_MAX_DEPTH} collections inside each other: check the file")
+            is_text = is_selected and isinstance(event, yaml.ScalarEvent) and _is_string(event)
+            if is_text and is_translatable(event.value, is_named=bool(fields)):
+                first, last = event.start_mark.index, event.end_mark.index
+                offset, index = offset + len(units.encode_text(decoded[index:first])), first
+                write = partial(_make_edit, offset, decoded[first:last], event.style)
+                message_format.add_unit(result, event.start_mark.line + 1, event.value, languages, write)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        position = f" at line {mark.line + 1:,}" if mark else ""
+        problem = getattr(error, "problem", None) or "characters that are not allowed"
+        raise CorpusError(f"{name} is not YAML{position} ({problem}): correct it there") from None
+    except UnicodeEncodeError:
+        raise CorpusError(f"{name} is not UTF-8: save it as UTF-8") from None
+    return result
+
+
+@dataclass
+class _Level:
+    """A mapping or sequence that is open."""
+
+    is_mapping: bool
+    is_selected: bool
+    is_key_next: bool = True
+    is_value_selected: bool = False
+
+    def add_node(self, value: str | None, fields: Sequence[str]) -> bool:
+        """Return True if the node is a value to translate."""
+        if not self.is_mapping:
+            return self.is_selected
+        is_key, self.is_key_next = self.is_key_next, not self.is_key_next
+        if is_key:
+            self.is_value_selected = self.is_selected or value in fields
+        return self.is_value_selected and not is_key
+
+
+def _is_string(scalar: Any) -> bool:
+    """True if a scalar is no number, date, boolean or null, and has no tag of another type."""
+    is_string = bool(scalar.style) or scalar.tag is not None or not _has_other_type(scalar.value)
+    return is_string and scalar.tag in _STRING_TAGS
+
+
+def _has_other_type(text: str) -> bool:
+    """True if a plain scalar is read as a number, date, boolean or null."""
+    from yaml import SafeLoader
+
+    resolvers = SafeLoader.yaml_implicit_resolvers
+    patterns = [*resolvers.get(text[:1], ()), *resolvers.get(None, ())]
+    return any(pattern.match(text) for _, pattern in patterns)
+
+
+def _make_edit(offset: int, raw: str, style: str | None, value: str) -> Edit:
+    before = _PROPERTIES.match(raw)
+    assert before is not None, "it may be empty"
+    old = raw[before.end() :]
+    edit = partial(Edit, offset + len(units.encode_text(before[0])), offset + len(units.encode_text(raw)))
+    is_printable = not _UNPRINTABLE.search(value)
+    if style in ("|", ">"):
+        return edit(_format_block(old, value))
+    if style == "'" and is_printable:
+        return edit("'{}'".format(value.replace("'", "''")))
+    if not style and _PLAIN.fullmatch(value) and not _has_other_type(value):
+        return edit(value)
+    return edit(_quote(value))
+
+
+def _format_block(old: str, value: str) -> str:
+    """Return a literal block with the header, the indent and the line breaks at the end of another block."""
+    header, _, body = old.partition("\n")
+    tail = old[len(old.rstrip("\r\n ")) :]
+    first = next((line for line in body.split("\n") if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip(" "))]
+    lines = value.rstrip("\n").split("\n")
+    if not indent or any(map(str.isdigit, header)) or value[:1] in (" ", "\n") or any(map(_UNPRINTABLE.search, lines)):
+        return _quote(value) + tail
+    newline = "\r\n" if header.endswith("\r") else "\n"
+    body = newline.join(indent + line if line.strip() else "" for line in lines)
+    return f"{header.replace('>', '|', 1).rstrip()}{newline}{body}{tail}"
+
+
+def _quote(value: str) -> str:
+    quoted = json.dumps(value, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda char: f"\\u{ord(char[0]):04x}", quoted)
