@@ -313,9 +313,9 @@ def test_lines_before_an_invalid_one_are_written_and_none_after(
     ("name", "content", "title"),
     [
         ("page.txt", "<!DOCTYPE html>\n<html>\n", "HTML: give it as a file whose name ends in .html"),
-        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nHello\n", "an SRT subtitle file"),
-        ("a.csv", "a dog\n", "CSV"),
-        ("a.docx", "PK\x03\x04", "an office document"),
+        ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\nHello\n", "an SRT subtitle file"),
+        ("a.csv.gz", "a dog\n", "CSV"),
+        ("a.odt", "PK\x03\x04", "an office document"),
         ("a.po.gz", 'msgid "a"\nmsgstr ""\n', "PO"),
     ],
 )
@@ -758,7 +758,7 @@ def test_a_po_file_is_filled_and_overwritten_only_in_place(
 
 def test_in_place_is_for_documents_only(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "text.txt").write_text("a dog", encoding="utf-8")
-    assert "--in-place is for PO" in run_failing(capsys, trained_model, tmp_path / "text.txt", "--in-place")
+    assert "--in-place is for documents" in run_failing(capsys, trained_model, tmp_path / "text.txt", "--in-place")
 
 
 def test_a_damaged_document_is_rejected_and_unchanged(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -1020,3 +1020,28 @@ def test_in_place_keeps_permissions_and_other_files(trained_model: Path, tmp_pat
 def test_document_flags_are_checked(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "menu.po").write_text('msgid "the red cat"\nmsgstr ""\n')
     assert "leave --n-best out" in run_misused(capsys, trained_model, tmp_path / "menu.po", "--n-best", "2")
+
+
+def test_fields_of_a_document_are_translated(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("id,text,note\n1,a dog,a man\n", encoding="utf-8")
+    assert cli.main(["translate", str(trained_model), str(table), "--to", "de", "--field", "text"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header == "id,text,note"
+    assert row.startswith("1,")
+    assert row.endswith(",a man")
+    assert row != "1,a dog,a man"
+    assert "no column x: its first line names id, text, note" in run_failing(
+        capsys, trained_model, table, "--to", "de", "--field", "x"
+    )
+    (tmp_path / "text.txt").write_text("a dog\n", encoding="utf-8")
+    assert "--field is for tables, JSON and YAML" in run_failing(
+        capsys, trained_model, tmp_path / "text.txt", "--to", "de", "--field", "x"
+    )
+
+
+def test_json_lines_in_a_json_file_are_read_on_request(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "requests.json"
+    file.write_text('{"text": "a dog"}\n{"text": "a man"}\n', encoding="utf-8")
+    assert cli.main(["translate", str(trained_model), str(file), "--to", "de", "--input-type", "json"]) == 0
+    assert capsys.readouterr().out.count("\n") == 2

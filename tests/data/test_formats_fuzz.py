@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import lzma
+import random
 import sys
 import time
 from collections.abc import Iterable
 from itertools import chain
 
+import pytest
+
 from attent.data.formats import jsonl, moses, po, streams, tmx, tsv, xliff
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.data.pretranslate import pretranslate_file
-from tests.data import fuzz
+from tests.data import document_cases, fuzz
+from tests.data.document_cases import translate_in_parentheses
 from tests.data.pretranslate_cases import project_reversed
 
 if sys.version_info >= (3, 14):
@@ -261,3 +266,33 @@ def test_pretranslation_survives_ten_thousand_broken_catalogs() -> None:
         assert time.process_time() - start < fuzz.MAX_SECONDS, data
         filled += result.filled_count
     assert min(filled, refused) > 50
+
+
+DOCUMENT_WORDS = (
+    b"{|}|[|]|\"|'|<b>|</b>|<i>|-->|00:00:01,000 --> 00:00:02,000\n|\n\n|- |: |&a |*a|!!str |\\\n  |>-\n |/*|//|=|;|,"
+    b'|{n, plural, one {a} other {# b}}|\\u|\\ud800|\\|{0}|<item quantity="one">|<![CDATA[|]]>|<w:r>|<w:t>|</w:p>'
+    b"|<w:fldChar w:fldCharType='begin'/>"
+).split(b"|")
+
+
+@pytest.mark.parametrize("name", document_cases.FORMATS)
+@pytest.mark.parametrize("share", [25, pytest.param(1, marks=pytest.mark.slow)])
+def test_translation_survives_broken_documents(name: str, share: int) -> None:
+    spec = document_cases.FORMATS[name]
+    seeds = [spec.make(random.Random(number)).raw.encode() for number in range(8)]
+    filled, refusals = 0, list[str]()
+    for data in itertools.islice(fuzz.generate_inputs(seeds, DOCUMENT_WORDS, 9), 0, None, share):
+        content = document_cases.pack_docx(data) if name == "a.docx" else data
+        start = time.process_time()
+        try:
+            result = pretranslate_file(content, name, translate_in_parentheses, tgt="pl", fields=spec.fields)
+        except CorpusError as error:
+            refusals.append(str(error))
+            continue
+        again = pretranslate_file(result.content, name, list, tgt="pl", fields=spec.fields)
+        assert again.content == result.content, data
+        assert time.process_time() - start < fuzz.MAX_SECONDS, data
+        filled += result.filled_count
+    assert filled
+    assert refusals or name == "a.properties"  # in which any text is valid
+    assert not any("\n" in refusal for refusal in refusals)

@@ -183,7 +183,7 @@ def test_truncated_file_is_refused_or_filled_as_far_as_it_goes(name: str) -> Non
         (b'msgid ""\nmsgstr "charset=UTF-16\\n"\n', "a.po", "charset utf-16, which attent"),
         (b"a\0b", "a.txt", "a.txt is not text at line 1"),
         (b"\xff\xfea", "a.txt", "bytes that are not utf-16-le"),
-        (b"", "a.docx", "a.docx must be a file of one of these kinds: .htm"),
+        (b"", "a.pdf", "a.pdf must be a file of one of these kinds: .arb, .csv, .docx, .htm, .html, .json"),
     ],
 )
 def test_bad_files_are_reported(content: bytes, name: str, message: str) -> None:
@@ -207,7 +207,7 @@ def test_wrong_number_of_translations_is_an_error() -> None:
         ("README.md", "markdown"),
         ("a.txt", "text"),
         ("a.po.gz", None),
-        ("a.tsv", None),
+        ("a.tsv", "table"),
         ("po", None),
     ],
 )
