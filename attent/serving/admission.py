@@ -32,6 +32,7 @@ class Admission:
         self._last_change = 0.0
         self._busy_seconds = 0.0  # of times with at least `BUSY_REQUESTS` pending requests
         self._done_characters = 0.0  # in these times
+        self._has_answered = False  # before the first answer, kernels are compiled
 
     def identify(self, address: str, key: str) -> str:
         """Return the client of a request: its key, or its address; raise 403 for a wrong key."""
@@ -101,10 +102,11 @@ class Admission:
     def _measure_speed(self, done_characters: int) -> None:
         now = time.monotonic()
         seconds, self._last_change = now - self._last_change, now
-        if self.num_pending >= BUSY_REQUESTS:
+        if self.num_pending >= BUSY_REQUESTS and self._has_answered:
             decay = 0.5 ** (seconds / SPEED_HALF_LIFE)
             self._busy_seconds = decay * (self._busy_seconds + seconds)
             self._done_characters = decay * (self._done_characters + done_characters)
+        self._has_answered |= done_characters > 0
 
 
 def make_limit_error(problem: str, retry_after: float, status: int = 429) -> ApiError:

@@ -107,6 +107,11 @@ def test_a_client_gets_at_most_half_of_what_others_leave(held: ExitStack) -> Non
     assert refuse(caught) == (503, "1")
 
 
+def answer_first(queue: Admission) -> None:
+    with queue.admit("first", 1):
+        pass
+
+
 def fill(queue: Admission, held: ExitStack, count: int = admission.BUSY_REQUESTS) -> None:
     for number in range(count):
         held.enter_context(queue.admit(f"filler {number}", 0))
@@ -114,6 +119,7 @@ def fill(queue: Admission, held: ExitStack, count: int = admission.BUSY_REQUESTS
 
 def test_the_share_is_bounded_by_the_time_that_it_takes(clock: Clock, held: ExitStack) -> None:
     queue = Admission(Limits(max_queued=1000, max_queue_seconds=10))
+    answer_first(queue)
     fill(queue, held)
     for _ in range(10):
         with queue.admit("a", 100):
@@ -131,6 +137,7 @@ def test_the_share_is_bounded_by_the_time_that_it_takes(clock: Clock, held: Exit
 
 def test_few_requests_do_not_show_the_speed(clock: Clock, held: ExitStack) -> None:
     queue = Admission(Limits(max_queued=100))
+    answer_first(queue)
     fill(queue, held, admission.BUSY_REQUESTS - 2)
     with queue.admit("a", 10):
         clock.now += 100
@@ -138,6 +145,17 @@ def test_few_requests_do_not_show_the_speed(clock: Clock, held: ExitStack) -> No
     fill(queue, held, 2)
     for _ in range(10):
         assert queue.characters_per_second in (None, pytest.approx(10))
+        with queue.admit("a", 10):
+            clock.now += 1
+    assert queue.characters_per_second == pytest.approx(10)
+
+
+def test_the_time_before_the_first_answer_does_not_count(clock: Clock, held: ExitStack) -> None:
+    queue = Admission(Limits(max_queued=100))
+    fill(queue, held)
+    with queue.admit("a", 10):
+        clock.now += 60  # compilation
+    for _ in range(10):
         with queue.admit("a", 10):
             clock.now += 1
     assert queue.characters_per_second == pytest.approx(10)
