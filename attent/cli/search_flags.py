@@ -51,10 +51,10 @@ DeviceFlags: Any = make_dataclass("DeviceFlags", derive_flags(DeviceOptions), fr
 
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:
-    given = {name: value for name in SearchKeywords.__annotations__ if (value := getattr(flags, name)) is not None}
+    values = {name: value for name in SearchKeywords.__annotations__ if (value := getattr(flags, name)) is not None}
     if flags.sample:
-        given.setdefault("temperature", SamplingOptions.temperature)
-    return SearchOptions().change(min_beam_size=min_beam_size, **given)
+        values.setdefault("temperature", SamplingOptions.temperature)
+    return SearchOptions().change(min_beam_size=min_beam_size, **values)
 
 
 def build_device_options(flags: Any) -> DeviceOptions:

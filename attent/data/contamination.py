@@ -126,7 +126,7 @@ class ContaminationChecker:
             same_source=len(matches["source"]),
             same_target=len(matches["target"]),
             short_matches=short_matches,
-            matches=tuple(match for found in matches.values() for match in found[:MAX_EXAMPLES]),
+            matches=tuple(match for group in matches.values() for match in group[:MAX_EXAMPLES]),
         )
 
 

@@ -70,11 +70,11 @@ def score_targets(
     suppressed_tokens = find_suppressed_tokens(model.config, tokenizer)
     target_ids = [pair.target for pair in pairs]
     log_probs = score_token_ids(model, [pair.source for pair in pairs], target_ids, batch_tokens, suppressed_tokens)
-    given = len(tokenizer.target_prefix)  # these have no share in the scores
+    num_given = len(tokenizer.target_prefix)  # these have no share in the scores
     return [
         TargetScores(
-            tokens=tuple(tokenizer.target.to_pieces(pair.target[given:])),
-            log_probs=tuple(row[given:]),
+            tokens=tuple(tokenizer.target.to_pieces(pair.target[num_given:])),
+            log_probs=tuple(row[num_given:]),
             truncated=pair.truncated,
         )
         for pair, row in zip(pairs, log_probs, strict=True)

@@ -673,20 +673,24 @@ class Translator:
         forbid_loops: bool = False,
     ) -> SearchRequest:
         """Loops stay allowed where the source has some, and with constraints, which may need them."""
-        given = self.tokenizer.target_prefix
-        max_length = options.compute_max_length(len(source_ids) - self._count_special_tokens(to)) + len(given)
+        first_ids = self.tokenizer.target_prefix
+        max_length = options.compute_max_length(len(source_ids) - self._count_special_tokens(to)) + len(first_ids)
         max_length = min(max_length, self._max_lengths[1] or max_length)
         constraints, key = segment.constraints, segment.rng_key
         if constraints is NO_CONSTRAINTS:
             forbid_loops = forbid_loops and not has_loop(source_ids)
             return SearchRequest(
-                source_ids=source_ids, prefix_ids=given, rng_key=key, max_length=max_length, forbid_loops=forbid_loops
+                source_ids=source_ids,
+                prefix_ids=first_ids,
+                rng_key=key,
+                max_length=max_length,
+                forbid_loops=forbid_loops,
             )
         phrases = [constraints.prefix.strip(), *constraints.required]
         prefix, *required = self.tokenizer.target.encode(phrases) if any(phrases) else [[] for _ in phrases]
         return SearchRequest(
             source_ids=source_ids,
-            prefix_ids=(*given, *prefix),
+            prefix_ids=(*first_ids, *prefix),
             required_phrases=tuple(tuple(self._drop_leading_space(token_ids)) for token_ids in required),
             banned_phrases=constraints.banned,
             prefix_ends_word=constraints.prefix_ends_word,

@@ -37,14 +37,14 @@ Device = torch.device | str
 
 
 def resolve_folder(folder: StrPath) -> Path:
-    root, given = locate_model(folder), os.fspath(folder)
+    root, requested = locate_model(folder), os.fspath(folder)
     if root.is_dir():
         return root
     problem = "is a file" if root.exists() else "does not exist"
     advice = "give the folder that holds config.json"
-    if not root.exists() and HUB_NAME.fullmatch(given):
-        advice += f", or {given}@main for a model on the Hugging Face hub"
-    raise FolderError(f"{given}: must be a model folder, but {problem}; {advice}")
+    if not root.exists() and HUB_NAME.fullmatch(requested):
+        advice += f", or {requested}@main for a model on the Hugging Face hub"
+    raise FolderError(f"{requested}: must be a model folder, but {problem}; {advice}")
 
 
 def is_attent_folder(root: Path) -> bool:

@@ -121,8 +121,8 @@ class RequestRecord:
     def __init__(self, scope: Scope, send: Send) -> None:
         self.began = time.monotonic()
         self.status = 499  # the client left before the response
-        given = get_header(scope, "x-request-id")
-        self.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        header = get_header(scope, "x-request-id")
+        self.request_id = header if REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         self._send = send
 
     async def send(self, message: Message) -> None:

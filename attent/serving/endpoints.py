@@ -188,8 +188,8 @@ async def read_fields(request: Request, endpoint: Endpoint) -> tuple[dict[str, A
         return {}, False
     if content_type not in endpoint.content_types:
         allowed = ", ".join(endpoint.content_types)
-        given = ascii(content_type[:80]) if content_type else "absent"
-        raise ApiError(415, f"`Content-Type` must be {allowed}, but is {given}")
+        media_type = ascii(content_type[:80]) if content_type else "absent"
+        raise ApiError(415, f"`Content-Type` must be {allowed}, but is {media_type}")
     if "charset" in parameters and "utf-8" not in parameters:
         raise ApiError(415, "the charset must be UTF-8")
     if content_type == JSON_TYPE:

@@ -361,8 +361,8 @@ def find_splits(data: DataConfig, find: Callable[[str], Mapping[str, T]], noun: 
         raise TrainError(f"{data.train[0]}: must have training {noun}, but has only its {names} part")
     for split, named in (("valid", data.valid), ("test", data.test)):
         parts = [(path, find(path)) for path in named]
-        found = [(path, part.get(split) or part.get("train") or next(iter(part.values()))) for path, part in parts]
-        splits[split] = found or splits[split]
+        matches = [(path, part.get(split) or part.get("train") or next(iter(part.values()))) for path, part in parts]
+        splits[split] = matches or splits[split]
     return splits
 
 
