@@ -71,7 +71,7 @@ class SearchBatcher:
     """Runs the searches of many threads in shared batches, in a thread of its own."""
 
     def __init__(self, run_search: RunSearch, *, max_batch_tokens: int) -> None:
-        """`max_batch_tokens` bounds sources x longest source x beams of a batch, and so the time that one takes."""
+        """`max_batch_tokens` bounds sources x longest source or `min_length` x beams of a batch, and so its time."""
         self._run_search = run_search
         self._max_batch_tokens = max_batch_tokens
         self._waiting: dict[tuple[int, SearchOptions], dict[str, deque[WaitingSource]]] = defaultdict(dict)
@@ -166,7 +166,7 @@ class SearchBatcher:
 
     def _take_batch(self, key: tuple[int, SearchOptions]) -> list[WaitingSource]:
         """Take one source after the other from each client in turn, until the batch is full."""
-        clients, batch, longest = self._waiting[key], list[WaitingSource](), 0
+        clients, batch, longest = self._waiting[key], list[WaitingSource](), key[1].min_length
         beams = key[1].beam_size
         order = deque(sorted(clients, key=lambda client: self._last_turn.get(client, -1)))
         while order:

@@ -210,7 +210,7 @@ class Gateway:
             "n_best": (search.n_best, limits.max_beam_size),
             "mbr_candidates": (request.mbr_candidates, limits.max_beam_size),
             "max_length": (search.max_length or 0, limits.max_tokens),
-            "min_length": (search.min_length, limits.max_tokens),
+            "min_length": (search.min_length, min(limits.max_tokens, limits.max_search_tokens // search.beam_size)),
             "prefix": (len(constraints.prefix), limits.max_characters),
             "require": (sum(map(len, constraints.required)), MAX_PHRASE_CHARACTERS),
             "ban": (sum(map(len, constraints.banned)), MAX_PHRASE_CHARACTERS),

@@ -121,6 +121,14 @@ def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) ->
     assert sorted(map(len, engine.lengths[1:])) == [1, 1, 2, 6]
 
 
+def test_the_minimum_length_counts_as_length(engine: Engine, submit: Submit) -> None:
+    long = SearchOptions(beam_size=1, min_length=32)
+    searches = [submit(source(number), options=long) for number in range(2, 7)]
+    engine.release.release(4)
+    assert [get_ids(search) for search in searches] == [[(number,)] for number in range(2, 7)]
+    assert sorted(map(len, engine.lengths[1:])) == [1, 2, 2]
+
+
 def test_short_sources_go_before_long_ones_until_those_have_waited(
     engine: Engine, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
