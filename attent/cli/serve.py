@@ -68,8 +68,8 @@ def serve(
     from attent.serving.run import check_host, configure_logging
     from attent.serving.run import serve as serve_models
 
-    options = build_options(flags)
-    with raise_usage_errors("serve"):
+    with raise_usage_errors("serve", ServeFlags):
+        options = build_options(flags)
         check_host(flags.host, options, flags.allow_public)
     configure_logging(flags.verbose or flags.log_text)
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")

@@ -64,9 +64,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            minimum = 0 if name in ("max_queued", "requests_per_minute") else 1e-3
-            if not value >= minimum:
-                raise ValueError(f"`{name}` must be at least {minimum:g}, but is {value}")
+            can_be_zero = name in ("max_queued", "requests_per_minute")
+            if not (value > 0 or (can_be_zero and value == 0)):
+                raise ValueError(f"`{name}` must be {'0 or more' if can_be_zero else 'more than 0'}, but is {value}")
 
 
 class ServeError(AttentError):

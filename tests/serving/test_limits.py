@@ -162,10 +162,12 @@ def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_limits_have_a_minimum(name: str) -> None:
-    least = 0 if name in ("max_queued", "requests_per_minute") else 0.001
+    can_be_zero = name in ("max_queued", "requests_per_minute")
+    least = 0 if can_be_zero else 0.001
     assert getattr(Limits(**{name: least}), name) == least
-    for value in (least - 0.0005, -1, float("nan")):
-        with pytest.raises(ValueError, match=f"`{name}` must be at least {least:g}, but is"):
+    for value in (-0.0005, -1, float("nan"), *([] if can_be_zero else [0])):
+        minimum = "0 or more" if can_be_zero else "more than 0"
+        with pytest.raises(ValueError, match=f"`{name}` must be {minimum}, but is {value}"):
             Limits(**{name: value})
 
 
@@ -267,6 +269,8 @@ def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) ->
     assert [message.get("status") for message in talk(guard, http_scope("/"), empty)] == [500, None]
     assert "a bug" in caplog.text
     assert [message.get("status") for message in talk(guard, http_scope("/late"), empty)] == [200]
+    talk(guard, http_scope("/" + "x" * 300), empty)
+    assert f" GET '/{'x' * 198} failed" in f" {caplog.messages[-1]}"  # clipped
 
 
 EMPTY_BODY = {"type": "http.request", "body": b"", "more_body": False}
