@@ -128,6 +128,7 @@ def send_signal(pool: WorkerPool, number: int) -> int:
 
 @needs_signals
 def test_a_worker_that_hangs_blocks_nothing_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends.MAX_UNANSWERED_PINGS * backends.PING_SECONDS == 60  # as documented
     monkeypatch.setattr(backends, "PING_SECONDS", 0.3)
 
     async def run() -> None:

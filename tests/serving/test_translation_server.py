@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import TypeAdapter
 
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
@@ -26,10 +27,11 @@ from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
-from attent.serving.messages import CallContext, ServiceInfo, TextTranslation, TranslateRequest
+from attent.serving.messages import AUTO, CallContext, ServiceInfo, TextTranslation, TranslateRequest
 from attent.serving.run import build_configs, check_host
+from attent.serving.run import serve as serve_models
 from attent.serving.service import TranslationService
-from attent.serving.translation_app import TranslationApp
+from attent.serving.translation_app import TranslationApp, list_endpoints
 from tests.serving.toy import Client, Reply, serve_in_thread, wait_until
 
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -194,13 +196,51 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
     metrics = client.get("/metrics").body.decode()
     assert 'attent_requests_total{path="/v1/info",status="200"}' in metrics
     assert "attent_pending_requests 0" in metrics
-    document = client.get("/openapi.json").json
+    description = client.get("/openapi.json")
+    assert description.status == 200
+    document = description.json
+    assert {group for path in document["paths"].values() for each in path.values() for group in each["tags"]} == {
+        "attent", "LibreTranslate", "DeepL", "Apertium", "OpenAI"
+    }  # fmt: skip
     properties = document["components"]["schemas"]["TranslateBody"]["properties"]
+    assert all(field.get("description") for field in properties.values())
     assert {"text", "beam_size", "length_penalty", "top_p", "glossary", "stream"} <= set(properties)
     assert "greedy search" in properties["beam_size"]["description"]
     page = client.get("/docs")
     assert b"/v1/translate" in page.body
     assert b"<script" not in page.body
+
+
+VALID_REQUESTS: list[tuple[str, dict[str, Any] | None]] = [  # and the body of a POST
+    *((path, None) for path in (
+        "/languages", "/v2/languages?type=target", "/v2/glossary-language-pairs", "/v2/glossaries", "/listPairs",
+        "/translate?langpair=en|de&q=one", "/v1/models", "/v1/info", "/health", "/ready",
+    )),
+    ("/translate", {"q": "one", "target": "de", "alternatives": 2}),
+    ("/v2/glossaries", {"name": "a", "source_lang": "en", "target_lang": "de", "entries": "one\teins"}),
+    ("/v2/translate", {"text": "one", "target_lang": "de"}), ("/v1/translate", {"text": "one"}),
+    ("/v1/chat/completions", {"model": "auto", "messages": [{"role": "user", "content": "one"}]}),
+    ("/v1/suggest", {"text": "one", "prefix": "e"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("address", "body"), VALID_REQUESTS)
+def test_responses_have_the_documented_fields(client: Client, address: str, body: dict[str, Any] | None) -> None:
+    key = ("GET" if body is None else "POST", address.partition("?")[0])
+    endpoint = next(each for each in list_endpoints() if (each.method, each.path) == key)
+    reply = client.get(address) if body is None else client.post(body, path=address)
+    assert reply.status == endpoint.status
+    kinds = get_args(endpoint.response) or [endpoint.response]
+    values = reply.json if isinstance(reply.json, list) else [reply.json]
+    assert all(value.keys() <= kinds[0].model_fields.keys() for value in values)
+    TypeAdapter(endpoint.response).validate_python(reply.json)
+
+
+def test_only_a_likely_language_is_copied(service: TranslationService, monkeypatch: pytest.MonkeyPatch) -> None:
+    for confidence, source in ((0.5, "de"), (0.49, "en")):
+        monkeypatch.setattr(service, "detect", lambda texts, confidence=confidence: [(("de", confidence),)])
+        direction, detected = service.choose_direction(AUTO, "de", None, "")
+        assert (direction.source, detected) == (source, confidence if source == "de" else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +257,7 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
         ({"text": "a", "temperature": -1}, 400, "`temperature`"),
         ({"text": "a", "max_length": 513}, 400, "`max_length`"),
         ({"text": "a", "min_length": 513}, 400, "`min_length`"),
+        ({"text": "a", "min_length": 129, "beam_size": 32}, 400, "`min_length` must be at most 128"),
         ({"text": "a", "mbr_candidates": 65}, 400, "`mbr_candidates`"),
         ({"text": "a", "prefix": "x" * 10_001}, 400, "`prefix`"),
         ({"text": "a", "require": ["x" * 250, "y" * 251]}, 400, "`require`"),
@@ -241,6 +282,7 @@ def test_wrong_requests_get_one_sentence(client: Client, body: dict[str, Any], s
 def test_limits_are_met_exactly(client: Client) -> None:
     assert post(client, text=["one"] * 128, source="en").status == 200
     assert post(client, text="one ", source="en", beam_size=64).status == 200
+    assert post(client, text="one", source="en", beam_size=64, min_length=64).status == 200
 
 
 def test_request_ids_are_echoed_or_made(client: Client) -> None:
@@ -508,6 +550,14 @@ def test_a_server_for_other_machines_needs_a_key() -> None:
     check_host("0.0.0.0", ServerOptions(), allow_public=True)
     check_host("0.0.0.0", ServerOptions(keys=frozenset({"a"})), allow_public=False)
     check_host("127.0.0.1", ServerOptions(), allow_public=False)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_model_must_be_a_folder(tmp_path: Path, is_file: bool) -> None:
+    (tmp_path / "model.txt").write_text("")
+    model, problem = ("model.txt", "is a file") if is_file else ("nowhere", "does not exist")
+    with pytest.raises(ServeError, match=f"{model}: must be a model folder, but {problem}"):
+        serve_models(tmp_path / model)
 
 
 def test_workers_share_cores_and_devices() -> None:
