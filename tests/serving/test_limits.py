@@ -235,6 +235,22 @@ def test_non_http_is_closed(client: Client) -> None:
     assert client.get("/health").status == 200
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (get_bytes(*[f"X{i}: a" for i in range(101)]), 431),
+        (get_bytes("no header"), 400),
+        (b"POST /api/look HTTP/1.1\r\nHost: localhost\r\nContent-Length: ten\r\n\r\n{}", 400),
+    ],
+    ids=["headers", "header", "length"],
+)
+def test_heads_that_granian_refuses_are_answered_without_a_body(client: Client, head: bytes, status: int) -> None:
+    """The app never sees them; the security headers that are absent would protect content."""
+    reply = client.raw(head)
+    assert (reply.status, reply.headers["connection"], reply.body) == (status, "close", b"")
+    assert "content-type" not in reply.headers
+
+
 # ---- without a server --------------------------------------------------------------------------------------
 
 
