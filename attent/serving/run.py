@@ -60,8 +60,7 @@ def serve(
             problem = "is a file" if folder.expanduser().exists() else "does not exist"
             raise ServeError(f"{folder}: must be a model folder, but {problem}; train one with attent train")
     if host not in (*LOCAL_HOSTS, "::1") and options.hosts == LOCAL_HOSTS:
-        hosts = ("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host)
-        options = replace(options, hosts=hosts)
+        options = replace(options, hosts=("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host))
     if replicas is not None:
         from attent.serving.ray_serve import serve_on_ray
 
