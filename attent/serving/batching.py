@@ -167,7 +167,7 @@ class SearchBatcher:
     def _take_batch(self, key: tuple[int, SearchOptions]) -> list[WaitingSource]:
         """Take one source after the other from each client in turn, until the batch is full."""
         clients, batch, longest = self._waiting[key], list[WaitingSource](), key[1].min_length
-        beams = key[1].beam_size
+        beams = max(key[1].beam_size, key[1].n_best)
         order = deque(sorted(clients, key=lambda client: self._last_turn.get(client, -1)))
         while order:
             client = order.popleft()

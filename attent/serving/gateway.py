@@ -26,6 +26,7 @@ STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
 ITEM_BYTES = 1_000  # that a stored item takes besides its content
 FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
 MAX_PHRASE_CHARACTERS = 500  # of all required phrases, of all banned ones, and of a translation in a glossary
+DEFAULT_BEAMS = SearchOptions.beam_size
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 log = logging.getLogger("attent.serving")
@@ -198,19 +199,23 @@ class Gateway:
         self.metrics.characters.inc(characters)
 
     def check_sizes(self, request: TranslateRequest) -> None:
-        limits, search = self.limits, request.search
-        characters = sum(map(len, request.texts))
+        limits, search, beams = self.limits, request.search, min(count_beams(request), self.limits.max_beam_size)
+        characters, max_characters = sum(map(len, request.texts)), limits.max_characters * DEFAULT_BEAMS // beams
         if len(request.texts) > limits.max_texts:
             raise ApiError(413, f"a request must have at most {limits.max_texts} texts, but has {len(request.texts)}")
-        if characters > limits.max_characters:
-            raise ApiError(413, f"a request must have at most {limits.max_characters} characters, but has {characters}")
+        if characters > max_characters:
+            problem = f"a request must have at most {max_characters} characters, but has {characters}"
+            raise ApiError(
+                413,
+                problem + (f"; with fewer beams or samples than {beams}, it may have more" * (beams > DEFAULT_BEAMS)),
+            )
         constraints = request.constraints
         bounds = {
             "beam_size": (search.beam_size, limits.max_beam_size),
             "n_best": (search.n_best, limits.max_beam_size),
             "mbr_candidates": (request.mbr_candidates, limits.max_beam_size),
             "max_length": (search.max_length or 0, limits.max_tokens),
-            "min_length": (search.min_length, min(limits.max_tokens, limits.max_search_tokens // search.beam_size)),
+            "min_length": (search.min_length, min(limits.max_tokens, limits.max_search_tokens // beams)),
             "prefix": (len(constraints.prefix), limits.max_characters),
             "require": (sum(map(len, constraints.required)), MAX_PHRASE_CHARACTERS),
             "ban": (sum(map(len, constraints.banned)), MAX_PHRASE_CHARACTERS),
@@ -226,6 +231,10 @@ class Gateway:
 
 def count_characters(request: TranslateRequest) -> int:
     """Return the amount of work: the characters, times the beams relative to the default."""
-    search = request.search
-    beams = max(search.beam_size, search.n_best, request.mbr_candidates) / SearchOptions.beam_size
-    return round((sum(map(len, request.texts)) + 4 * search.min_length) * max(1.0, beams)) + 1
+    characters = sum(map(len, request.texts)) + 4 * request.search.min_length
+    return round(characters * count_beams(request) / DEFAULT_BEAMS) + 1
+
+
+def count_beams(request: TranslateRequest) -> int:
+    """Return the number of beams or samples of each text, at least the default."""
+    return max(request.search.beam_size, request.search.n_best, request.mbr_candidates, DEFAULT_BEAMS)

@@ -258,6 +258,7 @@ def test_only_a_likely_language_is_copied(service: TranslationService, monkeypat
         ({"text": "a", "max_length": 513}, 400, "`max_length`"),
         ({"text": "a", "min_length": 513}, 400, "`min_length`"),
         ({"text": "a", "min_length": 129, "beam_size": 32}, 400, "`min_length` must be at most 128"),
+        ({"text": "a", "min_length": 65, "n_best": 64, "sample": True}, 400, "`min_length` must be at most 64"),
         ({"text": "a", "mbr_candidates": 65}, 400, "`mbr_candidates`"),
         ({"text": "a", "prefix": "x" * 10_001}, 400, "`prefix`"),
         ({"text": "a", "require": ["x" * 250, "y" * 251]}, 400, "`require`"),
@@ -268,7 +269,10 @@ def test_only_a_likely_language_is_copied(service: TranslationService, monkeypat
         ({"text": "a\0b"}, 400, "NUL"),
         ({"text": "\ud800"}, 400, "surrogate"),
         ({"text": ["a"] * 129}, 413, "128 texts"),
-        ({"text": "a" * 10_001}, 413, "10000 characters"),
+        ({"text": "a" * 10_001}, 413, "10000 characters, but has 10001"),
+        ({"text": "a" * 626, "beam_size": 64}, 413, "625 characters, but has 626; with fewer beams or samples than 64"),
+        ({"text": "a" * 1_251, "n_best": 32, "sample": True}, 413, "1250 characters"),
+        ({"text": "a" * 2_501, "mbr_candidates": 16}, 413, "2500 characters"),
         ({"text": "a", "require": ["x"], "ban": ["x"]}, 400, "banned"),
     ],
 )
@@ -281,7 +285,7 @@ def test_wrong_requests_get_one_sentence(client: Client, body: dict[str, Any], s
 
 def test_limits_are_met_exactly(client: Client) -> None:
     assert post(client, text=["one"] * 128, source="en").status == 200
-    assert post(client, text="one ", source="en", beam_size=64).status == 200
+    assert post(client, text="one " + " " * 621, source="en", beam_size=64).status == 200
     assert post(client, text="one", source="en", beam_size=64, min_length=64).status == 200
 
 
@@ -534,7 +538,7 @@ def run_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups that get SIGTERM")
 def test_sigterm_lets_running_requests_finish() -> None:
-    with run_command() as (process, client), ThreadPoolExecutor(9) as threads:
+    with run_command("--max-characters", "100000") as (process, client), ThreadPoolExecutor(9) as threads:
         assert client.get("/ready").status == 200
         texts = ["\n".join(make_sentences(30, seed=number, longest=60)) for number in range(8)]
         replies = [threads.submit(post, client, text=text, source="en", beam_size=32) for text in texts]
