@@ -156,11 +156,8 @@ class SearchBatcher:
 
     def _choose_key(self) -> tuple[int, SearchOptions]:
         """Return the key whose sources are shortest; among those that waited too long, the oldest."""
-
-        def get_age(key: tuple[int, SearchOptions]) -> float:
-            return time.monotonic() - min(row[0].since for row in self._waiting[key].values())
-
-        ages = {key: get_age(key) for key in self._waiting}
+        now = time.monotonic()
+        ages = {key: now - min(row[0].since for row in rows.values()) for key, rows in self._waiting.items()}
         oldest = max(ages, key=lambda key: ages[key])
         return oldest if ages[oldest] > MAX_WAIT else min(ages, key=lambda key: (key[0], -ages[key]))
 

@@ -15,18 +15,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import Request
 
-from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Method, ModelBackend
 from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits, get_header
-from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
+from attent.serving.messages import DEFAULT_BEAMS, FileRequest, TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
 STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
 ITEM_BYTES = 1_000  # that a stored item takes besides its content
 FILE_SECONDS = 1_800.0  # that a translated file can be downloaded
 MAX_PHRASE_CHARACTERS = 500  # of all required phrases, of all banned ones, and of a translation in a glossary
-DEFAULT_BEAMS = SearchOptions.beam_size
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 log = logging.getLogger("attent.serving")
@@ -199,15 +197,14 @@ class Gateway:
         self.metrics.characters.inc(characters)
 
     def check_sizes(self, request: TranslateRequest) -> None:
-        limits, search, beams = self.limits, request.search, min(count_beams(request), self.limits.max_beam_size)
+        limits, search, beams = self.limits, request.search, min(request.num_beams, self.limits.max_beam_size)
         characters, max_characters = sum(map(len, request.texts)), limits.max_characters * DEFAULT_BEAMS // beams
         if len(request.texts) > limits.max_texts:
             raise ApiError(413, f"a request must have at most {limits.max_texts} texts, but has {len(request.texts)}")
         if characters > max_characters:
-            problem = f"a request must have at most {max_characters} characters, but has {characters}"
+            advice = f"; with fewer beams or samples than {beams}, it may have more" * (beams > DEFAULT_BEAMS)
             raise ApiError(
-                413,
-                problem + (f"; with fewer beams or samples than {beams}, it may have more" * (beams > DEFAULT_BEAMS)),
+                413, f"a request must have at most {max_characters} characters, but has {characters}{advice}"
             )
         constraints = request.constraints
         bounds = {
@@ -232,9 +229,4 @@ class Gateway:
 def count_characters(request: TranslateRequest) -> int:
     """Return the amount of work: the characters, times the beams relative to the default."""
     characters = sum(map(len, request.texts)) + 4 * request.search.min_length
-    return round(characters * count_beams(request) / DEFAULT_BEAMS) + 1
-
-
-def count_beams(request: TranslateRequest) -> int:
-    """Return the number of beams or samples of each text, at least the default."""
-    return max(request.search.beam_size, request.search.n_best, request.mbr_candidates, DEFAULT_BEAMS)
+    return round(characters * request.num_beams / DEFAULT_BEAMS) + 1
