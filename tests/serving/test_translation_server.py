@@ -204,6 +204,8 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
     }  # fmt: skip
     properties = document["components"]["schemas"]["TranslateBody"]["properties"]
     assert all(field.get("description") for field in properties.values())
+    query = document["paths"]["/translate"]["get"]["parameters"]
+    assert {each["name"]: each["required"] for each in query} == {"q": True, "langpair": True, "key": False}
     assert {"text", "beam_size", "length_penalty", "top_p", "glossary", "stream"} <= set(properties)
     assert "greedy search" in properties["beam_size"]["description"]
     page = client.get("/docs")
