@@ -265,6 +265,7 @@ def test_changed_models_are_used_by_all_workers_or_none(
             await wait_for(lambda: len(multiprocessing.active_children()) == 3)
             old[1].process.kill()  # while the new models are loaded
             await wait_for(lambda: pool.version == 1)
+            assert "the new models are in use" in caplog.text
             await wait_for(lambda: len(multiprocessing.active_children()) == 2)
             assert not {*old} & {*pool.workers}
             answers = await asyncio.gather(*(pool.call("translate", "text") for _ in range(4)))

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from attent.serving import apertium, openai
+from attent.cli.serve import KEY_VARIABLE, ServeFlags, build_options
+from attent.serving import apertium, backend, batching, openai, server
 from attent.serving.app import create_app
 from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import LookRequest
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, Limits, RequestGuard
+from attent.serving.service import FilePipeline
 from attent.serving.translation_app import TranslationApp
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -481,6 +483,28 @@ def test_websockets_are_rejected_and_lifespan_acknowledged() -> None:
     ]
     phases = talk(guard, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert [phase["type"] for phase in phases] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_documented_numbers() -> None:
+    options = ServerOptions()
+    limits = options.limits
+    assert (limits.max_texts, limits.max_file_bytes, limits.max_files, limits.file_timeout) == (128, 2**20, 4, 600)
+    assert (limits.requests_per_minute, limits.max_queued, limits.max_queue_seconds) == (3_000, 256, 20)
+    assert (limits.max_client_share, limits.response_timeout, limits.body_timeout) == (0.5, 30, 8)
+    assert (options.cached_characters, options.drain_timeout) == (4_000_000, 30)
+    assert (options.keys, options.origins, options.hosts) == (frozenset(), (), ("127.0.0.1", "localhost", "[::1]"))
+    assert (options.trust_proxy, options.log_text, options.suggestions) == (False, False, None)
+    assert (backend.MAX_WORKER_WAIT, backend.MAX_ATTEMPTS, backend.WATCH_SECONDS) == (20, 2, 2)
+    assert (server.HEADER_TIMEOUT, server.FIRST_PORT, server.MAX_CONNECTIONS) == (5, 8017, 4_096)
+    assert (batching.MAX_WAIT, FilePipeline.block_lines) == (1, 128)
+
+
+def test_flags_have_the_defaults_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert build_options(ServeFlags()) == ServerOptions()
+    monkeypatch.setenv(KEY_VARIABLE, "a")
+    assert build_options(ServeFlags(api_key=("b",))).keys == {"a", "b"}
+    assert build_options(ServeFlags(max_characters=50_000)).limits.max_body_bytes == 600_000
 
 
 def test_default_limits() -> None:

@@ -27,7 +27,15 @@ from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
-from attent.serving.messages import AUTO, CallContext, ServiceInfo, TextTranslation, TranslateRequest
+from attent.serving.messages import (
+    AUTO,
+    CallContext,
+    Direction,
+    ServiceInfo,
+    SuggestRequest,
+    TextTranslation,
+    TranslateRequest,
+)
 from attent.serving.run import build_configs, check_host
 from attent.serving.run import serve as serve_models
 from attent.serving.service import TranslationService
@@ -169,6 +177,22 @@ def test_suggestions_differ_in_the_next_word(client: Client) -> None:
     assert len(set(texts)) == len(texts) > 1
     assert post(client, "/v1/suggest", text="one", prefix="ei\0ns").status == 400
     assert post(client, "/v1/suggest", text="eins", prefix="", source="de", target="de").json == {"suggestions": []}
+
+
+def test_suggestions_of_a_multilingual_model_are_in_the_target_language(
+    service: TranslationService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[str | None] = []
+
+    def record_target(text: str, prefix: str, count: int, *, to: str | None = None, should_stop: object) -> list[Any]:
+        targets.append(to)
+        return []
+
+    directions = tuple(Direction(source="en", target=tag, model="saved_model", tag=tag) for tag in ("de", "fr"))
+    monkeypatch.setattr(service, "directions", directions)
+    monkeypatch.setattr(service.translators["saved_model"], "suggest_continuations", record_target)
+    assert service.suggest(SuggestRequest(text="one", prefix="", source="en", target="fr"), CallContext()) == []
+    assert targets == ["fr"]
 
 
 def test_attention_of_a_sentence(client: Client) -> None:
@@ -318,6 +342,12 @@ def test_wrong_keys_are_counted(service: TranslationService) -> None:
     with serve(LocalBackend(service), **options) as client:
         assert [client.get("/v1/info").status for _ in range(5)] == [403, 403, 403, 429, 429]
         assert client.get("/v1/info", headers={"Authorization": "Bearer secret"}).status == 200
+
+
+def test_headers_of_proxies_are_not_trusted_by_default(service: TranslationService) -> None:
+    with serve(LocalBackend(service), limits=Limits(requests_per_minute=1)) as client:
+        replies = [client.get("/v1/info", headers={"X-Forwarded-For": f"6.6.6.{number}"}) for number in range(2)]
+        assert [reply.status for reply in replies] == [200, 429]
 
 
 def test_the_last_proxy_names_the_client(service: TranslationService) -> None:
