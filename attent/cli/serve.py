@@ -64,17 +64,16 @@ def serve(
     attent serve runs/en-de runs/de-en
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
-    from attent.serving.run import check_host, configure_logging
-    from attent.serving.run import serve as serve_models
+    from attent.serving import run
 
     with raise_usage_errors("serve", ServeFlags):
         check_flags(flags)
         options = build_options(flags)
-        check_host(flags.host, options, flags.allow_public)
-    configure_logging(flags.verbose or flags.log_text)
+        run.check_host(flags.host, options, flags.allow_public)
+    run.configure_logging(flags.verbose or flags.log_text)
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
-    serve_models(
+    run.serve(
         models,
         adapters=parse_adapters(flags.adapter),
         **{name: getattr(flags, name) for name in names},
