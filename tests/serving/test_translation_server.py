@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
+from attent.serving.api_v1 import TranslateBody, build_translate_request
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
@@ -307,6 +308,10 @@ def test_wrong_requests_get_one_sentence(client: Client, body: dict[str, Any], s
     assert reply.status == status
     assert noun in reply.error
     assert len(reply.body) < 400
+
+
+def test_fields_have_the_defaults_of_the_request() -> None:
+    assert build_translate_request(TranslateBody(text="one")) == TranslateRequest(texts=("one",))
 
 
 def test_limits_are_met_exactly(client: Client) -> None:
