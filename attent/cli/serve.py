@@ -68,14 +68,14 @@ def serve(
 
     with raise_usage_errors("serve", ServeFlags):
         check_flags(flags)
-        options = build_options(flags)
+        options, adapters = build_options(flags), parse_adapters(flags.adapter)
         run.check_host(flags.host, options, flags.allow_public)
     run.configure_logging(flags.verbose or flags.log_text)
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
     run.serve(
         models,
-        adapters=parse_adapters(flags.adapter),
+        adapters=adapters,
         **{name: getattr(flags, name) for name in names},
         replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
@@ -97,7 +97,7 @@ def parse_adapters(texts: tuple[str, ...]) -> dict[str, str]:
     named = {name: folder for name, _, folder in (text.partition("=") for text in texts)}
     if not all((*named, *named.values())) or len(named) < len(texts):
         problem = f"--adapter must be different names with folders, such as legal=runs/legal, but is {' '.join(texts)}"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
+        raise ValueError(problem)
     return named
 
 

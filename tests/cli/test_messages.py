@@ -140,6 +140,8 @@ $ attent score M --data t.tsv --n-best 2
 2 Unknown option: --n-best. Did you mean --num-beams?
 $ attent serve M --workers 0
 2 --workers must be 1 or more, but is 0
+$ attent serve M --adapter legal
+2 --adapter must be different names with folders, such as legal=runs/legal, but is legal
 $ attent serve M --max-characters 0
 2 `--max-characters` must be more than 0, but is 0
 $ attent serve M --max-queued -1
