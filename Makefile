@@ -109,9 +109,9 @@ notebooks: $(READY_DEV) ## run the notebooks of docs/ in a new kernel and store 
 faults: $(READY_DEV) ## mutation tests: plant faults in a copy of the code (ONLY=part of a name)
 	$(PY) tests/faults.py $(ONLY)
 
-mutants: $(READY_DEV) ## random mutation tests (SEED=1 COUNT=40 PACKAGES="nn cli" MINUTES=60)
+mutants: $(READY_DEV) ## random mutation tests (SEED=1 COUNT=40 PACKAGES="nn cli" TESTS="tests/nn tests/cli" MINUTES=60)
 	$(PY) tests/mutation.py --seed $(or $(SEED),0) --count $(or $(COUNT),40) --workers $(WORKERS) \
-	  --minutes $(or $(MINUTES),600) --packages $(PACKAGES)
+	  --minutes $(or $(MINUTES),600) --packages $(PACKAGES) --tests $(or $(TESTS),tests)
 
 # The wheel must work without the repository, so its venv and its working directory are elsewhere.
 wheel-test: $(READY_DEV) ## build the wheel, install it in a fresh environment, train and translate with it

@@ -1,11 +1,11 @@
 """Mutation testing on a random sample: change one operator, constant or statement at a time in a copy of the package,
 and run the tests that reach the changed code. A mutant that no test catches is a missing test, or equivalent code.
 
-    python tests/mutation.py --seed 1 --count 40 [--packages nn training] [--workers 2] [--list]
+    python tests/mutation.py --seed 1 --count 40 [--packages nn --tests tests/nn] [--workers 2] [--list]
 
-The quick tests run once with a probe at each mutant's statement, which records the tests that reach it. For each mutant
-these run, fastest first, and then others of their files, up to `--budget` seconds in total. Tests that caught a mutant
-must pass without it. `tests/faults.py` is the list of hand-picked mutants.
+The quick tests, or those of `--tests`, run once with a probe at each mutant's statement, which records the tests that
+reach it. For each mutant these run, fastest first, and then others of their files, up to `--budget` seconds in total.
+Tests that caught a mutant must pass without it. `tests/faults.py` is the list of hand-picked mutants.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def run_tests(
     """Run tests in the copy, which writes `events.txt`; return the exit status, or None if they take too long."""
     (folder / "events.txt").write_text("")
     (folder / "chosen.txt").unlink(missing_ok=True)
-    files = ["tests", *(f"--ignore={path}" for path in IGNORED_TESTS)]
+    files = [*options.tests, *(f"--ignore={path}" for path in IGNORED_TESTS)]
     if tests is not None:
         (folder / "chosen.txt").write_text("\n".join(tests), encoding="utf-8")
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
@@ -321,6 +321,7 @@ def parse_options() -> argparse.Namespace:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("--packages", nargs="*", default=[], help="such as nn, cli, settings; default: all")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="files and folders of tests; default: all")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     return parser.parse_args()
 

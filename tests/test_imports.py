@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,6 +41,7 @@ ENTRY_POINTS = {"__init__", "__main__"}  # of the package itself: they may impor
 NN_MAY_IMPORT = {"torch", "triton"}  # besides the standard library; triton in nn/kernels only, which is imported late
 
 
+@cache
 def read_modules() -> dict[str, ast.Module]:
     """Return the syntax tree of each module by its path in the package."""
     paths = sorted(PACKAGE.rglob("*.py"))
@@ -126,7 +128,7 @@ def find_cycle(trees: dict[str, ast.Module]) -> list[str]:
 def imported_modules(tree: ast.Module) -> set[str]:
     ignored: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             ignored.update(id(child) for statement in node.body for child in ast.walk(statement))
     nodes = [
         node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in ignored

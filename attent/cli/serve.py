@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import CycloptsError, Group, Parameter
+from cyclopts import Group, Parameter
 
 from attent.cli.search_flags import DeviceFlags, build_device_options, check_positive, raise_usage_errors
 
@@ -64,19 +64,18 @@ def serve(
     attent serve runs/en-de runs/de-en
     curl localhost:8017/translate -d q="A man rides a bike." -d source=en -d target=de
     """
-    check_flags(flags)
-    from attent.serving.run import check_host, configure_logging
-    from attent.serving.run import serve as serve_models
+    from attent.serving import run
 
-    options = build_options(flags)
-    with raise_usage_errors("serve"):
-        check_host(flags.host, options, flags.allow_public)
-    configure_logging(flags.verbose or flags.log_text)
+    with raise_usage_errors("serve", ServeFlags):
+        check_flags(flags)
+        options, adapters = build_options(flags), parse_adapters(flags.adapter)
+        run.check_host(flags.host, options, flags.allow_public)
+    run.configure_logging(flags.verbose or flags.log_text)
     names = ("host", "port", "src", "tgt", "workers", "devices", "allow_public")
     print(f"loading {', '.join(map(str, models))} ...", file=sys.stderr, flush=True)
-    serve_models(
+    run.serve(
         models,
-        adapters=parse_adapters(flags.adapter),
+        adapters=adapters,
         **{name: getattr(flags, name) for name in names},
         replicas=(flags.autoscale or flags.replicas or 1) if flags.ray else None,
         device=build_device_options(flags),
@@ -89,18 +88,16 @@ def check_flags(flags: ServeFlags) -> None:
     check_positive("serve", workers=flags.workers, threads=flags.threads, replicas=flags.replicas)
     num_scaling_flags = (flags.replicas is not None) + (flags.autoscale is not None)
     if num_scaling_flags > flags.ray or (flags.ray and (flags.workers or flags.devices)):
-        problem = "--replicas or --autoscale need --ray, which takes one of them and neither --workers nor --devices"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
+        raise ValueError("--replicas or --autoscale need --ray, with one of them and without --workers and --devices")
     if flags.autoscale and not 1 <= flags.autoscale[0] <= flags.autoscale[1]:
-        problem = f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
+        raise ValueError(f"--autoscale must be two numbers from 1, the smaller one first, but is {flags.autoscale}")
 
 
 def parse_adapters(texts: tuple[str, ...]) -> dict[str, str]:
     named = {name: folder for name, _, folder in (text.partition("=") for text in texts)}
     if not all((*named, *named.values())) or len(named) < len(texts):
         problem = f"--adapter must be different names with folders, such as legal=runs/legal, but is {' '.join(texts)}"
-        raise CycloptsError(msg=problem, command_chain=("serve",))
+        raise ValueError(problem)
     return named
 
 

@@ -153,10 +153,8 @@ async def show_metrics(call: Call[None]) -> Response:
 
 Documents = list[dict[str, Any]]
 Status = create_model("Status", status=str)
-ModelsResult: Any = create_model(
-    "ModelsResult", models=Documents, directions=Documents, languages=dict[str, str], file_suffixes=list[str],
-    limits=dict[str, int],
-)  # fmt: skip
+ModelsResult: Any = create_model("ModelsResult", models=Documents, directions=Documents, languages=dict[str, str],
+                                 file_suffixes=list[str], limits=dict[str, int])  # fmt: skip
 ENDPOINTS = (
     Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
              body=TranslateBody, response=create_model("TranslateResult", translations=Documents), can_stream=True),

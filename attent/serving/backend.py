@@ -448,8 +448,8 @@ class WorkerPool(ModelBackend):
         """Replace the worker at an index whenever it ends."""
         failed_starts = 0
         while failed_starts < MAX_FAILED_STARTS:
-            await self.workers[index].wait_until_ended()
             try:
+                await self.workers[index].wait_until_ended()
                 self.workers[index] = await self._load_worker(self._configs[index])
                 failed_starts = 0
             except Exception as error:  # noqa: BLE001 - of the new worker
@@ -465,11 +465,12 @@ class WorkerPool(ModelBackend):
         previous = loaded
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            current = await asyncio.to_thread(self._take_snapshot)
-            if current != loaded and current == previous:
-                loaded = current
-                await self._reload()
-            previous = current
+            with suppress(OSError, RuntimeError):  # too many open files or threads: look again later
+                current = await asyncio.to_thread(self._take_snapshot)
+                if current != loaded and current == previous:
+                    loaded = current
+                    await self._reload()
+                previous = current
 
     def _take_snapshot(self) -> dict[Path, tuple[int, int]]:
         snapshot = {}

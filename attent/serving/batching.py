@@ -71,7 +71,7 @@ class SearchBatcher:
     """Runs the searches of many threads in shared batches, in a thread of its own."""
 
     def __init__(self, run_search: RunSearch, *, max_batch_tokens: int) -> None:
-        """`max_batch_tokens` bounds sources x longest source x beams of a batch, and so the time that one takes."""
+        """`max_batch_tokens` bounds sources x longest source or `min_length` x beams of a batch, and so its time."""
         self._run_search = run_search
         self._max_batch_tokens = max_batch_tokens
         self._waiting: dict[tuple[int, SearchOptions], dict[str, deque[WaitingSource]]] = defaultdict(dict)
@@ -156,18 +156,15 @@ class SearchBatcher:
 
     def _choose_key(self) -> tuple[int, SearchOptions]:
         """Return the key whose sources are shortest; among those that waited too long, the oldest."""
-
-        def get_age(key: tuple[int, SearchOptions]) -> float:
-            return time.monotonic() - min(row[0].since for row in self._waiting[key].values())
-
-        ages = {key: get_age(key) for key in self._waiting}
+        now = time.monotonic()
+        ages = {key: now - min(row[0].since for row in rows.values()) for key, rows in self._waiting.items()}
         oldest = max(ages, key=lambda key: ages[key])
         return oldest if ages[oldest] > MAX_WAIT else min(ages, key=lambda key: (key[0], -ages[key]))
 
     def _take_batch(self, key: tuple[int, SearchOptions]) -> list[WaitingSource]:
         """Take one source after the other from each client in turn, until the batch is full."""
-        clients, batch, longest = self._waiting[key], list[WaitingSource](), 0
-        beams = key[1].beam_size
+        clients, batch, longest = self._waiting[key], list[WaitingSource](), key[1].min_length
+        beams = max(key[1].beam_size, key[1].n_best)
         order = deque(sorted(clients, key=lambda client: self._last_turn.get(client, -1)))
         while order:
             client = order.popleft()

@@ -132,10 +132,8 @@ async def list_glossary_pairs(call: Call[None]) -> Any:
 
 DeepLLanguage: Any = create_model("DeepLLanguage", language=str, name=str, supports_formality=bool)
 DeepLTranslation: Any = create_model("DeepLTranslation", detected_source_language=str, text=str, billed_characters=int)
-GlossaryInfo: Any = create_model(
-    "GlossaryInfo", glossary_id=str, name=str, ready=bool, source_lang=str, target_lang=str, creation_time=str,
-    entry_count=int,
-)  # fmt: skip
+GlossaryInfo: Any = create_model("GlossaryInfo", glossary_id=str, name=str, ready=bool, source_lang=str,
+                                 target_lang=str, creation_time=str, entry_count=int)  # fmt: skip
 endpoint: Any = partial(
     Endpoint, tag="DeepL", content_types=BODY_TYPES, format_error=lambda text, status: {"message": text}
 )

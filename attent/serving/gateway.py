@@ -15,11 +15,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import Request
 
-from attent.decoding.options import SearchOptions
 from attent.serving.admission import MAX_KNOWN_CLIENTS, Admission
 from attent.serving.backend import Method, ModelBackend
 from attent.serving.limits import LOCAL_HOSTS, ApiError, Limits, get_header
-from attent.serving.messages import FileRequest, TextTranslation, TranslateRequest
+from attent.serving.messages import DEFAULT_BEAMS, FileRequest, TextTranslation, TranslateRequest
 
 CACHED_CHARACTERS = 4_000_000  # of sources and translations, by default
 STORED_BYTES = 64 * 2**20  # of translated files, and as many of glossaries
@@ -198,19 +197,22 @@ class Gateway:
         self.metrics.characters.inc(characters)
 
     def check_sizes(self, request: TranslateRequest) -> None:
-        limits, search = self.limits, request.search
-        characters = sum(map(len, request.texts))
+        limits, search, beams = self.limits, request.search, min(request.num_beams, self.limits.max_beam_size)
+        characters, max_characters = sum(map(len, request.texts)), limits.max_characters * DEFAULT_BEAMS // beams
         if len(request.texts) > limits.max_texts:
             raise ApiError(413, f"a request must have at most {limits.max_texts} texts, but has {len(request.texts)}")
-        if characters > limits.max_characters:
-            raise ApiError(413, f"a request must have at most {limits.max_characters} characters, but has {characters}")
+        if characters > max_characters:
+            advice = f"; with fewer beams or samples than {beams}, it may have more" * (beams > DEFAULT_BEAMS)
+            raise ApiError(
+                413, f"a request must have at most {max_characters} characters, but has {characters}{advice}"
+            )
         constraints = request.constraints
         bounds = {
             "beam_size": (search.beam_size, limits.max_beam_size),
             "n_best": (search.n_best, limits.max_beam_size),
             "mbr_candidates": (request.mbr_candidates, limits.max_beam_size),
             "max_length": (search.max_length or 0, limits.max_tokens),
-            "min_length": (search.min_length, limits.max_tokens),
+            "min_length": (search.min_length, min(limits.max_tokens, limits.max_search_tokens // beams)),
             "prefix": (len(constraints.prefix), limits.max_characters),
             "require": (sum(map(len, constraints.required)), MAX_PHRASE_CHARACTERS),
             "ban": (sum(map(len, constraints.banned)), MAX_PHRASE_CHARACTERS),
@@ -226,6 +228,5 @@ class Gateway:
 
 def count_characters(request: TranslateRequest) -> int:
     """Return the amount of work: the characters, times the beams relative to the default."""
-    search = request.search
-    beams = max(search.beam_size, search.n_best, request.mbr_candidates) / SearchOptions.beam_size
-    return round((sum(map(len, request.texts)) + 4 * search.min_length) * max(1.0, beams)) + 1
+    characters = sum(map(len, request.texts)) + 4 * request.search.min_length
+    return round(characters * request.num_beams / DEFAULT_BEAMS) + 1

@@ -64,9 +64,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            minimum = 0 if name in ("max_queued", "requests_per_minute") else 1e-3
-            if not value >= minimum:
-                raise ValueError(f"`{name}` must be at least {minimum:g}, but is {value}")
+            can_be_zero = name in ("max_queued", "requests_per_minute")
+            if not (value > 0 or (can_be_zero and value == 0)):
+                raise ValueError(f"`{name}` must be {'0 or more' if can_be_zero else 'more than 0'}, but is {value}")
 
 
 class ServeError(AttentError):
@@ -103,10 +103,6 @@ def make_internal_error() -> ApiError:
 def format_error(message: str, status: int) -> dict[str, Any]:
     """Return the body of an error response, where an API has no form of its own."""
     return {"error": message}
-
-
-def _make_body_size_error(max_bytes: int) -> ApiError:
-    return ApiError(413, f"the request must have at most {max_bytes} bytes")
 
 
 def _make_stopping_error() -> ApiError:
@@ -201,11 +197,10 @@ class RequestGuard:
         is_file = scope["path"] in self._file_paths
         max_bytes = self._limits.max_file_bytes + FORM_BYTES if is_file else self._limits.max_body_bytes
         # The server has validated the header. A body without a length is counted while it arrives.
-        if any(int(length) > max_bytes for length in _get_header_values(scope, "content-length") if length.isdecimal()):
-            raise _make_body_size_error(max_bytes)
+        lengths = [int(length) for length in _get_header_values(scope, "content-length") if length.isdecimal()]
         seconds = self._limits.body_timeout
         problem = f"the request body must arrive within {seconds:g} seconds"
-        return await self._run(_read_chunks(receive, max_bytes), seconds, 408, problem)
+        return await self._run(_read_chunks(receive, max_bytes, max(lengths, default=0)), seconds, 408, problem)
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
         try:
@@ -285,17 +280,18 @@ class ResponseSender:
         await self.send({"type": "http.response.body", "body": body})
 
 
-async def _read_chunks(receive: Receive, max_bytes: int) -> bytes:
+async def _read_chunks(receive: Receive, max_bytes: int, announced_bytes: int) -> bytes:
     body, more = bytearray(), True
-    while more:
+    while True:
+        if max(announced_bytes, len(body)) > max_bytes:
+            raise ApiError(413, f"the request must have at most {max_bytes} bytes")
+        if not more:
+            return bytes(body)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise _make_body_size_error(max_bytes)
         more = message.get("more_body", False)
-    return bytes(body)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -10,6 +10,7 @@ from attent.decoding.options import NO_CONSTRAINTS, GenerationOptions, PhraseCon
 
 Languages = tuple[str | None, str | None]  # of the source and the target
 AUTO = "auto"  # as a source language: detect it
+DEFAULT_BEAMS = SearchOptions.beam_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,11 @@ class TranslateRequest:
     split_sentences: bool = False
     allow_loops: bool = False  # keep translations that repeat themselves
     is_html: bool = False  # texts are HTML, whose tags are kept; without alignment and alternatives
+
+    @property
+    def num_beams(self) -> int:
+        """The number of beams or samples of each text, at least the default."""
+        return max(self.search.beam_size, self.search.n_best, self.mbr_candidates, DEFAULT_BEAMS)
 
 
 @dataclass(frozen=True, kw_only=True)

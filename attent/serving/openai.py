@@ -164,9 +164,8 @@ def format_error(message: str, status: int) -> dict[str, Any]:
 
 
 ModelCard: Any = create_model("ModelCard", id=str, object=str, created=int, owned_by=str)
-CompletionResult: Any = create_model(
-    "CompletionResult", id=str, object=str, created=int, model=str, choices=list[dict[str, Any]], usage=dict[str, int]
-)
+CompletionResult: Any = create_model("CompletionResult", id=str, object=str, created=int, model=str,
+                                     choices=list[dict[str, Any]], usage=dict[str, int])  # fmt: skip
 endpoint: Any = partial(Endpoint, tag="OpenAI", format_error=format_error, can_stream=True)
 ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("GET", "/v1/models", list_models, "List models and language pairs.", None,

@@ -20,7 +20,6 @@ ERROR_STATUSES = {
     413: "The text or the file is too long.",
     415: "The content type is not supported.",
     421: "The host name is not served.",
-    422: "The request is valid, but the model cannot process it.",
     429: "The client sent too many requests; see the header Retry-After.",
     431: "The headers are too long.",
     503: "The server is busy or stopping, and has the header Retry-After; without it, the text takes too long.",

@@ -57,10 +57,10 @@ def serve(
     check_host(host, options, allow_public)
     for folder in (*folders, *adapter_folders.values()):
         if not folder.expanduser().is_dir():
-            raise ServeError(f"{folder}: must be a model folder, but does not exist; train one with attent train")
+            problem = "is a file" if folder.expanduser().exists() else "does not exist"
+            raise ServeError(f"{folder}: must be a model folder, but {problem}; train one with attent train")
     if host not in (*LOCAL_HOSTS, "::1") and options.hosts == LOCAL_HOSTS:
-        hosts = ("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host)
-        options = replace(options, hosts=hosts)
+        options = replace(options, hosts=("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host))
     if replicas is not None:
         from attent.serving.ray_serve import serve_on_ray
 

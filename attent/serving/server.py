@@ -45,6 +45,7 @@ def serve_app(
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         raise ServeError("models cannot be served from a notebook or a coroutine; run `attent serve` in a terminal")
+    raise_file_limit()
     with reserve_port(host, port) as reserved:
 
         async def main() -> None:
@@ -53,6 +54,15 @@ def serve_app(
                 await run_server(app, reserved, stop, on_ready)
 
         asyncio.run(main())
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: by default often 1,024, less than `MAX_CONNECTIONS`."""
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such limit; macOS refuses an infinite one
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def reserve_port(host: str, port: int | None) -> socket.socket:

@@ -488,7 +488,8 @@ def join_lines(
 
     def join(ranked: Sequence[Any]) -> ScoredText:
         texts = [restore_whitespace(each.text, line.source) for each, line in zip(ranked, lines, strict=True)]
-        return ScoredText(text="\n".join(texts), score=mean([each.score for each in ranked if each.tokens]))
+        scores = [each.score for each in ranked if each.tokens]
+        return ScoredText(text="\n".join(texts), score=sum(scores) / max(1, len(scores)))
 
     best = join(lines)
     log_prob = sum(line.log_prob for line in lines)
@@ -508,10 +509,6 @@ def join_lines(
         n_best=tuple(n_best),
         alignment=join_links(lines) if alignment else None,
     )
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def join_links(lines: Sequence[Translation]) -> tuple[tuple[int, int], ...]:

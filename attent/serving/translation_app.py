@@ -32,8 +32,9 @@ class TranslationApp(HttpApp):
 
     def __init__(self, backend: ModelBackend, options: ServerOptions = ServerOptions()) -> None:  # noqa: B008 - frozen
         endpoints = list_endpoints()
-        routes = [Route("/", serve_page_file), Route("/assets/{name}", serve_page_file)]
-        routes += build_documentation_routes(endpoints)
+        routes = [Route(path, serve_page_file) for path in ("/", "/assets/{name}")] + build_documentation_routes(
+            endpoints
+        )
         super().__init__(Gateway(backend, options), endpoints, routes=routes, file_paths=["/translate_file"])
 
 

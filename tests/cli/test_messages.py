@@ -138,6 +138,16 @@ $ attent score M --data t.tsv --beam-size 0
 2 `--beam-size` must be 1 or more, but is 0
 $ attent score M --data t.tsv --n-best 2
 2 Unknown option: --n-best. Did you mean --num-beams?
+$ attent serve M --workers 0
+2 --workers must be 1 or more, but is 0
+$ attent serve M --adapter legal
+2 --adapter must be different names with folders, such as legal=runs/legal, but is legal
+$ attent serve M --max-characters 0
+2 `--max-characters` must be more than 0, but is 0
+$ attent serve M --max-queued -1
+2 `--max-queued` must be 0 or more, but is -1
+$ attent serve M --host 0.0.0.0
+2 `--host` 0.0.0.0 accepts requests from other machines, so there must be an API key, but there is none; set one with --api-key, or allow everybody with --allow-public
 $ attent translate M -b 0
 2 `--beam-size` must be 1 or more, but is 0
 $ attent translate M -b 2 --n-best 3

@@ -308,6 +308,16 @@ def test_help_lists_every_flag_and_needs_no_torch() -> None:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
+def test_waiting_threads_sleep_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the variables of OpenMP are set already."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    assert cli.main(["train", "--data", str(tmp_path / "nowhere.tsv"), "--out", str(tmp_path / "run")]) != 0
+    assert [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")] == ["passive", "10000"]
+    assert os.environ["KMP_BLOCKTIME"] == "200"
+
+
 def test_missing_data_or_folder_is_refused(tmp_path: Path, capsys: Capture) -> None:
     error_message(capsys, lambda: cli.main(["train", "--out", str(tmp_path / "run")]), "name a corpus with --data")
     error_message(capsys, lambda: cli.main(["train", "--data", "x.tsv"]), "--out", code=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import signal
@@ -128,6 +129,7 @@ def send_signal(pool: WorkerPool, number: int) -> int:
 
 @needs_signals
 def test_a_worker_that_hangs_blocks_nothing_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends.MAX_UNANSWERED_PINGS * backends.PING_SECONDS == 60  # as documented
     monkeypatch.setattr(backends, "PING_SECONDS", 0.3)
 
     async def run() -> None:
@@ -200,6 +202,39 @@ def test_all_files_of_a_model_are_watched(tmp_path: Path) -> None:
     assert WorkerPool([ServiceConfig(folders=(tmp_path / "missing",))])._take_snapshot() == {}
 
 
+def test_too_many_open_files_end_neither_the_watch_nor_the_supervision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "WATCH_SECONDS", 0.05)
+    take_snapshot, stop, num_calls = WorkerPool._take_snapshot, backends.WorkerProcess.stop, 0
+
+    def fail_at_first(pool: WorkerPool) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if 1 < num_calls < 4:  # the first is taken at the start
+            raise OSError(errno.EMFILE, "Too many open files")
+        return take_snapshot(pool)
+
+    async def fail_to_stop(worker: backends.WorkerProcess) -> None:
+        monkeypatch.setattr(backends.WorkerProcess, "stop", stop)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(WorkerPool, "_take_snapshot", fail_at_first)
+
+    async def run() -> None:
+        async with start_pool(tmp_path, "a") as pool:
+            await wait_for(lambda: num_calls >= 4)
+            (tmp_path / "manifest.json").write_text("22")
+            await wait_for(lambda: pool.version == 1)
+            await wait_for(lambda: len(multiprocessing.active_children()) == 1)
+            monkeypatch.setattr(backends.WorkerProcess, "stop", fail_to_stop)
+            pool.workers[0].process.kill()
+            await wait_for(lambda: not pool.is_ready)
+            assert await pool.call("translate", "text") == ("22", 4)
+
+    asyncio.run(run())
+
+
 def test_progress_does_not_prevent_a_second_attempt(tmp_path: Path) -> None:
     async def run() -> None:
         async with start_pool(tmp_path, "a") as pool:
@@ -230,6 +265,7 @@ def test_changed_models_are_used_by_all_workers_or_none(
             await wait_for(lambda: len(multiprocessing.active_children()) == 3)
             old[1].process.kill()  # while the new models are loaded
             await wait_for(lambda: pool.version == 1)
+            assert "the new models are in use" in caplog.text
             await wait_for(lambda: len(multiprocessing.active_children()) == 2)
             assert not {*old} & {*pool.workers}
             answers = await asyncio.gather(*(pool.call("translate", "text") for _ in range(4)))

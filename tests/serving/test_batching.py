@@ -9,12 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from attent.decoding.engines.reference import SearchCancelled
-from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import Hypothesis, SamplingOptions, SearchOptions, SearchRequest, StopCheck
 from attent.serving import batching
 from attent.serving.batching import SearchBatcher
 from tests.serving.toy import wait_until
 
 GREEDY, BEAM = SearchOptions(beam_size=1), SearchOptions(beam_size=4)
+SAMPLES = SearchOptions(beam_size=1, n_best=4, sampling=SamplingOptions())
 
 
 def source(*ids: int, length: int = 1, max_length: int = 0) -> SearchRequest:
@@ -112,13 +113,21 @@ def test_other_options_are_another_batch(engine: Engine, submit: Submit) -> None
 
 
 def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) -> None:
-    # 64 tokens: 6 sources of 10 tokens, or one of 20 with 4 beams, which is more by itself.
+    # 64 tokens: 6 sources of 10 tokens, or one of 20 with 4 beams or samples, which is more by itself.
     plain = [submit(source(2, length=10)) for _ in range(8)]
-    wide = [submit(source(3, length=20), options=BEAM) for _ in range(2)]
+    wide = [submit(source(3, length=20), options=options) for options in (BEAM, BEAM, SAMPLES, SAMPLES)]
     engine.release.release(8)
     for future in (*plain, *wide):
         get_ids(future)
-    assert sorted(map(len, engine.lengths[1:])) == [1, 1, 2, 6]
+    assert sorted(map(len, engine.lengths[1:])) == [1, 1, 1, 1, 2, 6]
+
+
+def test_the_minimum_length_counts_as_length(engine: Engine, submit: Submit) -> None:
+    long = SearchOptions(beam_size=1, min_length=32)
+    searches = [submit(source(number), options=long) for number in range(2, 7)]
+    engine.release.release(4)
+    assert [get_ids(search) for search in searches] == [[(number,)] for number in range(2, 7)]
+    assert sorted(map(len, engine.lengths[1:])) == [1, 2, 2]
 
 
 def test_short_sources_go_before_long_ones_until_those_have_waited(

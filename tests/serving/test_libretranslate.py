@@ -20,8 +20,9 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from attent.serving import gateway, libretranslate
+from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import UploadedFile
-from attent.serving.gateway import ITEM_BYTES, ItemStore, ServerOptions
+from attent.serving.gateway import ITEM_BYTES, Gateway, ItemStore, ServerOptions
 from attent.serving.limits import ApiError, Limits
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
@@ -282,6 +283,13 @@ def test_stored_items_are_bounded() -> None:
     fourth = store.add("a", 4, 5)
     assert (store.get("a", fourth), store.get("b", third)) == (4, 3)
     assert store.get("a", store.add("a", 5, 10**6)) is None
+
+
+def test_a_server_stores_64_mib_of_files_and_of_glossaries() -> None:
+    server = Gateway(LocalBackend(object()), ServerOptions())
+    for store in (server.files, server.glossaries):
+        names = [store.add("a", number, 2**20 - ITEM_BYTES) for number in range(65)]
+        assert list(store.list_items("a")) == names[1:]
 
 
 def test_stored_items_end(monkeypatch: pytest.MonkeyPatch) -> None:

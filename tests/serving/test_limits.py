@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from attent.serving import apertium, openai
+from attent.cli.serve import KEY_VARIABLE, ServeFlags, build_options
+from attent.serving import apertium, backend, batching, openai, server
 from attent.serving.app import create_app
 from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import LookRequest
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, Limits, RequestGuard
+from attent.serving.service import FilePipeline
 from attent.serving.translation_app import TranslationApp
 from tests.serving.toy import Client, Model, post_bytes, start_test_server
 
@@ -162,10 +164,12 @@ def test_body_exactly_at_its_limit_is_accepted(model: Model) -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
 def test_limits_have_a_minimum(name: str) -> None:
-    least = 0 if name in ("max_queued", "requests_per_minute") else 0.001
+    can_be_zero = name in ("max_queued", "requests_per_minute")
+    least = 0 if can_be_zero else 0.001
     assert getattr(Limits(**{name: least}), name) == least
-    for value in (least - 0.0005, -1, float("nan")):
-        with pytest.raises(ValueError, match=f"`{name}` must be at least {least:g}, but is"):
+    for value in (-0.0005, -1, float("nan"), *([] if can_be_zero else [0])):
+        minimum = "0 or more" if can_be_zero else "more than 0"
+        with pytest.raises(ValueError, match=f"`{name}` must be {minimum}, but is {value}"):
             Limits(**{name: value})
 
 
@@ -233,6 +237,22 @@ def test_non_http_is_closed(client: Client) -> None:
     assert client.get("/health").status == 200
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (get_bytes(*[f"X{i}: a" for i in range(101)]), 431),
+        (get_bytes("no header"), 400),
+        (b"POST /api/look HTTP/1.1\r\nHost: localhost\r\nContent-Length: ten\r\n\r\n{}", 400),
+    ],
+    ids=["headers", "header", "length"],
+)
+def test_heads_that_granian_refuses_are_answered_without_a_body(client: Client, head: bytes, status: int) -> None:
+    """The app never sees them; the security headers that are absent would protect content."""
+    reply = client.raw(head)
+    assert (reply.status, reply.headers["connection"], reply.body) == (status, "close", b"")
+    assert "content-type" not in reply.headers
+
+
 # ---- without a server --------------------------------------------------------------------------------------
 
 
@@ -267,6 +287,8 @@ def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) ->
     assert [message.get("status") for message in talk(guard, http_scope("/"), empty)] == [500, None]
     assert "a bug" in caplog.text
     assert [message.get("status") for message in talk(guard, http_scope("/late"), empty)] == [200]
+    talk(guard, http_scope("/" + "x" * 300), empty)
+    assert f" GET '/{'x' * 198} failed" in f" {caplog.messages[-1]}"  # clipped
 
 
 EMPTY_BODY = {"type": "http.request", "body": b"", "more_body": False}
@@ -461,6 +483,28 @@ def test_websockets_are_rejected_and_lifespan_acknowledged() -> None:
     ]
     phases = talk(guard, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
     assert [phase["type"] for phase in phases] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_documented_numbers() -> None:
+    options = ServerOptions()
+    limits = options.limits
+    assert (limits.max_texts, limits.max_file_bytes, limits.max_files, limits.file_timeout) == (128, 2**20, 4, 600)
+    assert (limits.requests_per_minute, limits.max_queued, limits.max_queue_seconds) == (3_000, 256, 20)
+    assert (limits.max_client_share, limits.response_timeout, limits.body_timeout) == (0.5, 30, 8)
+    assert (options.cached_characters, options.drain_timeout) == (4_000_000, 30)
+    assert (options.keys, options.origins, options.hosts) == (frozenset(), (), ("127.0.0.1", "localhost", "[::1]"))
+    assert (options.trust_proxy, options.log_text, options.suggestions) == (False, False, None)
+    assert (backend.MAX_WORKER_WAIT, backend.MAX_ATTEMPTS, backend.WATCH_SECONDS) == (20, 2, 2)
+    assert (server.HEADER_TIMEOUT, server.FIRST_PORT, server.MAX_CONNECTIONS) == (5, 8017, 4_096)
+    assert (batching.MAX_WAIT, FilePipeline.block_lines) == (1, 128)
+
+
+def test_flags_have_the_defaults_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert build_options(ServeFlags()) == ServerOptions()
+    monkeypatch.setenv(KEY_VARIABLE, "a")
+    assert build_options(ServeFlags(api_key=("b",))).keys == {"a", "b"}
+    assert build_options(ServeFlags(max_characters=50_000)).limits.max_body_bytes == 600_000
 
 
 def test_default_limits() -> None:

@@ -6,21 +6,28 @@ Short versions run with the other tests; `make test-slow` runs the long ones (ma
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from attent.serving.backend import LocalBackend
+from attent.serving.gateway import ServerOptions
+from attent.serving.messages import TextTranslation
+from attent.serving.translation_app import TranslationApp
 from benchmarks.http_load import Answer, Connection, run_clients
 from tests.serving.toy import Client
 
@@ -28,6 +35,7 @@ pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]
 
 MODEL = Path(__file__).parent.parent / "models" / "saved_model"
 WORDS = "one two three four five six seven eight nine ten".split()
+TRANSLATION = TextTranslation(text="Text", score=0.0, source="en", target="de", model="numbers", confidence=1.0)
 SLOW = pytest.mark.slow
 LEAKING_SERVER = """
 import sys
@@ -73,7 +81,8 @@ def run_server(*flags: str, leaking: bool = False) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with run_server("--requests-per-minute", "0") as running:
+    limits = ("--requests-per-minute", "0", "--max-queued", "20", "--cache", "0")
+    with run_server(*limits, "--api-key", "a", "--api-key", "b") as running:
         yield running
 
 
@@ -82,6 +91,10 @@ def make_requests(count: int, seed: int = 1, longest: int = 6, **options: Any) -
     for _ in range(count):
         text = " ".join(generator.choices(WORDS, k=generator.randint(1, longest)))
         yield "/v1/translate", {"text": text, "source": "en", **options}
+
+
+def build_key_header(key: str) -> str:
+    return f"Authorization: Bearer {key}\r\n"
 
 
 # --- large and incomplete bodies -------------------------------------------------------------------------------------
@@ -109,7 +122,6 @@ def send_large_body(port: int, chunked: bool, megabytes: int = 100) -> tuple[int
     return int(answer.split()[1]), sent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(50, marks=SLOW)])
 def test_large_bodies_are_refused_before_they_are_read(server: RunningServer, count: int) -> None:
     assert server.client.get("/health").status == 200
@@ -125,12 +137,13 @@ def test_large_bodies_are_refused_before_they_are_read(server: RunningServer, co
 @pytest.mark.slow
 def test_half_sent_requests_are_closed_and_good_ones_answered(server: RunningServer) -> None:
     good = list(make_requests(100, seed=7))
-    alone = sorted(asyncio.run(run_clients(server.url, 4, good)))
+    alone = sorted(asyncio.run(run_clients(server.url, 4, good, headers=build_key_header("a"))))
     half = b'POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"text'
     connections = [server.client.open(half if number % 2 else half[:40]) for number in range(1_000)]
     begin = time.monotonic()
     try:
-        beside = sorted(asyncio.run(run_clients(server.url, 4, make_requests(100, seed=8))))
+        others = make_requests(100, seed=8)
+        beside = sorted(asyncio.run(run_clients(server.url, 4, others, headers=build_key_header("a"))))
         for connection in connections:
             connection.settimeout(max(0.1, 10 - (time.monotonic() - begin)))
             while connection.recv(4096):
@@ -145,11 +158,9 @@ def test_half_sent_requests_are_closed_and_good_ones_answered(server: RunningSer
 # --- overload --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [2, pytest.param(120, marks=SLOW)])
-def test_overload_is_refused_quickly_and_a_second_client_is_served(seconds: float) -> None:
+def test_overload_is_refused_quickly_and_a_second_client_is_served(server: RunningServer, seconds: float) -> None:
     """Many more requests than the server can answer: each gets a translation, 429 or 503; none waits in vain."""
-    flags = ("--requests-per-minute", "0", "--max-queued", "20", "--cache", "0", "--api-key", "a", "--api-key", "b")
     statuses: Counter[int] = Counter()
     refusals: list[float] = []
 
@@ -166,8 +177,8 @@ def test_overload_is_refused_quickly_and_a_second_client_is_served(seconds: floa
             await asyncio.sleep(0.05)
 
     async def run(url: str) -> list[Answer]:
-        flood = asyncio.create_task(run_clients(url, 60, endless(), note, "Authorization: Bearer a\r\n"))
-        quiet, answers = Connection(url, "Authorization: Bearer b\r\n"), []
+        flood = asyncio.create_task(run_clients(url, 60, endless(), note, build_key_header("a")))
+        quiet, answers = Connection(url, build_key_header("b")), []
         await asyncio.sleep(0.5)
         while not flood.done():
             answers.append(await quiet.post("/v1/translate", {"text": "one two", "source": "en"}))
@@ -175,8 +186,7 @@ def test_overload_is_refused_quickly_and_a_second_client_is_served(seconds: floa
         await flood
         return answers
 
-    with run_server(*flags) as running:
-        answers = asyncio.run(run(running.url))
+    answers = asyncio.run(run(server.url))
     assert {answer.status for answer in answers} == {200}
     assert set(statuses) <= {200, 429, 503}
     assert statuses[200] > 0
@@ -201,6 +211,57 @@ def soak(running: RunningServer, count: int) -> int:
     asyncio.run(run_clients(running.url, 20, make_requests(count, seed=2), note))
     assert set(statuses) == {200}
     return running.measure_memory() - before
+
+
+async def send_requests(app: TranslationApp, count: int, start: int) -> None:
+    """Send requests with different texts to an app in this process."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    for number in range(start, start + count):
+        scope = {"type": "http", "method": "POST", "path": "/v1/translate", "query_string": b"", "headers": headers}
+        messages = [{"type": "http.request", "body": b'{"text": "text %d"}' % number}]
+        statuses = []
+
+        async def receive(messages: list[Any] = messages) -> Any:
+            return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any, statuses: list[int] = statuses) -> None:
+            statuses += [message["status"]] if "status" in message else []
+
+        await app(scope | {"client": (f"10.0.0.{number % 100}", 1)}, receive, send)
+        assert statuses == [200]
+
+
+@pytest.mark.parametrize("leaking", [False, True])
+def test_a_request_leaves_no_memory_behind(leaking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the front end, as Python counts it: exact, so that a few hundred requests suffice."""
+    service = SimpleNamespace(translate=lambda request, context: [TRANSLATION for _ in request.texts])
+    app = TranslationApp(LocalBackend(service), ServerOptions(cached_characters=10_000))
+    if leaking:
+        kept, translate = list[bytearray](), app.gateway.translate
+
+        async def translate_and_keep(*arguments: Any) -> Any:
+            kept.append(bytearray(1_000))
+            return await translate(*arguments)
+
+        monkeypatch.setattr(app.gateway, "translate", translate_and_keep)
+
+    async def run(count: int) -> float:
+        """Return the bytes that remain of each request, after a warm-up that fills the cache."""
+        await app.start()
+        await send_requests(app, count, start=0)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        await send_requests(app, count, start=count)
+        gc.collect()
+        return (tracemalloc.get_traced_memory()[0] - before) / count
+
+    tracemalloc.start()
+    try:
+        growth = asyncio.run(run(300))
+    finally:
+        tracemalloc.stop()
+    print(f"{growth:.0f} bytes a request")
+    assert (growth < 300) is not leaking
 
 
 @pytest.mark.slow

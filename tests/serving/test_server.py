@@ -196,6 +196,13 @@ def test_a_server_that_stops_by_itself_is_reported(model: Model, monkeypatch: py
         asyncio.run(server.run_server(make_app(model), reserved, server.StopEvents(), lambda url: created[0].stop()))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of open files")
+def test_as_many_files_as_possible_may_be_open() -> None:
+    code = "import resource as r; limit = r.RLIMIT_NOFILE; r.setrlimit(limit, (64, 99)); "
+    code += "from attent.serving.server import raise_file_limit; raise_file_limit(); print(r.getrlimit(limit))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "(99, 99)\n"
+
+
 def test_signals_reach_the_callback_and_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 

@@ -16,20 +16,31 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import TypeAdapter
 
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.translator import Translator
 from attent.serving import backend as backends
+from attent.serving.api_v1 import TranslateBody, build_translate_request
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
-from attent.serving.messages import CallContext, ServiceInfo, TextTranslation, TranslateRequest
+from attent.serving.messages import (
+    AUTO,
+    CallContext,
+    Direction,
+    ServiceInfo,
+    SuggestRequest,
+    TextTranslation,
+    TranslateRequest,
+)
 from attent.serving.run import build_configs, check_host
+from attent.serving.run import serve as serve_models
 from attent.serving.service import TranslationService
-from attent.serving.translation_app import TranslationApp
+from attent.serving.translation_app import TranslationApp, list_endpoints
 from tests.serving.toy import Client, Reply, serve_in_thread, wait_until
 
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -169,6 +180,22 @@ def test_suggestions_differ_in_the_next_word(client: Client) -> None:
     assert post(client, "/v1/suggest", text="eins", prefix="", source="de", target="de").json == {"suggestions": []}
 
 
+def test_suggestions_of_a_multilingual_model_are_in_the_target_language(
+    service: TranslationService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[str | None] = []
+
+    def record_target(text: str, prefix: str, count: int, *, to: str | None = None, should_stop: object) -> list[Any]:
+        targets.append(to)
+        return []
+
+    directions = tuple(Direction(source="en", target=tag, model="saved_model", tag=tag) for tag in ("de", "fr"))
+    monkeypatch.setattr(service, "directions", directions)
+    monkeypatch.setattr(service.translators["saved_model"], "suggest_continuations", record_target)
+    assert service.suggest(SuggestRequest(text="one", prefix="", source="en", target="fr"), CallContext()) == []
+    assert targets == ["fr"]
+
+
 def test_attention_of_a_sentence(client: Client) -> None:
     page = client.get("/look/saved_model/")
     assert page.status == 200
@@ -194,13 +221,53 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
     metrics = client.get("/metrics").body.decode()
     assert 'attent_requests_total{path="/v1/info",status="200"}' in metrics
     assert "attent_pending_requests 0" in metrics
-    document = client.get("/openapi.json").json
+    description = client.get("/openapi.json")
+    assert description.status == 200
+    document = description.json
+    assert {group for path in document["paths"].values() for each in path.values() for group in each["tags"]} == {
+        "attent", "LibreTranslate", "DeepL", "Apertium", "OpenAI"
+    }  # fmt: skip
     properties = document["components"]["schemas"]["TranslateBody"]["properties"]
+    assert all(field.get("description") for field in properties.values())
+    query = document["paths"]["/translate"]["get"]["parameters"]
+    assert {each["name"]: each["required"] for each in query} == {"q": True, "langpair": True, "key": False}
     assert {"text", "beam_size", "length_penalty", "top_p", "glossary", "stream"} <= set(properties)
     assert "greedy search" in properties["beam_size"]["description"]
     page = client.get("/docs")
     assert b"/v1/translate" in page.body
     assert b"<script" not in page.body
+
+
+VALID_REQUESTS: list[tuple[str, dict[str, Any] | None]] = [  # and the body of a POST
+    *((path, None) for path in (
+        "/languages", "/v2/languages?type=target", "/v2/glossary-language-pairs", "/v2/glossaries", "/listPairs",
+        "/translate?langpair=en|de&q=one", "/v1/models", "/v1/info", "/health", "/ready",
+    )),
+    ("/translate", {"q": "one", "target": "de", "alternatives": 2}),
+    ("/v2/glossaries", {"name": "a", "source_lang": "en", "target_lang": "de", "entries": "one\teins"}),
+    ("/v2/translate", {"text": "one", "target_lang": "de"}), ("/v1/translate", {"text": "one"}),
+    ("/v1/chat/completions", {"model": "auto", "messages": [{"role": "user", "content": "one"}]}),
+    ("/v1/suggest", {"text": "one", "prefix": "e"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("address", "body"), VALID_REQUESTS)
+def test_responses_have_the_documented_fields(client: Client, address: str, body: dict[str, Any] | None) -> None:
+    key = ("GET" if body is None else "POST", address.partition("?")[0])
+    endpoint = next(each for each in list_endpoints() if (each.method, each.path) == key)
+    reply = client.get(address) if body is None else client.post(body, path=address)
+    assert reply.status == endpoint.status
+    kinds = get_args(endpoint.response) or [endpoint.response]
+    values = reply.json if isinstance(reply.json, list) else [reply.json]
+    assert all(value.keys() <= kinds[0].model_fields.keys() for value in values)
+    TypeAdapter(endpoint.response).validate_python(reply.json)
+
+
+def test_only_a_likely_language_is_copied(service: TranslationService, monkeypatch: pytest.MonkeyPatch) -> None:
+    for confidence, source in ((0.5, "de"), (0.49, "en")):
+        monkeypatch.setattr(service, "detect", lambda texts, confidence=confidence: [(("de", confidence),)])
+        direction, detected = service.choose_direction(AUTO, "de", None, "")
+        assert (direction.source, detected) == (source, confidence if source == "de" else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +284,8 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
         ({"text": "a", "temperature": -1}, 400, "`temperature`"),
         ({"text": "a", "max_length": 513}, 400, "`max_length`"),
         ({"text": "a", "min_length": 513}, 400, "`min_length`"),
+        ({"text": "a", "min_length": 129, "beam_size": 32}, 400, "`min_length` must be at most 128"),
+        ({"text": "a", "min_length": 65, "n_best": 64, "sample": True}, 400, "`min_length` must be at most 64"),
         ({"text": "a", "mbr_candidates": 65}, 400, "`mbr_candidates`"),
         ({"text": "a", "prefix": "x" * 10_001}, 400, "`prefix`"),
         ({"text": "a", "require": ["x" * 250, "y" * 251]}, 400, "`require`"),
@@ -227,7 +296,10 @@ def test_info_health_metrics_and_documentation(client: Client) -> None:
         ({"text": "a\0b"}, 400, "NUL"),
         ({"text": "\ud800"}, 400, "surrogate"),
         ({"text": ["a"] * 129}, 413, "128 texts"),
-        ({"text": "a" * 10_001}, 413, "10000 characters"),
+        ({"text": "a" * 10_001}, 413, "10000 characters, but has 10001"),
+        ({"text": "a" * 626, "beam_size": 64}, 413, "625 characters, but has 626; with fewer beams or samples than 64"),
+        ({"text": "a" * 1_251, "n_best": 32, "sample": True}, 413, "1250 characters"),
+        ({"text": "a" * 2_501, "mbr_candidates": 16}, 413, "2500 characters"),
         ({"text": "a", "require": ["x"], "ban": ["x"]}, 400, "banned"),
     ],
 )
@@ -238,9 +310,14 @@ def test_wrong_requests_get_one_sentence(client: Client, body: dict[str, Any], s
     assert len(reply.body) < 400
 
 
+def test_fields_have_the_defaults_of_the_request() -> None:
+    assert build_translate_request(TranslateBody(text="one")) == TranslateRequest(texts=("one",))
+
+
 def test_limits_are_met_exactly(client: Client) -> None:
     assert post(client, text=["one"] * 128, source="en").status == 200
-    assert post(client, text="one ", source="en", beam_size=64).status == 200
+    assert post(client, text="one " + " " * 621, source="en", beam_size=64).status == 200
+    assert post(client, text="one", source="en", beam_size=64, min_length=64).status == 200
 
 
 def test_request_ids_are_echoed_or_made(client: Client) -> None:
@@ -270,6 +347,12 @@ def test_wrong_keys_are_counted(service: TranslationService) -> None:
     with serve(LocalBackend(service), **options) as client:
         assert [client.get("/v1/info").status for _ in range(5)] == [403, 403, 403, 429, 429]
         assert client.get("/v1/info", headers={"Authorization": "Bearer secret"}).status == 200
+
+
+def test_headers_of_proxies_are_not_trusted_by_default(service: TranslationService) -> None:
+    with serve(LocalBackend(service), limits=Limits(requests_per_minute=1)) as client:
+        replies = [client.get("/v1/info", headers={"X-Forwarded-For": f"6.6.6.{number}"}) for number in range(2)]
+        assert [reply.status for reply in replies] == [200, 429]
 
 
 def test_the_last_proxy_names_the_client(service: TranslationService) -> None:
@@ -492,7 +575,7 @@ def run_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Client
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups that get SIGTERM")
 def test_sigterm_lets_running_requests_finish() -> None:
-    with run_command() as (process, client), ThreadPoolExecutor(9) as threads:
+    with run_command("--max-characters", "100000") as (process, client), ThreadPoolExecutor(9) as threads:
         assert client.get("/ready").status == 200
         texts = ["\n".join(make_sentences(30, seed=number, longest=60)) for number in range(8)]
         replies = [threads.submit(post, client, text=text, source="en", beam_size=32) for text in texts]
@@ -508,6 +591,14 @@ def test_a_server_for_other_machines_needs_a_key() -> None:
     check_host("0.0.0.0", ServerOptions(), allow_public=True)
     check_host("0.0.0.0", ServerOptions(keys=frozenset({"a"})), allow_public=False)
     check_host("127.0.0.1", ServerOptions(), allow_public=False)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_model_must_be_a_folder(tmp_path: Path, is_file: bool) -> None:
+    (tmp_path / "model.txt").write_text("")
+    model, problem = ("model.txt", "is a file") if is_file else ("nowhere", "does not exist")
+    with pytest.raises(ServeError, match=f"{model}: must be a model folder, but {problem}"):
+        serve_models(tmp_path / model)
 
 
 def test_workers_share_cores_and_devices() -> None:

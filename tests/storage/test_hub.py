@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from attent import cli
 from attent.cli.convert import convert
 from attent.storage.hub import locate_model
 from tests.cli.test_convert import write_seq2seq_folder
@@ -29,10 +30,11 @@ PRINT_ERROR = """
 import sys
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
-try:
-    print(locate_model(sys.argv[1]))
-except AttentError as error:
-    print(error)
+for name in sys.argv[1:]:
+    try:
+        print(locate_model(name))
+    except AttentError as error:
+        print(error)
 """
 
 
@@ -58,7 +60,15 @@ def run_python(environment: dict[str, str], code: str, *arguments: str) -> str:
 
 
 def describe_error(environment: dict[str, str], name: str = REPO) -> str:
-    return run_python(environment, PRINT_ERROR, name)
+    (message,) = describe_errors(environment, name)
+    return message
+
+
+def describe_errors(environment: dict[str, str], *names: str) -> list[str]:
+    """Return a message, or a path, of one line for each name."""
+    lines = run_python(environment, PRINT_ERROR, *names).splitlines()
+    assert len(lines) == len(names)
+    return lines
 
 
 def test_model_is_downloaded_once_and_pinned_to_its_commit(hub: FakeHub, environment: dict[str, str]) -> None:
@@ -129,10 +139,8 @@ def test_reasons_are_one_sentence(hub: FakeHub, environment: dict[str, str]) -> 
         "acme/empty": "has no config.json",
         "acme/weightless": "has neither model.safetensors nor pytorch_model.bin",
     }
-    for name, words in expected.items():
-        message = describe_error(environment, name)
+    for words, message in zip(expected.values(), describe_errors(environment, *expected), strict=True):
         assert words in message
-        assert len(message.splitlines()) == 1
 
 
 def test_unreachable_hub_tells_how_to_copy_the_model(hub: FakeHub, environment: dict[str, str]) -> None:
@@ -149,22 +157,25 @@ def test_missing_package_is_named(environment: dict[str, str]) -> None:
     assert "pip install 'attent[hf]'" in run_python(environment, hidden + PRINT_ERROR, REPO)
 
 
-def test_commands_take_the_name(hub: FakeHub, environment: dict[str, str], tmp_path: Path) -> None:
+def test_commands_take_the_name(
+    hub: FakeHub, environment: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "hf"
     convert(write_seq2seq_folder(tmp_path), folder, to="hf")
     hub.repositories[REPO] = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def run_attent(*arguments: str | Path, text: str = "") -> str:
-        command = [sys.executable, "-m", "attent", *map(str, arguments)]
-        done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    options, text = ("--src", "en", "--tgt", "de", "--max-length", "10"), "the dog sleeps\na cat\n"
-    expected = run_attent("translate", folder, *options, text=text)
-    assert run_attent("translate", REPO, *options, text=text) == expected
-    run_attent("convert", REPO, tmp_path / "converted", "--to", "attent")
-    assert f"{REPO}@{COMMIT}" in run_attent("info", tmp_path / "converted").replace("\n", "")
+    text, output, converted = tmp_path / "text.txt", tmp_path / "output.txt", tmp_path / "converted"
+    text.write_text("the dog sleeps\na cat\n")
+    options = [str(text), "--src", "en", "--tgt", "de", "--max-length", "10", "-o", str(output)]
+    assert cli.main(["translate", str(folder), *options]) == 0
+    expected = output.read_text()
+    output.unlink()
+    commands = [["translate", REPO, *options], ["convert", REPO, str(converted), "--to", "attent"]]
+    run_python(environment, f"from attent import cli; assert not any(map(cli.main, {commands}))")
+    assert output.read_text() == expected
+    capsys.readouterr()
+    assert cli.main(["info", str(converted)]) == 0
+    assert f"{REPO}@{COMMIT}" in capsys.readouterr().out.replace("\n", "")
 
 
 # ---- pickled weights -------------------------------------------------------------------------------------------------
@@ -176,16 +187,16 @@ def pickle_tensors(data: object, **options: bool) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_pickled_weights_are_converted(is_zip: bool, hub: FakeHub, environment: dict[str, str]) -> None:
+def test_pickled_weights_are_converted(hub: FakeHub, environment: dict[str, str]) -> None:
     tied = TENSORS | {"c.weight": TENSORS["a.weight"]}
-    content = pickle_tensors(tied, _use_new_zipfile_serialization=is_zip)
-    hub.repositories[REPO] = {"config.json": CONFIG, "pytorch_model.bin": content}
-    folder = Path(run_python(environment, PRINT_FOLDER))
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    tensors = load_file(folder / "model.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {"a.weight": (250, 200), "b.bias": (7,)}
-    assert torch.equal(tensors["a.weight"], TENSORS["a.weight"])
+    for name, is_zip in (("acme/zip", True), ("acme/old", False)):
+        content = pickle_tensors(tied, _use_new_zipfile_serialization=is_zip)
+        hub.repositories[name] = {"config.json": CONFIG, "pytorch_model.bin": content}
+    for folder in map(Path, describe_errors(environment, "acme/zip", "acme/old")):
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+        tensors = load_file(folder / "model.safetensors")
+        assert {name: tuple(each.shape) for name, each in tensors.items()} == {"a.weight": (250, 200), "b.bias": (7,)}
+        assert torch.equal(tensors["a.weight"], TENSORS["a.weight"])
 
 
 class _Hostile:
@@ -196,21 +207,15 @@ class _Hostile:
         return os.mkdir, (str(self.path),)
 
 
-def test_hostile_pickle_is_refused(hub: FakeHub, environment: dict[str, str], tmp_path: Path) -> None:
+def test_hostile_and_damaged_pickles_are_refused(hub: FakeHub, environment: dict[str, str], tmp_path: Path) -> None:
     content = pickle_tensors({"a.weight": _Hostile(tmp_path / "executed")})
-    hub.repositories[REPO] = {"config.json": CONFIG, "pytorch_model.bin": content}
-    message = describe_error(environment)
-    assert "do not trust it" in message
-    assert "mkdir" in message
-    assert len(message.splitlines()) == 1
+    hub.repositories["acme/hostile"] = {"config.json": CONFIG, "pytorch_model.bin": content}
+    hub.repositories["acme/damaged"] = {"config.json": CONFIG, "pytorch_model.bin": b"no pickle" * 100}
+    hostile, damaged = describe_errors(environment, "acme/hostile", "acme/damaged")
+    assert "do not trust it" in hostile
+    assert "mkdir" in hostile
     assert not (tmp_path / "executed").exists()
-
-
-def test_damaged_pickle_is_refused(hub: FakeHub, environment: dict[str, str]) -> None:
-    hub.repositories[REPO] = {"config.json": CONFIG, "pytorch_model.bin": b"no pickle" * 100}
-    message = describe_error(environment)
-    assert "cannot be converted to safetensors" in message
-    assert len(message.splitlines()) == 1
+    assert "cannot be converted to safetensors" in damaged
 
 
 # ---- names and paths -------------------------------------------------------------------------------------------------
