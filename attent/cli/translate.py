@@ -35,15 +35,24 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     prefix: Annotated[str, flag("Constraints", "start every translation with this text")] = ""
     require: Annotated[tuple[str, ...], flag("Constraints", "phrase that must occur; may be repeated")] = ()
     ban: Annotated[tuple[str, ...], flag("Constraints", "phrase that must not occur; may be repeated")] = ()
-    glossary: Annotated[Path | None, flag("Constraints", "file of `term<TAB>translation` lines to enforce")] = None
+    glossary: Annotated[
+        Path | None, flag("Constraints", "terms to enforce: lines of `term<TAB>translation|translation`, or TBX")
+    ] = None
     ensemble: Annotated[tuple[Path, ...], flag("Search", "another model with the same tokenizer; may be repeated")] = ()
     mbr_candidates: Annotated[int, flag("Search", "candidates to choose from by minimum Bayes risk", "--mbr")] = 0
+    context: Annotated[
+        int | None, flag("Search", "preceding sentences given with each [default: as many as in training]")
+    ] = None
     split_sentences: Annotated[bool, flag("Search", "split every line into sentences, not only long ones")] = False
     forbid_loops: Annotated[
         bool, flag("Search", "search again if one repeats itself", "--prevent-loops", negative="--allow-loops")
     ] = True
     output_type: Annotated[OutputType, flag("Output", "text, json (objects) or tsv (source, translation)")] = "text"
     with_score: Annotated[bool, flag("Output", "print the score before the text")] = False
+    quality: Annotated[bool, flag("Output", "with json or tsv: figures of the quality of each translation")] = False
+    reverse: Annotated[
+        Path | None, flag("Output", "model that translates back: --quality also compares that with the source")
+    ] = None
     alignment: Annotated[AlignmentFormat | None, flag("Output", "of words: hard (0-0 1-2); soft: JSON weights")] = None
     input_type: Annotated[
         Literal["auto", "lines", "json"],
@@ -97,6 +106,12 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
         problem = "--alignment soft needs --output-type json: add it, or use --alignment hard"
     elif flags.alignment and flags.n_best > 1 and flags.output_type != "json":
         problem = "--alignment is for the best translation only: leave --n-best out, or add --output-type json"
+    elif flags.quality and (flags.output_type == "text" or flags.n_best > 1):
+        problem = "--quality needs --output-type json or tsv and is for the best translation: leave --n-best out"
+    elif flags.reverse and not flags.quality:
+        problem = "--reverse is for --quality: add it"
+    elif flags.ray and (flags.reverse or flags.context):
+        problem = f"--ray translates blocks of lines alone: leave {'--reverse' if flags.reverse else '--context'} out"
     elif flags.mbr_candidates and flags.mbr_candidates < flags.n_best:
         problem = f"--mbr must be at least --n-best, {flags.n_best}, but is {flags.mbr_candidates}"
     if problem:
@@ -113,7 +128,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
     use_utf8(sys.stdout)
     with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
         check_output_path(file, stream, flags)
-        check_outputs([flags.output], [model, *flags.ensemble, flags.glossary])
+        check_outputs([flags.output], [model, *flags.ensemble, flags.glossary, flags.reverse])
         check_document_flags(file, flags)
         with search_flags.raise_usage_errors("translate"):
             options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
@@ -140,13 +155,16 @@ def build_pipeline(
     model: Path, options: SearchOptions, flags: TranslateFlags, progress: ProgressDisplay | None
 ) -> TranslationPipeline:
     from attent.decoding.glossary import Glossary
-    from attent.decoding.loading import resolve_target_lang
-    from attent.decoding.pipeline import TranslationPipeline
+    from attent.decoding.loading import read_data_settings, resolve_target_lang
+    from attent.decoding.pipeline import TranslationPipeline, choose_context
     from attent.decoding.translator import Translator, check_constraints
+    from attent.storage.hub import locate_model
 
     constraints = PhraseConstraints(prefix=flags.prefix, required=flags.require, banned=flags.ban)
     check_constraints(constraints, options)
-    glossary = Glossary.from_file(flags.glossary) if flags.glossary else None
+    own = read_data_settings(locate_model(model)) if flags.glossary else {}
+    languages = flags.src or own.get("src"), flags.to or flags.tgt or own.get("tgt")
+    glossary = Glossary.from_file(flags.glossary, *languages) if flags.glossary else None
     notify = None if progress is None else progress.print_message
     device, folders = search_flags.build_device_options(flags), (model, *flags.ensemble)
     translator = Translator.load(*folders, **vars(device), src=flags.src, tgt=flags.tgt, notify=notify)
@@ -163,12 +181,15 @@ def build_pipeline(
         glossary=glossary,
         constraints=constraints,
         mbr_candidates=flags.mbr_candidates,
+        reverse=Translator.load(flags.reverse, **vars(device), notify=notify) if flags.reverse else None,
+        context=choose_context(translator, flags.context),
         split_sentences=flags.split_sentences,
         prevent_repetition=flags.forbid_loops,
         output_format=OutputFormat(
             type=flags.output_type,
             n_best=flags.n_best,
             with_score=flags.with_score,
+            with_quality=flags.quality,
             alignment=flags.alignment,
             score_formula=options.score_formula,
         ),
@@ -231,6 +252,7 @@ def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
         "--n-best": flags.n_best > 1,
         "--output-type": flags.output_type != "text",
         "--with-score": flags.with_score,
+        "--quality": flags.quality,
         "--alignment": flags.alignment is not None,
         "--input-type": flags.input_type == "json",
     }

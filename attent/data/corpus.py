@@ -29,6 +29,7 @@ from attent.data.pairs import (
     choose_sides,
     detect_split,
 )
+from attent.text.context import ContextWindow
 from attent.text.language_id import find_wrong_sides
 from attent.text.language_tags import (
     LANGUAGE_TAG,
@@ -67,6 +68,7 @@ class Corpus:
     ignored_files: tuple[str, ...] = ()  # parallel text in the folder that is not read, as `more.tsv (the reason)`
     options: ReadOptions = DEFAULT_READ_OPTIONS
     split: CorpusSplit | None = None  # None: the whole corpus
+    context: int = 0  # preceding sources that each pair gets
 
     def __iter__(self) -> Iterator[Pair | BadLine]:
         if self.split is None:
@@ -80,7 +82,8 @@ class Corpus:
         mismatches = 0
         for file in self.parallel_files:
             try:
-                yield from registry.read_pairs(file, self.languages, self.options)
+                items = registry.read_pairs(file, self.languages, self.options)
+                yield from _add_context(items, self.context) if self.context else items
             except LanguageMismatchError as error:
                 mismatches += 1
                 if mismatches == len(self.parallel_files):
@@ -107,6 +110,15 @@ class Corpus:
         """Return the `valid` or `test` files of the same folder, or None."""
         files = tuple(file for name, file in self.sibling_files if name == split)
         return replace(self, parallel_files=files, sibling_files=(), ignored_files=(), split=None) if files else None
+
+
+def _add_context(items: Iterator[Pair | BadLine], size: int) -> Iterator[Pair | BadLine]:
+    window = ContextWindow(size)
+    for item in items:
+        yield item._replace(context=window.prefix) if isinstance(item, Pair) else item
+        text = item.source if isinstance(item, Pair) else item.excerpt
+        if isinstance(item, Pair) or not text.strip():  # an empty line ends a document
+            window.append(text)
 
 
 def _make_read_once_error(file: InputFile) -> CorpusError:

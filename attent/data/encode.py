@@ -77,7 +77,9 @@ class BlockEncoder:
     target_language: str | None  # of the language tag, if sources have one
     augmenter: Augmenter | None = None
 
-    def __call__(self, block_index: int, sources: list[str], targets: list[str], locations: list[int]) -> EncodedBlock:
+    def __call__(
+        self, block_index: int, sources: list[str], targets: list[str], locations: list[int], contexts: list[str]
+    ) -> EncodedBlock:
         reasons = list(map(self.pair_filter.drop_reason, sources, targets))
         dropped = [
             (reason, location) for reason, location in zip(reasons, locations, strict=True) if reason is not None
@@ -85,12 +87,14 @@ class BlockEncoder:
         if dropped:
             mask = [reason is None for reason in reasons]
             sources, targets = list(compress(sources, mask)), list(compress(targets, mask))
-            locations = list(compress(locations, mask))
+            locations, contexts = list(compress(locations, mask)), list(compress(contexts, mask))
         sources, targets = list(map(str.strip, sources)), list(map(str.strip, targets))
         keys = hash_pairs(sources, targets) ^ np.uint64(_stable_hash(self.target_language, 8))
         if self.augmenter is not None:
             seed = _stable_hash((*self.config.sampling_seed, block_index), 8)
             sources, targets = self.augmenter.augment(sources, targets, seed)
+        if any(contexts):
+            sources = [context + source for context, source in zip(contexts, sources, strict=True)]
         source, target = self._encode_sides(sources, targets, block_index)
         return EncodedBlock(keys, np.array(locations, "<u8"), source, target, dropped)
 
@@ -168,13 +172,14 @@ def _iter_pairs(corpus: Corpus, tally: ReasonTally[str]) -> Iterator[Pair]:
 
 def _iter_blocks(
     pairs: Iterable[Pair], file_table: dict[str, int]
-) -> Iterator[tuple[int, list[str], list[str], list[int]]]:
+) -> Iterator[tuple[int, list[str], list[str], list[int], list[str]]]:
     pairs = iter(pairs)
     for index in count():
         if not (block := list(islice(pairs, BLOCK_PAIRS))):
             return
         locations = [file_table.setdefault(pair.file, len(file_table)) << LINE_BITS | pair.line for pair in block]
-        yield index, [pair.source for pair in block], [pair.target for pair in block], locations
+        contexts = [pair.context for pair in block]
+        yield index, [pair.source for pair in block], [pair.target for pair in block], locations, contexts
 
 
 def _stable_hash(key: object, size: int) -> int:

@@ -268,7 +268,8 @@ def identify_corpus(corpus: Corpus, root: Path) -> list[object]:
     """Return what determines the text of a corpus; `root` has a cache of the hashes of its files."""
     hashes = [hash_file(Path(path), root / "hashes.json") for path, *_ in corpus.fingerprint()]
     split = [] if corpus.split is None else [hashlib.sha256(corpus.split.membership).hexdigest()]
-    return [corpus.file_names, hashes, astuple(corpus.languages), astuple(corpus.options), *split]
+    context = [corpus.context] if corpus.context else []
+    return [corpus.file_names, hashes, astuple(corpus.languages), astuple(corpus.options), *split, *context]
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,14 @@ class Alignment:
         best = [max(range(len(column)), key=column.__getitem__) for column in zip(*self.weights, strict=True)]
         return tuple((source, target) for source, target in self.all_links if best[source] == target)
 
+    def drop_context(self, words: int) -> Alignment:
+        """Leave out the first words of the source."""
+        links, unreliable = (
+            tuple((source - words, target) for source, target in part if source >= words)
+            for part in (self.links, self.unreliable_links)
+        )
+        return Alignment(links=links, unreliable_links=unreliable, weights=tuple(row[words:] for row in self.weights))
+
     @property
     def pharaoh(self) -> str:
         """`0-0 1-2`: source-target, from 0, sorted."""

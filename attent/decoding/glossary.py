@@ -1,7 +1,8 @@
-"""A glossary of `term<TAB>translation` lines, and the translations that a text requires.
+"""A glossary of `term<TAB>translation` lines or a TBX term base: the terms of a text, and where a translation has them.
 
-The search then enforces them as required phrases. A term matches as a whole word, the longest first; a lower-case term
-also matches with a capital, others only as written. Translations separated by `|` are alternatives; the first is used.
+A term matches as a whole word, the longest first; a lower-case term also matches with a capital, others only as
+written. Translations separated by `|` are allowed forms: one must stand where the word alignment puts the term, and
+`terminology` chooses a translation that has one there.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import codecs
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from attent.data.formats import tbx
+from attent.decoding.alignment import Alignment
 from attent.decoding.input_lines import decode_line
 from attent.decoding.options import InputError
+from attent.text.language_tags import is_tag_match
 
 COMMENT_PREFIX = "#"
 ALTERNATIVE_SEPARATOR = "|"
@@ -36,6 +40,33 @@ class GlossaryEntry:
 
 
 @dataclass(frozen=True)
+class TermMatch:
+    """An occurrence of a term in a text; words are separated by spaces."""
+
+    entry: GlossaryEntry
+    words: range
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The allowed translations; of the first word also with a capital."""
+        forms = self.entry.translations
+        return forms if self.words.start else tuple(dict.fromkeys([*forms, *map(_capitalize, forms)]))
+
+
+@dataclass(frozen=True)
+class TermPlacement:
+    """The form of a term that a translation has at the aligned place; None if it has none there."""
+
+    match: TermMatch
+    form: str | None
+    is_elsewhere: bool = False  # the translation has a form, but not where the word alignment puts the term
+
+    def __str__(self) -> str:
+        entry, problem = self.match.entry, "stands elsewhere" if self.is_elsewhere else "is missing"
+        return f"`{entry.term}` must be translated as `{'` or `'.join(entry.translations)}`, which {problem}"
+
+
+@dataclass(frozen=True)
 class Glossary:
     entries: tuple[GlossaryEntry, ...]
 
@@ -46,14 +77,44 @@ class Glossary:
         return cls(tuple(entries))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Glossary:
+    def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Glossary:
+        """Read a file of lines, or a TBX term base, of which `src` and `tgt` select the languages."""
         try:
             content = Path(path).expanduser().read_bytes()
         except OSError as error:
             raise InputError(
                 f"{path}: must be a text file, but cannot be read ({error.strerror}); its lines must be {LINE_FORMAT}"
             ) from error
+        if tbx.is_tbx(content[:4096].decode(errors="replace").lstrip("\ufeff \t\r\n")):
+            return cls.from_tbx(content, str(path), src, tgt)
         return cls.from_bytes(content, str(path))
+
+    @classmethod
+    def from_tbx(cls, content: bytes, name: str, src: str | None, tgt: str | None) -> Glossary:
+        """Parse a TBX term base. Concepts that share a term share their translations."""
+        if not src or not tgt:
+            raise InputError(
+                f"{name}: a TBX file needs the languages to read, but they are unknown; name them with --src and --tgt"
+            )
+        translations: dict[str, dict[str, None]] = {}
+        lines: dict[str, int] = {}
+        languages: dict[str, None] = {}
+        for line, terms in tbx.read_concepts(content, name):
+            languages |= dict.fromkeys(language for language, _ in terms)
+            targets = [_normalize_text(text) for language, text in terms if is_tag_match(tgt, language)]
+            for term in [_normalize_text(text) for language, text in terms if is_tag_match(src, language)]:
+                if targets:
+                    lines.setdefault(term, line)
+                    translations.setdefault(term, {}).update(dict.fromkeys(targets))
+        if not translations:
+            known = ", ".join(languages) or "none"
+            raise InputError(f"{name}: must have terms in {src} and {tgt}, but its languages are {known}")
+        return cls(
+            tuple(
+                GlossaryEntry(term=term, translations=tuple(forms), line_number=lines[term])
+                for term, forms in translations.items()
+            )
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> Glossary:
@@ -72,15 +133,18 @@ class Glossary:
                 )
         return cls(tuple(entries.values()))
 
-    def find_translations(self, text: str) -> tuple[str, ...]:
-        """Return the translations that a text requires, each once; at each position the longest term counts."""
+    def find_terms(self, text: str) -> list[TermMatch]:
+        """Return the terms of a text in order; at each position the longest counts."""
         text, start = _normalize_text(text), 0
-        translations: dict[str, None] = {}
+        matches: list[TermMatch] = []
+        counted, first_word = 0, 0
         while word := _WORD.search(text, start):
             entry, start = self._match_longest(text, word)
             if entry is not None:
-                translations[entry.translations[0]] = None
-        return tuple(translations)
+                first_word += text.count(" ", counted, word.start())
+                counted = word.start()
+                matches.append(TermMatch(entry, range(first_word, first_word + 1 + text.count(" ", counted, start))))
+        return matches
 
     def _match_longest(self, text: str, word: re.Match[str]) -> tuple[GlossaryEntry | None, int]:
         start = word.start()
@@ -96,7 +160,7 @@ class Glossary:
     @cached_property
     def _spellings(self) -> dict[str, GlossaryEntry]:
         lower = [entry for entry in self.entries if entry.term == entry.term.lower()]
-        capital = {entry.term[:1].upper() + entry.term[1:]: entry for entry in lower}
+        capital = {_capitalize(entry.term): entry for entry in lower}
         return {**capital, **{entry.term: entry for entry in self.entries}}
 
     @cached_property
@@ -109,6 +173,54 @@ class Glossary:
         return {word: sorted(sizes, reverse=True) for word, sizes in lengths.items()}
 
 
+def place_terms(matches: Sequence[TermMatch], text: str, alignment: Alignment | None = None) -> list[TermPlacement]:
+    """Find a form of each term at the aligned place of a translation; without alignment, anywhere.
+
+    Each occurrence of a term needs a form of its own.
+    """
+    text = _normalize_text(text)
+    used: dict[GlossaryEntry, set[int]] = {}
+    placements = []
+    for match in matches:
+        taken = used.setdefault(match.entry, set())
+        places = [(form, words) for form, words in _find_forms(text, match) if taken.isdisjoint(words)]
+        aligned = (each for each in places if alignment is None or _is_aligned(match.words, each[1], alignment))
+        form, words = next(aligned, (None, ()))
+        taken.update(words)
+        placements.append(TermPlacement(match, form, form is None and bool(places)))
+    return placements
+
+
+def _find_forms(text: str, match: TermMatch) -> Iterator[tuple[str, range]]:
+    """Yield each form in a translation with its words, the longest first; at the start it may have a capital."""
+    for form in sorted(match.forms, key=len, reverse=True):
+        start = -1
+        while (start := text.find(form, start + 1)) >= 0:
+            if _is_separate(text, start, start + len(form)):
+                first = text.count(" ", 0, start)
+                yield form, range(first, first + 1 + form.count(" "))
+        capital = _capitalize(form)
+        if capital != form and text.startswith(capital) and _is_separate(text, 0, len(form)):
+            yield capital, range(1 + form.count(" "))
+
+
+def _is_separate(text: str, start: int, end: int) -> bool:
+    """True if no word extends over the ends of a part of the text."""
+    return _is_word_boundary(text[:start][-1:], text[start]) and _is_word_boundary(text[end - 1], text[end : end + 1])
+
+
+def _is_aligned(source: range, target: range, alignment: Alignment) -> bool:
+    """True if a word of the one side is most aligned with a word of the other."""
+    if any(link[0] in source and link[1] in target for link in alignment.all_links):
+        return True
+    weights = alignment.weights
+    return any(max(range(len(weights)), key=lambda row: weights[row][word]) in target for word in source)
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:
     columns = [column.strip() for column in columns]
     if len(columns) != 2 or not all(columns):
@@ -118,7 +230,7 @@ def _build_entry(columns: list[str], location: str, line_number: int) -> Glossar
         if len(columns) == 1:
             fix = "put a tab (not spaces) between the two"
         raise InputError(f"{location}: must be {LINE_FORMAT}, but is `{_shorten_line(columns)}`; {fix}")
-    translations = tuple(part.strip() for part in columns[1].split(ALTERNATIVE_SEPARATOR))
+    translations = tuple(_normalize_text(part) for part in columns[1].split(ALTERNATIVE_SEPARATOR))
     if not all(translations):
         raise InputError(
             f"{location}: must have a translation on each side of {ALTERNATIVE_SEPARATOR}, but is "

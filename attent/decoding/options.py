@@ -269,6 +269,12 @@ class Segment:
     constraints: PhraseConstraints = NO_CONSTRAINTS
     rng_key: int = field(default=0, compare=False)
     gap: str = field(default="", compare=False)  # whitespace after it
+    context: str = ""  # preceding sentences, see `attent.text.context`
+
+    @property
+    def source(self) -> str:
+        """The text that is encoded."""
+        return self.context + self.text
 
 
 @dataclass(frozen=True, kw_only=True)

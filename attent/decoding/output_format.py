@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attent.decoding.options import Hypothesis
@@ -29,6 +29,7 @@ class OutputFormat:
     type: OutputType = "text"
     n_best: int = 1
     with_score: bool = False
+    with_quality: bool = False  # in JSON and TSV
     alignment: AlignmentFormat | None = None
     score_formula: str = ""
 
@@ -74,6 +75,9 @@ class OutputFormat:
         cells = [translation.source, hypothesis.text]
         if self.with_score:
             cells.append(format_score(hypothesis.score))
+        if self.with_quality:
+            figures = astuple(translation.quality) if translation.quality else ()
+            cells += ["" if value is None else format_score(value) for value in figures]
         if self.alignment:
             cells.append(format_pharaoh(translation.alignment.links))
         return "\t".join(map(replace_line_breaks, cells))
@@ -85,6 +89,15 @@ class OutputFormat:
             fields["unreliable_links"] = [list(link) for link in translation.alignment.unreliable_links]
         if self.alignment == "soft":
             fields["weights"] = [[round(float(weight), 4) for weight in row] for row in translation.alignment.weights]
+        if translation.quality:
+            figures = asdict(translation.quality).items()
+            fields["quality"] = {name: None if value is None else _round_finite(value) for name, value in figures}
+        if translation.missed_terms:
+            fields["missed_terms"] = [
+                {"term": entry.term, "translations": list(entry.translations), "elsewhere": each.is_elsewhere}
+                for each in translation.missed_terms
+                for entry in [each.match.entry]
+            ]
         if self.n_best > 1:
             fields["n_best"] = [_build_fields(hypothesis) for hypothesis in self._select_hypotheses(translation)]
         fields["formula"] = self.score_formula

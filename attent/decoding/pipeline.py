@@ -31,10 +31,13 @@ from attent.decoding.loading import is_trained_with_tags, read_data_settings
 from attent.decoding.markup import project_codes, remove_codes, select_links
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
 from attent.decoding.output_format import OutputFormat
+from attent.decoding.quality import measure_quality
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
 from attent.models import Seq2Seq
+from attent.text.context import ContextWindow
 from attent.text.language_tags import is_same_language
+from attent.text.sentence_splitter import split_sentences
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096
 GPU_PENDING_BLOCKS = 3  # one is searched while others are tokenized and detokenized
@@ -61,6 +64,8 @@ class TranslationPipeline:
     glossary: Glossary | None = None
     constraints: PhraseConstraints = NO_CONSTRAINTS  # of every line
     mbr_candidates: int = 0
+    reverse: Translator | None = None  # translates back, for `Quality`
+    context: int = 0  # preceding sentences; the model must be trained with as many
     split_sentences: bool = False
     prevent_repetition: bool = True
     output_format: OutputFormat = OutputFormat()  # noqa: RUF009 - frozen
@@ -87,6 +92,15 @@ class TranslationPipeline:
         """True if the model was trained to copy inline tags."""
         return is_trained_with_tags(self.translator.folder)
 
+    def add_document_context(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return the texts of a document with the sentences before each."""
+        window = ContextWindow(self.context)
+        extended = []
+        for text in texts if self.context else ():
+            extended.append(window.prefix + text)
+            window.append(*(sentence.text for sentence in split_sentences(text, self.source_lang)))
+        return extended or texts
+
     def describe_direction(self) -> str:
         source, target = (language or "any language" for language in self.languages)
         return f"{self.translator.folder} translates from {source} to {target}"
@@ -111,9 +125,12 @@ class TranslationPipeline:
                 f"a line must have at most {MAX_ALIGNED_WORDS:,} words for alignment, but has {words:,}; split it, or "
                 f"leave the alignment out"
             )
-        return self.translator.translate(
+        options = self.options
+        if self.output_format.with_quality and not (options.sampling or self.mbr_candidates):
+            options = replace(options, n_best=options.beam_size)
+        translations = self.translator.translate(
             texts,
-            self.options,
+            options,
             to=self.to,
             constraints=[self.constraints if isinstance(line, str) else line.constraints for line in lines],
             glossary=self.glossary,
@@ -125,6 +142,11 @@ class TranslationPipeline:
             first_index=first_index,
             should_stop=should_stop,
         )
+        if self.output_format.with_quality:
+            to = self.languages[0] if self.reverse and self.reverse.tokenizer.source.tags else None
+            for translation, quality in zip(translations, measure_quality(translations, self.reverse, to), strict=True):
+                vars(translation)["quality"] = quality
+        return translations
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------
@@ -155,6 +177,19 @@ def translate_lines(
         progress.print_message(f"{source.name}: is empty, there is nothing to translate")
 
 
+def add_line_context(blocks: Iterator[LineBlock[Line]], size: int) -> Iterator[LineBlock[Line]]:
+    """Yield the blocks with the preceding lines of each line; an empty line ends a document."""
+    window = ContextWindow(size)
+    for block in blocks:
+        lines = []
+        for line in block.lines if size else ():
+            text = line if isinstance(line, str) else line.text
+            extended = window.prefix + text if text.strip() else text
+            lines.append(extended if isinstance(line, str) else replace(line, text=extended))
+            window.append(text)
+        yield replace(block, lines=lines) if size else block
+
+
 def get_texts(lines: Sequence[Line]) -> list[str]:
     return [line if isinstance(line, str) else line.text for line in lines]
 
@@ -168,7 +203,7 @@ def iterate_translated_blocks(
     pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line]
 ) -> Generator[tuple[LineBlock[Line], BlockOutput], None, None]:
     """Yield blocks with their output, in order. Before waiting for more input, yield all that were read so far."""
-    blocks = source.read_blocks(pipeline.block_lines, parse_line)
+    blocks = add_line_context(source.read_blocks(pipeline.block_lines, parse_line), pipeline.context)
     if pipeline.max_pending_blocks == 0:
         yield from ((block, translate_block(pipeline, block)) for block in blocks)
         return
@@ -222,6 +257,11 @@ def translate_block(
         for number, count in enumerate((each.segment_count for each in translations), first_index + 1)
         if count > 1 and not pipeline.split_sentences
     ]
+    messages += [
+        f"{block.source_name}, line {number:,}: {term}"
+        for number, each in enumerate(translations, first_index + 1)
+        for term in each.missed_terms
+    ]
     return "".join(f"{row}\n" for row in rows), messages, error
 
 
@@ -259,7 +299,9 @@ def restore_whitespace(line: str, source: str) -> str:
 def choose_worker_count(pipeline: TranslationPipeline) -> int:
     """Return how many worker processes pay off; 0 if a worker would need the weights."""
     translator = pipeline.translator
-    if translator.device.type == "cpu" or translator.engine == "ctranslate2" or pipeline.output_format.alignment:
+    if translator.device.type == "cpu" or translator.engine == "ctranslate2":
+        return 0
+    if pipeline.output_format.alignment or pipeline.glossary or pipeline.reverse:  # these run a model
         return 0
     return min(MAX_WORKERS, (os.cpu_count() or 1) // 2) if isinstance(translator.model, Seq2Seq) else 0
 
@@ -339,6 +381,15 @@ def check_tmx_target(content: bytes, name: str, languages: LanguagePair) -> None
         raise languages.make_mismatch_error(name, present)
 
 
+def choose_context(translator: Translator, requested: int | None) -> int:
+    """Return the number of preceding sentences to give: as many as in training unless fewer are requested."""
+    trained = translator.context
+    if requested is not None and not 0 <= requested <= trained:
+        known = f"was trained with {trained}" if trained else "was trained without (attent train --context N)"
+        raise InputError(f"--context {requested} must be 0 to {trained}, since the model {known}; leave it out")
+    return trained if requested is None else requested
+
+
 def warn_of_requested_languages(pipeline: TranslationPipeline, tgt: str | None, progress: LineProgress) -> None:
     requested = {"--src": pipeline.source_lang, "--tgt": tgt}
     for (flag, language), own in zip(requested.items(), pipeline.languages, strict=True):
@@ -359,6 +410,7 @@ def transfer_markup(
     """Translate contents without their codes, and put the codes where the word alignment says."""
     texts = [remove_codes(content) for content in contents]
     is_marked = [any(isinstance(part, InlineCode) for part in content) for content in contents]
+    sources = pipeline.add_document_context(texts)
     warn_of_text_language(pipeline, texts[: pipeline.block_lines], progress)
     aligned = replace(pipeline, output_format=replace(pipeline.output_format, alignment="hard"))
     transferred = [TransferredContent((("",),), is_certain=True)] * len(texts)
@@ -369,7 +421,8 @@ def transfer_markup(
             block = indices[first : first + pipeline.block_lines]
             can_align = group and pipeline.can_align
             can_align = can_align and max(len(texts[index].split()) for index in block) <= MAX_ALIGNED_WORDS
-            translations = (aligned if can_align else pipeline).translate([texts[index] for index in block], first)
+            translations = (aligned if can_align else pipeline).translate([sources[index] for index in block], first)
+            report_missed_terms(translations, progress)
             for index, translation in zip(block, translations, strict=True):
                 links = select_links(translation.alignment, texts[index], translation.text) if can_align else ()
                 text = " ".join(translation.text.split("\n")).strip()
@@ -377,6 +430,12 @@ def transfer_markup(
             done += len(block)
             progress.update(done, 0, total_lines=len(texts))
     return transferred
+
+
+def report_missed_terms(translations: Sequence[Translation], progress: LineProgress) -> None:
+    for translation in translations:
+        for term in translation.missed_terms:
+            progress.print_message(f"{escape_invisible(translation.source[:60])}: {term}")
 
 
 def report_pretranslation(result: PretranslateResult, file: Path, notify: Callable[[str], None]) -> None:

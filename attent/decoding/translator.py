@@ -9,13 +9,15 @@ The search itself is in `search`, batching in `engines/reference`, CTranslate2 i
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attent.decoding import mbr
-from attent.decoding.alignment import Alignment, align_rows, concatenate_alignments, load_selection
+from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
@@ -32,7 +34,7 @@ from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBa
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
-from attent.decoding.glossary import Glossary
+from attent.decoding.glossary import Glossary, TermPlacement
 from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
@@ -54,7 +56,9 @@ from attent.decoding.options import (
     StopCheck,
     list_search_keywords,
 )
+from attent.decoding.quality import Quality
 from attent.decoding.search import make_suppressed_tensor
+from attent.decoding.terminology import Phrases, translate_terms
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.models import Seq2Seq
@@ -65,7 +69,9 @@ from attent.nn import LSTMDecoder, Stack
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.nn.lora import has_adapter
+from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
+from attent.text.context import SEPARATOR, ContextWindow, has_separator, split_context
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
@@ -80,6 +86,7 @@ INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, w
 MAX_SEGMENTS = 2**20  # of a text
 MAX_UNSPLIT_TOKENS = 200  # longer texts are split into sentences: hardly any model was trained on longer ones
 DEFAULT_MAX_TOKENS = 256  # `data.max_tokens` by default; a model with a larger value was trained on long texts
+ARBITRARY_SHARE = 0.1  # of the probability, which label smoothing spreads over all tokens
 CPU_MAX_ROWS, MAX_ROWS = 128, 4_096  # per batch, see `compute_max_rows`
 
 
@@ -112,6 +119,8 @@ class Translation(Hypothesis):
     source: str
     n_best: tuple[Hypothesis, ...]  # best first
     segment_count: int = 1  # that a long text was split into
+    missed_terms: tuple[TermPlacement, ...] = ()  # of the glossary, that it does not have at the aligned place
+    quality: Quality | None = None  # measured by `TranslationPipeline`, if requested
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -357,7 +366,8 @@ class Translator:
         required            phrases that the translation has to contain
         banned              phrases that it must not contain
         constraints         prefix, required and banned phrases as an object, for all texts or one for each
-        glossary            terms whose translation is required wherever they occur
+        glossary            terms of which one translation is required at the aligned place; `missed_terms` of the
+                            result lists those that could not be placed
         alignment           align the words now, in batches, and not when `Translation.alignment` is used
         mbr_candidates      number of candidates (n-best or samples) to choose from by minimum Bayes risk
         split_sentences     split every text into sentences, not only long ones; `source_lang` is the source's language
@@ -365,7 +375,7 @@ class Translator:
         first_index         index of the first text in the whole input, on which sampling depends
         should_stop         polled during the search; True raises `SearchCancelled`
         """
-        texts = list_texts(text)
+        contexts, texts = self._split_contexts(list_texts(text))
         options = (options or SearchOptions()).change(**search)
         per_text = [constraints] * len(texts) if isinstance(constraints, PhraseConstraints) else constraints
         if len(per_text) != len(texts):
@@ -375,22 +385,27 @@ class Translator:
         per_text = [each.extend(prefix, required, banned) for each in per_text]
         per_text = [NO_CONSTRAINTS if each == NO_CONSTRAINTS else each for each in per_text]
         terms = Glossary.from_terms(glossary) if isinstance(glossary, Mapping) else glossary
-        groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, terms, first_index)
+        groups, encoded = self._split_texts(texts, per_text, to, split_sentences, source_lang, first_index, contexts)
         segments = [segment for group in groups for segment in group]
         for distinct in {id(segment.constraints): segment.constraints for segment in segments}.values():
             check_constraints(distinct, options)
-        new = [segment.text for segment in segments if segment.text not in encoded]
+        new = [segment.source for segment in segments if segment.source not in encoded]
         encoded.update(zip(new, self.tokenizer.source.encode(new), strict=True))
-        rows = self.tokenizer.add_source_tokens([encoded[segment.text] for segment in segments], to)
+        rows = self.tokenizer.add_source_tokens([encoded[segment.source] for segment in segments], to)
         with self._locks.eval_mode:
-            results = iter(
-                self._search_segments(segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to)
+            results, missed = self._search_with_terms(
+                segments, rows, options, mbr_candidates, prevent_repetition, should_stop, to, glossary=terms
             )
-            hypotheses = [[next(results) for _ in group] for group in groups]
-        segment_rows = iter(rows)
+        n_best_lists, segment_rows, missed_terms = iter(results), iter(rows), iter(missed)
+        hypotheses = [[next(n_best_lists) for _ in group] for group in groups]
         translations = [
-            join_hypotheses(source, SearchedText(self, group, [next(segment_rows) for _ in group], found), options)
-            for source, group, found in zip(texts, groups, self._detokenize(hypotheses), strict=True)
+            join_hypotheses(
+                source,
+                SearchedText(self, group, [next(segment_rows) for _ in group], n_best),
+                options,
+                tuple(term for _ in group for term in next(missed_terms)),
+            )
+            for source, group, n_best in zip(texts, groups, self._detokenize(hypotheses), strict=True)
         ]
         if alignment:
             aligned = self._align_texts([translation._search_result for translation in translations])
@@ -457,7 +472,7 @@ class Translator:
     def _stream_segment(
         self, segment: Segment, options: SearchOptions, to: str | None, should_stop: StopCheck | None
     ) -> Iterator[str]:
-        source_ids = self.tokenizer.encode_source([segment.text], to)[0]
+        source_ids = self.tokenizer.encode_source([segment.source], to)[0]
         request = self._build_request(segment, source_ids, options, to)
         printed, is_finished = "", False
         with eval_mode(self.model):
@@ -502,14 +517,14 @@ class Translator:
         ['Ein Mann singt. ', 'Ein Hund schläft.']
         """
         options = options or SearchOptions()
-        (segments,), _ = self._split_texts(
-            [text], [constraints], to, split_sentences, source_lang, glossary, first_index
-        )
+        (segments,), _ = self._split_texts([text], [constraints], to, split_sentences, source_lang, first_index)
         for number, segment in enumerate(segments, 1):
             check_constraints(segment.constraints, options)
-            rows = [self.tokenizer.encode_source([segment.text], to)[0]]
+            rows = [self.tokenizer.encode_source([segment.source], to)[0]]
             with self._locks.eval_mode:
-                (hypotheses,) = self._search_segments([segment], rows, options, 0, prevent_repetition, should_stop, to)
+                (hypotheses,), _ = self._search_with_terms(
+                    [segment], rows, options, 0, prevent_repetition, should_stop, to, glossary=glossary
+                )
             (((best, *_),),) = self._detokenize([[hypotheses]])
             yield best.text + (segment.gap if number < len(segments) else "")
 
@@ -602,8 +617,8 @@ class Translator:
         to: str | None,
         split_sentences: bool = False,
         source_lang: str | None = None,
-        glossary: Glossary | None = None,
         first_index: int = 0,
+        contexts: Sequence[str] = (),
     ) -> tuple[list[list[Segment]], dict[str, list[int]]]:
         """Return the segments of each text, whole or split into sentences, and the ids of texts encoded on the way."""
         max_tokens = max(MAX_UNSPLIT_TOKENS, self._raised_max_tokens)
@@ -617,16 +632,37 @@ class Translator:
             parts = [(text, "")] if is_short else self._split_text(text, own, max_tokens, source_lang)
             groups.append(
                 [
-                    Segment(
-                        part,
-                        own.extend(required=glossary.find_translations(part)) if glossary else own,
-                        index * MAX_SEGMENTS + i,
-                        gap,
-                    )
+                    Segment(part, own, index * MAX_SEGMENTS + i, gap)
                     for i, (part, gap) in enumerate(parts if text else ())
                 ]
             )
+        if self.context:
+            groups = [list(self._add_contexts(group, before)) for group, before in zip_longest(groups, contexts)]
         return groups, encoded
+
+    @cached_property
+    def context(self) -> int:
+        """The number of preceding sentences that the model was trained to use."""
+        return read_data_settings(self.folder).get("context", 1) if has_separator(self.tokenizer.source) else 0
+
+    def _split_contexts(self, texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the context of each text and the texts, of a model that was trained with context."""
+        if not self.context:
+            return (), texts
+        parts = list(map(split_context, texts))
+        return [context for context, _ in parts], [text for _, text in parts]
+
+    def _add_contexts(self, segments: Sequence[Segment], context: str | None) -> Iterator[Segment]:
+        """Yield the segments of a text with the sentences before them, except where the model would get too much."""
+        before = list(filter(None, map(self._clean_text, (context or "").split(SEPARATOR))))
+        window = ContextWindow(max(self.context, len(before)))
+        window.append(*before)
+        limit = min(DEFAULT_MAX_TOKENS, self._max_lengths[0] or DEFAULT_MAX_TOKENS)
+        for segment in segments:
+            extended = replace(segment, context=window.prefix)
+            is_short = len(self.tokenizer.encode_source([extended.source])[0]) < limit  # a tag may be added
+            yield extended if is_short else segment
+            window.append(segment.text)
 
     def _split_text(
         self, text: str, constraints: PhraseConstraints, max_tokens: int, source_lang: str | None
@@ -709,6 +745,58 @@ class Translator:
 
     # --- the search ----------------------------------------------------------------------------------------------
 
+    def _search_with_terms(
+        self,
+        segments: Sequence[Segment],
+        rows: Sequence[Sequence[int]],
+        options: SearchOptions,
+        mbr_candidates: int,
+        prevent_repetition: bool,
+        should_stop: StopCheck | None,
+        to: str | None,
+        *,
+        glossary: Glossary | None,
+    ) -> tuple[list[list[Hypothesis]], Sequence[tuple[TermPlacement, ...]]]:
+        """Return the hypotheses of each segment, and the terms of the glossary that the best one has not in place."""
+        matches = [glossary.find_terms(segment.text) if glossary else [] for segment in segments]
+        if any(matches):
+            check_constraints(PhraseConstraints(required=("term",)), options)
+        search = partial(self._search_segments, prevent_repetition=prevent_repetition, should_stop=should_stop, to=to)
+        free = search(segments, rows, options, mbr_candidates)
+        if not any(matches):
+            return free, [()] * len(segments)
+        n_best_options = replace(options, n_best=options.beam_size)
+
+        def search_phrases(attempts: Sequence[tuple[int, Phrases]]) -> list[list[Hypothesis]]:
+            """Search all attempts at once; if one is impossible, in halves, to find it."""
+            required = [
+                replace(segments[i], constraints=segments[i].constraints.extend(required=phrases))
+                for i, phrases in attempts
+            ]
+            try:
+                return search(required, [rows[i] for i, _ in attempts], n_best_options, 0)
+            except AttentError:
+                middle = len(attempts) // 2
+                return [*search_phrases(attempts[:middle]), *search_phrases(attempts[middle:])] if middle else [[]]
+
+        def align(pairs: Sequence[tuple[int, Hypothesis]]) -> list[tuple[str, Alignment | None]]:
+            texts = self.tokenizer.target.decode_batch([hypothesis.token_ids for _, hypothesis in pairs])
+            searched = [SearchedText(self, [segments[i]], [rows[i]], [[hypothesis]]) for i, hypothesis in pairs]
+            with suppress(AlignmentError):  # a model without cross-attention: the terms may stand anywhere
+                return list(zip(texts, self._align_texts(searched), strict=True))
+            return [(text, None) for text in texts]
+
+        def compute_penalty(term: TermPlacement) -> float:
+            """Return the cost of an arbitrary token, and of those of a form that is missing."""
+            forms = () if term.is_elsewhere else term.match.forms
+            count = max(map(len, self.tokenizer.target.encode(forms)), default=0)
+            return math.log(self.model.config.output_vocab / ARBITRARY_SHARE) * (1 + count)
+
+        results, missed = translate_terms(
+            matches, free, compute_penalty=compute_penalty, search=search_phrases, align=align
+        )
+        return [n_best[: options.n_best] for n_best in results], missed
+
     def _search_segments(
         self,
         segments: Sequence[Segment],
@@ -733,7 +821,7 @@ class Translator:
         if options.sampling:
             keys = range(len(segments))
         elif all(segment.constraints is segments[0].constraints for segment in segments):
-            keys = [segment.text for segment in segments]  # compared faster
+            keys = [segment.source for segment in segments]  # compared faster
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         forbid_loops = prevent_repetition and widened.sampling is None and self._forbids_loops_in_first_search
         requests = {
@@ -928,7 +1016,8 @@ class Translator:
         """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self._members[0]
         selection = load_selection(self.folder, model)
-        sources = [segment.text for text in texts for segment in text.segments]
+        segments = [segment for text in texts for segment in text.segments]
+        sources = [segment.source for segment in segments]
         best = [n_best[0].token_ids for text in texts for n_best in text.hypotheses]
         pairs = [
             EncodedPair(source=list(row), target=[*token_ids, self.model.config.end_id], truncated=False)
@@ -942,7 +1031,12 @@ class Translator:
                 f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
                 f"is almost even; train longer, or select other heads with attent score --alignment"
             )
-        parts = iter([(alignment, len(source.split())) for alignment, source in zip(alignments, sources, strict=True)])
+        parts = iter(
+            [
+                (alignment.drop_context(len(segment.context.split())), len(segment.text.split()))
+                for alignment, segment in zip(alignments, segments, strict=True)
+            ]
+        )
         return [concatenate_alignments([next(parts) for _ in text.segments]) for text in texts]
 
     def _score_tokens(self, text: SearchedText) -> tuple[float, ...]:
@@ -1078,18 +1172,30 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
 
 
 def build_translation(
-    n_best: Sequence[Hypothesis], source: str, searched: SearchedText, segment_count: int = 1
+    n_best: Sequence[Hypothesis],
+    source: str,
+    searched: SearchedText,
+    segment_count: int = 1,
+    missed_terms: tuple[TermPlacement, ...] = (),
 ) -> Translation:
-    translation = Translation(**vars(n_best[0]), source=source, n_best=tuple(n_best), segment_count=segment_count)
+    translation = Translation(
+        **vars(n_best[0]),
+        source=source,
+        n_best=tuple(n_best),
+        segment_count=segment_count,
+        missed_terms=missed_terms,
+    )
     vars(translation)["_searched_text"] = searched  # not a field: `asdict` would copy the model
     return translation
 
 
-def join_hypotheses(text: str, searched: SearchedText, options: SearchOptions) -> Translation:
+def join_hypotheses(
+    text: str, searched: SearchedText, options: SearchOptions, missed_terms: tuple[TermPlacement, ...] = ()
+) -> Translation:
     """Return the translation of a text from the n-best lists of its segments."""
     segments = searched.segments
     if len(segments) == 1:
-        return build_translation(searched.hypotheses[0], text, searched)
+        return build_translation(searched.hypotheses[0], text, searched, missed_terms=missed_terms)
     best = [hypotheses[0] for hypotheses in searched.hypotheses]
     log_prob = sum(hypothesis.log_prob for hypothesis in best)
     length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
@@ -1102,4 +1208,4 @@ def join_hypotheses(text: str, searched: SearchedText, options: SearchOptions) -
         text=joined.strip(),
         tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
     )
-    return build_translation([whole], text, searched, len(segments))
+    return build_translation([whole], text, searched, len(segments), missed_terms)

@@ -91,6 +91,7 @@ class TestSet:
     files: list[Path]
     locations: Sequence[str] = ()  # of recordings and images: corpus.tsv:17
     recordings: tuple[Recording, ...] = ()  # whose texts are the references; `sources` has their names
+    contexts: tuple[str, ...] = ()  # preceding sources, for a model that was trained with them
     captions: tuple[tuple[str, ...], ...] = ()  # of images: all references of each; `sources` has the names of files
 
     @property
@@ -186,7 +187,10 @@ def score(
     elif source_kind == "caption":
         test_set, options = read_caption_test_set(names, tgt), adapt_options(options, "caption", CAPTION_METRICS)
     else:
-        test_set = read_test_set(names, languages, warn)
+        context = (
+            read_data_settings(model).get("context", 0) if isinstance(model, Path) else getattr(model, "context", 0)
+        )
+        test_set = read_test_set(names, languages, warn, context)
     if test_set.skipped.counts:
         warn(f"{test_set.name}: lines without a pair are not scored: {test_set.skipped.describe()}")
     baseline_file = options.baseline if isinstance(options.baseline, Path) else None
@@ -230,7 +234,9 @@ def detect_sources(model: Translator | Path | None, names: Sequence[str]) -> Lit
     return "text" if not find_columns(header) else "caption" if is_image else "speech"
 
 
-def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = warnings.warn) -> TestSet:
+def read_test_set(
+    names: Sequence[str], languages: LanguagePair, warn: Notify = warnings.warn, context: int = 0
+) -> TestSet:
     """Read every pair, also those with an empty side: a file of translations has a line for them."""
     corpora = []
     for corpus in open_corpora(names, languages, warn=warn):
@@ -238,6 +244,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
         is_file = corpus.name == "-" or path.is_file() or Path(corpus.file_names[0]).parent == path.parent
         # Of a folder or a built-in corpus, the test part; a file that was named is taken as it is.
         corpora.append(corpus if is_file else corpus.get_sibling_split("test") or corpus)
+    corpora = [replace(corpus, context=context) for corpus in corpora]
     entries = [(entry, corpus.languages.target) for corpus in corpora for entry in corpus]
     pairs = [(entry, language) for entry, language in entries if isinstance(entry, Pair)]
     skipped = ReasonTally[str]()
@@ -251,6 +258,7 @@ def read_test_set(names: Sequence[str], languages: LanguagePair, warn: Notify = 
         name=", ".join(dict.fromkeys(file for corpus in corpora for file in corpus.file_names)),
         sources=[pair.source.strip() for pair, _ in pairs],
         references=[pair.target.strip() for pair, _ in pairs],
+        contexts=tuple(pair.context for pair, _ in pairs) if context else (),
         languages=[language for _, language in pairs],
         skipped=skipped,
         files=[file.path for corpus in corpora for file in corpus.input_files if file.path is not None],
@@ -450,8 +458,16 @@ class _Scorer:
             return self.search_all(captioner.caption_all, groups), get_dtype_name(captioner.model)
         translator = self.load(model, *others)
         self.notify(f"translating {num_sources:,} sentences with {describe_model(model)} ...")
-        outputs = self.search_all(translator.translate, self.group_by_tag(translator))
+        scorer = replace(self, test_set=replace(self.test_set, sources=self.list_sources(translator)))
+        outputs = scorer.search_all(translator.translate, self.group_by_tag(translator))
         return outputs, get_dtype_name(translator.model)
+
+    def list_sources(self, translator: Translator) -> list[str]:
+        """Return the sources, with those before them if the model was trained with context."""
+        test_set = self.test_set
+        if not (test_set.contexts and translator.context):
+            return test_set.sources
+        return [context + source for context, source in zip(test_set.contexts, test_set.sources, strict=True)]
 
     def group_by_tag(self, translator: Translator) -> LanguageGroups:
         return group_languages(self.test_set, translator.tokenizer.source.tags, translator.folder or Path("ensemble"))
@@ -481,8 +497,9 @@ class _Scorer:
         default_tokens = CPU_BATCH_TOKENS if translator.device.type == "cpu" else GPU_BATCH_TOKENS
         batch_tokens = translator.batch_tokens or default_tokens
         scores: dict[int, TargetScores] = {}
+        sources = self.list_sources(translator)
         for language, indices in self.group_by_tag(translator):
-            sides = [self.test_set.sources[i] for i in indices], [targets[i] for i in indices]
+            sides = [sources[i] for i in indices], [targets[i] for i in indices]
             group = score_targets(model, translator.tokenizer, *sides, to=language, batch_tokens=batch_tokens)
             scores.update(zip(indices, group, strict=True))
         return [scores[i] for i in range(len(targets))]

@@ -31,7 +31,9 @@ class TranslateFields(StrictBody):
     prefix: str = Field("", description="start of the translation")
     require: list[str] = Field([], description="phrases that must occur", max_length=32)
     ban: list[str] = Field([], description="phrases that must not occur", max_length=32)
-    glossary: dict[str, str] = Field({}, description="required translations of terms", max_length=500)
+    glossary: dict[str, str] = Field(
+        {}, description="terms and their translations, separated by |, of which one is required", max_length=500
+    )
     alignment: bool = Field(False, description="also return the word alignment")
     mbr_candidates: int = Field(0, ge=0, description="choose among so many by minimum Bayes risk")
     split_sentences: bool = Field(False, description="split every line into sentences, not only long ones")

@@ -60,6 +60,7 @@ class TextTranslation(ScoredText):
     detected: float | None = None  # confidence of the detected source language; None: the client named the language
     n_best: tuple[ScoredText, ...] = ()  # best first, including this one
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), from 0
+    missed_terms: tuple[str, ...] | None = None  # of the glossary; None: none
 
 
 @dataclass(frozen=True, kw_only=True)

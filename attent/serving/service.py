@@ -329,6 +329,7 @@ class TranslationService:
             options=SearchOptions(),
             to=direction.tag,
             source_lang=direction.source,
+            context=self.translators[direction.model].context,
         )
         progress = FileProgress(context)
         if key in (None, "text"):
@@ -508,6 +509,7 @@ def join_lines(
         detected=confidence,
         n_best=tuple(n_best),
         alignment=join_links(lines) if alignment else None,
+        missed_terms=tuple(str(term) for line in lines for term in line.missed_terms) or None,
     )
 
 

@@ -57,6 +57,7 @@ class TextOptions:
         int | None, "pairs or texts held out if there is no validation set (characters, of few documents); 0: none"
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
+    context: Annotated[int, "preceding source sentences given with each sentence, of corpora in document order"] = 0
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     augment: Annotated[
         tuple[str, ...],
@@ -81,6 +82,7 @@ class TextOptions:
         check_below_one("subword_sampling", self.subword_sampling)
         object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))  # with the rates, for run.toml
         check_at_least("max_tokens", self.max_tokens, 1)
+        check_at_least("context", self.context, 0)
         if not 0 <= self.store_sample <= MAX_SAMPLE_PAIRS:
             raise ValueError(f"`store_sample` must be 0 to {MAX_SAMPLE_PAIRS:,}, but is {self.store_sample}")
         if self.hold_out is not None:

@@ -597,7 +597,7 @@ def test_flags_reach_the_pipeline(trained_model: Path, tmp_path: Path) -> None:
     assert (pipeline.to, pipeline.source_lang, pipeline.options) == ("de", "en", options)
     assert pipeline.constraints == PhraseConstraints(prefix="Ein ", required=("Hund",), banned=("Katze",))
     assert pipeline.glossary is not None
-    assert pipeline.glossary.find_translations("a dog") == ("Hund",)
+    assert [match.forms for match in pipeline.glossary.find_terms("a dog")] == [("Hund",)]
     assert (pipeline.mbr_candidates, pipeline.split_sentences, pipeline.prevent_repetition) == (5, True, False)
     output = pipeline.output_format
     assert (output.type, output.n_best, output.with_score, output.alignment) == ("json", 2, True, "soft")

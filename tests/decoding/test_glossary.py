@@ -12,6 +12,11 @@ from attent.decoding.glossary import Glossary
 from attent.decoding.options import InputError
 
 
+def find_forms(glossary: Glossary, text: str) -> tuple[str, ...]:
+    """The first form of each term of a text, each once."""
+    return tuple(dict.fromkeys(match.entry.translations[0] for match in glossary.find_terms(text)))
+
+
 def build_glossary(*lines: str) -> Glossary:
     return Glossary.from_bytes("\n".join(lines).encode(), "terms.tsv")
 
@@ -83,15 +88,15 @@ def test_terms_match_whole_words_longest_first(text: str, asks: tuple[str, ...])
         "dog\tHund|Köter", "hot dog\tWürstchen", "hot dog stand\tStand", "bank\tUfer", "Bank\tInstitut",
         "UN\tVereinte Nationen", "C++\tSprache", "cafe\u0301\tKaffee",
     )  # fmt: skip
-    assert terms.find_translations(text) == asks
+    assert find_forms(terms, text) == asks
 
 
 def test_terms_match_anywhere_in_scripts_without_spaces() -> None:
     terms = Glossary.from_terms({"東京": "Tokyo", "東京都": "Tokyo Prefecture", "แมว": "cat", "की": "of"})
-    assert terms.find_translations("私は東京に住む。東京都") == ("Tokyo", "Tokyo Prefecture")
-    assert terms.find_translations("รักแมวมาก") == ("cat",)
-    assert terms.find_translations("की राम की") == ("of",)
-    assert Glossary.from_terms({"क": "ka"}).find_translations("की") == ()  # a vowel sign makes it another letter
+    assert find_forms(terms, "私は東京に住む。東京都") == ("Tokyo", "Tokyo Prefecture")
+    assert find_forms(terms, "รักแมวมาก") == ("cat",)
+    assert find_forms(terms, "की राम की") == ("of",)
+    assert find_forms(Glossary.from_terms({"क": "ka"}), "की") == ()  # a vowel sign makes it another letter
 
 
 def test_an_invalid_mapping_is_reported() -> None:
@@ -105,9 +110,9 @@ def test_matching_time_does_not_depend_on_the_number_of_terms() -> None:
 
     def cost(count: int) -> float:
         terms = Glossary.from_terms({f"w{n} {'x ' * (n % 7)}w": f"W{n}" for n in range(count)} | {"house": "Haus"})
-        assert terms.find_translations("house") == ("Haus",)  # makes the index
+        assert find_forms(terms, "house") == ("Haus",)  # makes the index
         before = time.process_time()
-        assert terms.find_translations(text) == ("Haus",)
+        assert find_forms(terms, text) == ("Haus",)
         return time.process_time() - before
 
     assert min(cost(10_000) for _ in range(2)) < 30 * max(0.002, min(cost(10) for _ in range(2)))
@@ -119,7 +124,7 @@ def test_matching_time_is_linear_in_the_text() -> None:
     def cost(size: int) -> float:
         text = "a, " * size
         before = time.process_time()
-        terms.find_translations(text)
+        terms.find_terms(text)
         return time.process_time() - before
 
     assert min(cost(40_000) for _ in range(2)) < 30 * max(0.002, min(cost(5_000) for _ in range(2)))

@@ -580,12 +580,16 @@ def test_unknown_spaces_are_replaced(trained_translator: Translator) -> None:
 
 
 def test_glossary_terms_occur_where_required(trained_translator: Translator) -> None:
-    glossary = Glossary.from_terms({"dog": "Pudel", "park": "Garten"})
+    glossary, placed = Glossary.from_terms({"dog": "Pudel|mann", "park": "Garten|theater"}), 0
     for source, one in zip(
         TEXTS, trained_translator.translate(TEXTS, SearchOptions(beam_size=6), glossary=glossary), strict=True
     ):
-        assert ("Pudel" in one.text) == ("dog" in source.lower())
-        assert ("Garten" in one.text) == ("park" in source.lower())
+        missed = {each.match.entry.term for each in one.missed_terms if not each.is_elsewhere}
+        for term, forms in (("dog", {"Pudel", "mann", "Mann"}), ("park", {"Garten", "theater", "Theater"})):
+            has_form = not forms.isdisjoint(re.findall(r"\w+", one.text))
+            assert has_form == (term in source.lower() and term not in missed)
+            placed += has_form
+    assert placed > 3
     assert any("dog" in text for text in TEXTS)
     assert any("dog" not in text for text in TEXTS)
 

@@ -48,7 +48,7 @@ class TranslationTask(GenerationTask):
             "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
             "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens",
             "data.layout", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from",
-            "train.keep_adapter", "train.rdrop", "train.valid_sentences", "decode",
+            "train.keep_adapter", "train.rdrop", "train.valid_sentences", "data.context", "decode",
         }
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTa
 from attent.data.split import default_validation_size, hold_out, summarize_split
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.formatting import format_precise_percent
+from attent.text.context import SEPARATOR, has_separator
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
@@ -90,7 +91,12 @@ def load_corpora(
     languages = LanguagePair(config.src, config.tgt)
     general = replay.open_general_corpora(config, languages, replay_sample, context)
     train_names = base.spool_stdin(config.train, context.data_dir)
-    train = open_corpora(train_names, languages, config.read_options, context.warn)
+
+    def open_in_order(names: Sequence[str]) -> list[Corpus]:
+        corpora = open_corpora(names, languages, config.read_options, context.warn)
+        return [replace(corpus, context=config.context) for corpus in corpora]
+
+    train = open_in_order(train_names)
     for corpus in train:
         pairs = list(islice((entry for entry in corpus if isinstance(entry, Pair)), LANGUAGE_SAMPLE_SIZE))
         if pairs and (problem := describe_wrong_languages(corpus, pairs, "train")):
@@ -98,9 +104,7 @@ def load_corpora(
     targets = {corpus.languages.target for corpus in train}
     use_tags = len(targets) > 1 if config.tags is None else config.tags
     tests, valid = (
-        open_corpora(names, languages, config.read_options, context.warn)
-        if names
-        else list(_find_siblings([*train, *general] if split == "test" else train, split))
+        open_in_order(names) if names else list(_find_siblings([*train, *general] if split == "test" else train, split))
         for names, split in ((config.test, "test"), (config.valid, "valid"))
     )
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
@@ -213,11 +217,18 @@ def prepare_tokens(
             symbols.append(BACK_TRANSLATION_TAG)
         if TAGS in parse_rates(config.augment):
             symbols += INLINE_TAGS
+        if config.context:
+            symbols.append(SEPARATOR)
         settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
         tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed)
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
+    if config.context and not has_separator(tokenizer.source):
+        raise TrainError(
+            f"`data.context` needs a tokenizer with {SEPARATOR}, but this one has none; train from scratch, or leave "
+            f"it out"
+        )
     for corpus in splits.train if splits.use_tags else ():
         target, tags = corpus.languages.target, tokenizer.source.tags
         if target is not None and target not in tags:
@@ -329,5 +340,5 @@ def read_eval_set(corpora: Sequence[Corpus], use_tags: bool, split: base.Split) 
         ids=np.arange(len(pairs)),
         languages=tuple(languages),
         references=tuple(pair.target.strip() for pair, _ in pairs),
-        titles=tuple(pair.source.strip() for pair, _ in pairs),
+        titles=tuple(pair.context + pair.source.strip() for pair, _ in pairs),
     )

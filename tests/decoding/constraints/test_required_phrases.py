@@ -473,7 +473,11 @@ def test_translations_have_all_required_phrases_or_are_refused(
         reason = "must fit into|contains the banned|shorter than max_length|no translation of"
         assume(re.search(reason, str(error)) is None)  # any other error fails the test
         raise
-    for word in (*constraints.required, *glossary.find_translations(source)):
+    missed = {each.match.entry.term for each in translation.missed_terms if not each.is_elsewhere}
+    for match in glossary.find_terms(source):
+        has_form = any(contains_word(translation.text, form, re.IGNORECASE) for form in match.forms)
+        assert has_form == (match.entry.term not in missed), (match, translation.text)
+    for word in constraints.required:
         assert contains_word(translation.text, word), (word, translation.text)
     after_prefix = translation.text.removeprefix(constraints.prefix)
     assert not any(contains_word(after_prefix, word, re.IGNORECASE) for word in constraints.banned)
