@@ -40,6 +40,8 @@ FILES = {
     "out.txt": "".join(f"{target}\n" for _, target in PAIRS),
     **dict.fromkeys(("corpus.tsv", "test.tsv", "valid.tsv", "gold.tsv"), TABLE),
     "gold.wa": "0-0 1-1\n" * len(PAIRS),
+    "products.csv": "title,long description,price\nA man.,Two dogs in the snow.,12\n",
+    "page.json": '{"id": 1, "text": {"title": "A man.", "body": "Two dogs in the snow."}}\n',
     "messages.po": 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "A man."\nmsgstr ""\n',
     "page.html": "<title>A man</title><p>A <b>man</b> rides.",
     "project.xlf": (
