@@ -47,7 +47,6 @@ def test_a_run_states_its_architecture_and_recipe(folder: Path, arch: str, atten
     assert ("model", "encoder-decoder LSTM, saved by attent") in info.rows
     assert ("attent look" in dict(info.rows)["use with"]) == (arch == "lstm")
     page = " ".join(" ".join(row) for row in info.rows)
-    assert f"run.toml task translate, arch {arch}, size tiny" in page
     assert f"decoder 2 layers, width 16, LSTM, {'no' if attention == 'none' else attention} attention" in page
 
 

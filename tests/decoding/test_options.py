@@ -125,6 +125,7 @@ def test_translate_takes_the_keywords_of_its_overloads() -> None:
 
 def test_dir_shows_a_user_what_there_is() -> None:
     assert [name for name in dir(Translator) if not name.startswith("_")] == [
-        "describe_wrong_language", "device", "hold_device", "language_identifier", "load", "search", "search_batch",
-        "stream", "stream_async", "stream_sentences", "suggest_continuations", "translate", "use_torch_engine",
+        "context", "describe_wrong_language", "device", "hold_device", "language_identifier", "load", "search",
+        "search_batch", "stream", "stream_async", "stream_sentences", "suggest_continuations", "translate",
+        "use_torch_engine", "with_adapter",
     ]  # fmt: skip
