@@ -63,7 +63,7 @@ DEFAULTS: dict[type, dict[str, object]] = {
     LSTMEncoderConfig: {"layers": 4, "width": 512, "dropout": 0.1},
     TokenizerConfig: {"kind": "bpe", "joint": True},
     SentencePieceOptions: {"add_bos": True},
-    DataConfig: {"augment": ("none",), "max_tokens": 256, "too_long": "drop"},
+    DataConfig: {"max_tokens": 256, "too_long": "drop"},
     DecodeConfig: {"beam_size": 4, "length_penalty": 0.6},
     TrainConfig: {
         "seed": 1, "accumulate": 1, "optimizer": "adam", "betas": (0.9, 0.98), "eps": 1e-9, "label_smoothing": 0.1,

@@ -32,7 +32,7 @@ def _iterate_flags(table: type, group: Group) -> Iterator[inspect.Parameter]:
         hint = hints[field.name]
         if get_origin(hint) is Annotated:
             kind, help_text = get_args(hint)
-            is_list = get_origin(kind) is tuple
+            is_list = any(get_origin(option) is tuple for option in (kind, *get_args(kind)))  # also of `tuple | None`
             parameter = Parameter(
                 help=help_text,
                 group=group,

@@ -82,6 +82,7 @@ def demo_overrides(steps: int, seed: int) -> dict[str, object]:
     every = max(1, steps // 8)
     return {
         "data.train": ("dates",),
+        "data.augment": ("none",),  # an ISO date with other numbers or a typo is another date
         "data.tokenizer.vocab": 1_500,
         "data.tokenizer.symbols": tuple(
             chr(ord(zero) + i) for zero in ("0", *NATIVE_ZEROS.values()) for i in range(10)

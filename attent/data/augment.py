@@ -156,14 +156,15 @@ class Kind(NamedTuple):
     help: str
     needs_lexicon: bool = False
     is_tested: bool = False  # by `attent score --robust`
+    has_other_subwords: bool = False  # the tokenizer is trained on it too
 
 
 KINDS = {  # in the order in which they are applied
     "words": Kind(replace_by_words, 0.005, "a single word and its translation instead of the pair", True),
     "long": Kind(join_neighbors, 0.01, f"joined with up to {MAX_JOINED - 1} following pairs"),
     "numbers": Kind(change_numbers, 0.02, "other numbers, where both sides have the same"),
-    "upper": Kind(to_upper_case, 0.07, "in capitals", is_tested=True),
-    "title": Kind(to_title_case, 0.05, "in title case", is_tested=True),
+    "upper": Kind(to_upper_case, 0.07, "in capitals", is_tested=True, has_other_subwords=True),
+    "title": Kind(to_title_case, 0.05, "in title case", is_tested=True, has_other_subwords=True),
     "punctuation": Kind(drop_final_punctuation, 0.2, "without final punctuation", is_tested=True),
     "typos": Kind(add_typos, 0.05, "with typos in the source", is_tested=True),
     "whitespace": Kind(add_whitespace, 0.02, "with extra whitespace in the source", is_tested=True),

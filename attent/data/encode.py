@@ -121,13 +121,26 @@ class BlockEncoder:
 
 
 def learn_tokenizer(
-    corpora: Sequence[Corpus], config: TokenizerConfig | None = None, *, language_tags: bool = False, seed: int = 0
+    corpora: Sequence[Corpus],
+    config: TokenizerConfig | None = None,
+    *,
+    language_tags: bool = False,
+    seed: int = 0,
+    augmenter: Augmenter | None = None,
 ) -> Tokenizer:
+    """Train a tokenizer on a sample of the corpora, changed by `augmenter`."""
+
+    def iterate_texts(side: int) -> Iterator[str]:
+        pairs = (entry for corpus in corpora for entry in corpus if isinstance(entry, Pair))
+        for index in count():
+            if not (block := list(islice(pairs, BLOCK_PAIRS))):
+                return
+            texts = [pair.source for pair in block], [pair.target for pair in block]
+            yield from (texts if augmenter is None else augmenter.augment(*texts, _stable_hash((seed, index), 8)))[side]
+
     languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if language_tags else {}
-    pairs = [(entry for corpus in corpora for entry in corpus if isinstance(entry, Pair)) for _ in range(2)]
-    sources, targets = (pair.source for pair in pairs[0]), (pair.target for pair in pairs[1])
     tags = [tag for tag in languages if tag is not None]
-    return train_tokenizer(sources, targets, config or TokenizerConfig(), tags, seed)
+    return train_tokenizer(iterate_texts(0), iterate_texts(1), config or TokenizerConfig(), tags, seed)
 
 
 def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from attent import settings
+from attent.data import augment
 from attent.data.batch_plan import Layout
 from attent.formatting import format_count
 from attent.models import ModelConfig, Seq2SeqConfig, presets
@@ -78,6 +79,11 @@ def look_up(thresholds: Sequence[tuple[int, T]], count: int) -> T:
 
 def choose_recipe(num_pairs: int, device_type: str) -> Recipe:
     return look_up(CPU_RECIPES if device_type == "cpu" else GPU_RECIPES, num_pairs)
+
+
+def choose_augmentation(device_type: str, *, finetune: bool) -> tuple[str, ...]:
+    """All kinds for a new model on a GPU, where they cost nothing (docs/log.md); a CPU trains for too few epochs."""
+    return augment.format_rates({} if finetune or device_type == "cpu" else augment.parse_rates(()))
 
 
 def choose_model(

@@ -260,6 +260,10 @@ class TrainSession:
             run = run_config.build_run_config(self.requested, "settings")
             if self.distributed.device.type == "cpu" and not (run.init_from or run.train.steps or run.train.minutes):
                 run = replace(run, train=replace(run.train, minutes=get_task_class(run.task).cpu_minutes))
+            if run.data.augment is None and "data.augment" in get_task_class(run.task).used_settings:
+                device, finetune = self.distributed.device.type, run.init_from is not None
+                chosen = autoconfig.choose_augmentation(device, finetune=finetune)
+                run = replace(run, data=replace(run.data, augment=chosen))
             self.unresolved = run.train
             self.write_json(self.requested, path)  # first: it marks all other files in the folder as this run's
         else:

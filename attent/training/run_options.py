@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from attent.data.audio import AudioDataConfig
-from attent.data.augment import OFF, format_rates, parse_rates
+from attent.data.augment import format_rates, parse_rates
 from attent.data.batch_plan import Layout
 from attent.data.corpus import ReadOptions
 from attent.data.filters import FilterConfig
@@ -60,10 +60,10 @@ class TextOptions:
     context: Annotated[int, "preceding source sentences given with each sentence, of corpora in document order"] = 0
     subword_sampling: Annotated[float, "rate of BPE-dropout; 0: off"] = 0.0
     augment: Annotated[
-        tuple[str, ...],
+        tuple[str, ...] | None,
         "change training sentences so that the model is robust: capitals, typos, missing punctuation, tags and others "
-        "at their usual rates, or as named (upper=0.1 typos=0.05); none",
-    ] = (OFF,)
+        "at their usual rates, or as named (upper=0.1 typos=0.05); none [default: on for a new model on a GPU]",
+    ] = None
     replay: Annotated[
         tuple[str, ...],
         "general corpora to mix in when a model is fine-tuned, each with a ratio to the new pairs (general.tsv:0.5) "
@@ -80,13 +80,19 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         check_below_one("subword_sampling", self.subword_sampling)
-        object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))  # with the rates, for run.toml
+        if self.augment is not None:  # with the rates, for run.toml
+            object.__setattr__(self, "augment", format_rates(parse_rates(self.augment)))
         check_at_least("max_tokens", self.max_tokens, 1)
         check_at_least("context", self.context, 0)
         if not 0 <= self.store_sample <= MAX_SAMPLE_PAIRS:
             raise ValueError(f"`store_sample` must be 0 to {MAX_SAMPLE_PAIRS:,}, but is {self.store_sample}")
         if self.hold_out is not None:
             check_at_least("hold_out", self.hold_out, 0)
+
+    @property
+    def augment_rates(self) -> dict[str, float]:
+        """The rates by kind of augmentation; none if it is off or not chosen yet."""
+        return {} if self.augment is None else parse_rates(self.augment)
 
 
 @dataclass(frozen=True, kw_only=True)

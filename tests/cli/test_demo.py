@@ -43,7 +43,8 @@ def test_the_settings_of_the_demo() -> None:
     chosen = demo_overrides(800, 3)
     chosen.pop("data.tokenizer.symbols")
     assert chosen == {
-        "data.train": ("dates",), "data.tokenizer.vocab": 1_500, "size": "tiny", "model.layers": 2,
+        "data.train": ("dates",), "data.augment": ("none",), "data.tokenizer.vocab": 1_500, "size": "tiny",
+        "model.layers": 2,
         "model.ffn_width": 512, "model.norm_order": "pre", "model.positions": {"kind": "rotary"}, "model.dropout": 0.0,
         "train.steps": 800, "train.seed": 3, "train.batch_tokens": 1_024, "train.lr": 4e-3, "train.warmup": 100,
         "train.schedule": "cosine", "train.label_smoothing": 0.0, "train.metric": "exact", "train.valid_every": 100,

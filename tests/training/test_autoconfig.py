@@ -13,7 +13,7 @@ from attent.models import Seq2SeqConfig, presets
 from attent.training import autoconfig
 from attent.training.autoconfig import DataSize, choose_model, describe_model, describe_schedule, fill_train_config
 from attent.training.config import RunConfig, TrainError, read_user_settings
-from attent.training.run_options import Arch, Size, TrainConfig
+from attent.training.run_options import Arch, DataConfig, Size, TrainConfig
 from attent.training.schedule import compute_paper_lr
 from tests.text.corpus import tokenizer
 
@@ -152,6 +152,16 @@ def test_choices_are_described() -> None:
         f"validate every {train.valid_every:,} steps (greedy)",
     ):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("device", "finetune", "is_on"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
+def test_new_models_on_a_gpu_are_trained_with_augmentation(device: str, finetune: bool, is_on: bool) -> None:
+    config = DataConfig(augment=autoconfig.choose_augmentation(device, finetune=finetune))
+    assert config.augment_rates == (DataConfig(augment=()).augment_rates if is_on else {})
+    assert config.augment is not None
+    assert DataConfig(augment=config.augment) == config  # as run.toml has it
 
 
 def list_choices(train: TrainConfig) -> tuple[object, ...]:

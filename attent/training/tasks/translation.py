@@ -98,6 +98,8 @@ class TranslationTask(GenerationTask):
         yield autoconfig.describe_model(run, size_reason)
         num_batches = autoconfig.count_batches(run.train, self.prepared.data_size)
         yield from autoconfig.describe_schedule(run.train, num_batches, "greedy")
+        if rates := run.data.augment_rates:
+            yield f"augmentation: {', '.join(rates)} (--augment none: off)"
 
     def build_train_batches(self, run: RunConfig) -> base.BatchLoader:
         return translation_data.build_train_batches(self.prepared, run.data, run.train)

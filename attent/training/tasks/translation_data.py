@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from attent.data.augment import OFF, TAGS, Augmenter, parse_rates
+from attent.data.augment import KINDS, OFF, TAGS, Augmenter
 from attent.data.batch_plan import BatchConfig
 from attent.data.corpus import Corpus, describe_wrong_languages, open_corpora
 from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
 from attent.data.formats.placeholders import INLINE_TAGS
+from attent.data.lexicon import Lexicon
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
@@ -215,12 +216,16 @@ def prepare_tokens(
         symbols = [*config.tokenizer.symbols]
         if config.synthetic is not None and config.synthetic.mono_target:
             symbols.append(BACK_TRANSLATION_TAG)
-        if TAGS in parse_rates(config.augment):
+        if TAGS in config.augment_rates:
             symbols += INLINE_TAGS
         if config.context:
             symbols.append(SEPARATOR)
+        rates = {name: rate for name, rate in config.augment_rates.items() if KINDS[name].has_other_subwords}
+        augmenter = Augmenter(rates, "", Lexicon({}, ())) if rates else None
         settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
-        tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed)
+        tokenizer = learn_tokenizer(
+            splits.train, settings, language_tags=splits.use_tags, seed=seed, augmenter=augmenter
+        )
         sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
         sizes = " and ".join(f"{side.size:,}" for side in sides)
         context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
@@ -292,7 +297,7 @@ def build_train_batches(prepared: PreparedData, data: DataConfig, train: TrainCo
     """The training batches; every rank makes the same ones and takes its share of each."""
     config = base.build_batch_config(data, train, data.max_tokens, data.too_long)
     stores = None
-    rates = parse_rates(data.augment)
+    rates = data.augment_rates
     if data.subword_sampling or rates:
         augmenters = learn_augmenters(prepared.splits.train, rates) if rates else {}
         encoding = replace(prepared.encoding, subword_sampling=data.subword_sampling, augmenters=augmenters)

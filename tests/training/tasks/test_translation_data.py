@@ -306,6 +306,15 @@ def test_augmentation_gives_every_epoch_its_own_text(tmp_path: Path) -> None:
     assert not batches.describe_too_long(0)
 
 
+def test_the_tokenizer_is_trained_on_words_in_capitals_too(tmp_path: Path) -> None:
+    config = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0)
+    lengths = []
+    for augment in (("none",), ("upper=0.3",)):
+        vocabulary = prepare(tmp_path, replace(config, augment=augment)).tokenizer.source
+        lengths.append(sum(map(len, vocabulary.encode([source.upper() for source in lines()[0]]))))
+    assert lengths[1] < 0.6 * lengths[0]
+
+
 def test_eval_texts_have_their_languages(tmp_path: Path) -> None:
     splits = load(tmp_path, replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0))
     every = read_eval_set(splits.train, True, "test")
