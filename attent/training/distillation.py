@@ -109,7 +109,7 @@ def distil(
     if texts:
         chosen["data.synthetic.mono_source"] = texts
     if has_pairs:
-        chosen |= {"data.synthetic.replace_targets": True, "data.synthetic.n_best": n_best or DEFAULT_N_BEST}
+        chosen |= {"data.synthetic.replace_targets": True, "data.synthetic.n_best": DEFAULT_N_BEST if n_best is None else n_best}
     if size is not None:
         chosen |= StudentShape.parse(size).settings
     is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with
@@ -157,7 +157,7 @@ def choose_shape(
             if size <= megabytes:
                 return shape, f"{size:.1f} MB as int8"
         elif speed is not None:
-            sentences = measure_speed(shape.build_config(tokenizer), tokenizer, threads)
+            sentences = measure_speed(shape.build_config(tokenizer, vocab), threads)
             if sentences >= speed:
                 return shape, f"{sentences:,.0f} sentences/s measured with random weights"
         else:
@@ -178,12 +178,12 @@ def estimate_int8_bytes(config: Seq2SeqConfig) -> int:
 
 
 @torch.no_grad()
-def measure_speed(config: Seq2SeqConfig, tokenizer: Tokenizer, threads: int | None = None) -> float:
+def measure_speed(config: Seq2SeqConfig, threads: int | None = None) -> float:
     """Translate sentences of 30 tokens into as many, with random weights; return the sentences per second."""
     model = build(replace(config, output_bias=True)).eval()
     assert model.output.bias is not None
     model.output.bias[config.end_id] = NEVER
-    engine = CTranslate2Engine.open(model, tokenizer, use_cache=False, threads=threads)
+    engine = CTranslate2Engine.open(model, None, use_cache=False, threads=threads)
     ids = torch.randint(config.vocab // 2, config.vocab, (MEASURED_TOKENS,)).tolist()
     request = SearchRequest(source_ids=[*ids, config.end_id], max_length=MEASURED_TOKENS)
     requests, count, start = [request] * MEASURED_SENTENCES, 0, time.monotonic()

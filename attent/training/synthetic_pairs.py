@@ -15,11 +15,11 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice, starmap
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ from attent.training.run_options import SyntheticConfig
 from attent.training.tasks.base import RunContext, hash_files
 
 BACK_TRANSLATION_TAG = "<BT>"  # begins a synthetic source; one token in a tokenizer that is trained for it
-FOLDER, HASHES_FILE, TRANSLATIONS_SUFFIX = "synthetic", "hashes.json", ".translations.jsonl"  # in `state/data`
+FOLDER, HASHES_FILE = "synthetic", "hashes.json"  # in `state/data`
 CHUNK_TEXTS = 1_000  # whose hypotheses are compared with their references in one task of a worker
 MAX_SERIAL_TEXTS = 20_000
 IMPOSSIBLE_LOG_PROB = -100.0
@@ -113,11 +113,6 @@ class TranslationJob:
         search = "sampled" if self.options.sampling else f"{best}beam {self.options.beam_size}"
         return f"translated {'back ' if self.is_target else ''}by {', '.join(self.models)}, {search}"
 
-    @property
-    def settings_key(self) -> str:
-        facts = (self.name, self.models, self.languages, self.options, self.filters, self.drop_share, self.is_target)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
     def list_files(self) -> list[Path]:
         if isinstance(self.text, Corpus):
             return [Path(path) for path, *_ in self.text.fingerprint()]
@@ -141,10 +136,12 @@ class TranslationJob:
             content: object = identify_corpus(self.text, root)
         else:
             content = [hash_file(path, root / HASHES_FILE) for path in self.list_files()]
-        translated = repr((self.settings_key, models, content))
-        excluded = repr([identify_corpus(corpus, root) for corpus in held_out])
-        hashes = [hashlib.sha256(text.encode()).hexdigest()[:24] for text in (translated, translated + excluded)]
-        return hashes[0], hashes[1]
+        translated = (content, models, self.languages, self.options)
+        chosen = (self.name, self.models, self.filters, self.drop_share, self.is_target)
+        excluded = [identify_corpus(corpus, root) for corpus in held_out]
+        facts = repr(translated), repr((translated, chosen, excluded))
+        first, second = (hashlib.sha256(text.encode()).hexdigest()[:24] for text in facts)
+        return first, second
 
 
 def add_synthetic_corpora(
@@ -156,8 +153,8 @@ def add_synthetic_corpora(
         return train
     root = context.data_dir / FOLDER
     root.mkdir(parents=True, exist_ok=True)
-    jobs = list(_plan_jobs(config, config.synthetic, train, seed))
-    made: list[Corpus] = [make_corpus(job, held_out, root, context) for job in jobs]
+    jobs = enumerate(_plan_jobs(config, config.synthetic, train, seed))
+    made: list[Corpus] = [make_corpus(job, root / f"{number}.json", held_out, context) for number, job in jobs]
     return made if config.synthetic.replace_targets else [*train, *made]
 
 
@@ -165,37 +162,34 @@ def _plan_jobs(
     config: DataConfig, options: SyntheticConfig, train: Sequence[Corpus], seed: int
 ) -> Iterator[TranslationJob]:
     job = partial(TranslationJob, filters=config.filters, drop_share=options.drop_share, weight=options.mono_weight)
-    search = SearchOptions().change(n_best=options.n_best)
-    for corpus in train if options.replace_targets else ():
-        languages, weight = corpus.languages, corpus.weight
-        yield job(text=corpus, models=options.forward, languages=languages, options=search, weight=weight)
     languages = LanguagePair(config.src, config.tgt)
     has_text = options.mono_source or options.mono_target
     if has_text and (languages.is_open or any("," in tag for tag in languages.tags)):
         raise TrainError("text in one language needs one source and one target language; give --src and --tgt")
+    for corpus in train if options.replace_targets else ():
+        search, weight = SearchOptions(n_best=options.n_best), corpus.weight
+        yield job(text=corpus, models=options.forward, languages=corpus.languages, options=search, weight=weight)
     search = SearchOptions()
     if options.mono_source:
         yield job(text=options.mono_source, models=options.forward, languages=languages, options=search)
     if options.mono_target:
         job = partial(job, text=options.mono_target, models=options.reverse, languages=languages.swap(), is_target=True)
         if options.mono_sampling:  # for the sake of unlikely sources
-            sampled = SearchOptions(beam_size=1, sampling=SamplingOptions(seed=seed))
-            yield job(options=sampled, drop_share=0.0)
+            yield job(options=SearchOptions(beam_size=1, sampling=SamplingOptions(seed=seed)), drop_share=0.0)
         else:
             yield job(options=search)
 
 
-def make_corpus(job: TranslationJob, held_out: Sequence[Corpus], root: Path, context: RunContext) -> SyntheticCorpus:
+def make_corpus(job: TranslationJob, record: Path, held_out: Sequence[Corpus], context: RunContext) -> SyntheticCorpus:
     """Return the corpus of a job, which a run makes once: a run with a checkpoint needs neither text nor model."""
-    record = root / f"{job.settings_key}.json"
     summary = SyntheticSummary(**settings.read_json(record)) if record.exists() else None
-    if summary is None or (context.is_new and summary.key != job.compute_keys(held_out, root)[1]):
-        summary = build_pairs(job, held_out, root, context)
-        settings.write_json(asdict(summary), record)
-        for translations in root.glob(f"*{TRANSLATIONS_SUFFIX}"):
-            translations.unlink()
+    if summary is None or context.is_new:
+        keys = job.compute_keys(held_out, record.parent)
+        if summary is None or summary.key != keys[1]:
+            summary = build_pairs(job, held_out, record.parent, keys, context)
+            settings.write_json(asdict(summary), record)
     languages = job.languages.swap() if job.is_target else job.languages
-    (corpus,) = open_corpora([str(root / summary.pairs_file)], languages)
+    (corpus,) = open_corpora([str(record.with_name(summary.pairs_file))], languages)
     fields = {**vars(corpus), "name": f"{job.name} ({summary.description})", "weight": job.weight}
     return SyntheticCorpus(**fields, summary=summary)
 
@@ -207,12 +201,12 @@ def hash_model(folder: Path, root: Path) -> list[str]:
     return [hash_file(path, root / HASHES_FILE) for path in files]
 
 
-def build_pairs(job: TranslationJob, held_out: Sequence[Corpus], root: Path, context: RunContext) -> SyntheticSummary:
+def build_pairs(
+    job: TranslationJob, held_out: Sequence[Corpus], root: Path, keys: tuple[str, str], context: RunContext
+) -> SyntheticSummary:
     """Translate the text of a job, choose and filter the pairs, and write them."""
-    translations_key, key = job.compute_keys(held_out, root)
-    references = job.read_texts()
-    texts = list(references)
-    translations, pairs = root / f"{translations_key}{TRANSLATIONS_SUFFIX}", root / f"{key}.jsonl"
+    texts, references = map(list, zip(*job.read_texts().items(), strict=True))
+    translations, pairs = root / f"{keys[0]}.translations.jsonl", root / f"{keys[1]}.jsonl"
     done = count_complete_lines(translations)
     if done < len(texts):
         resumed = f", resumed after {done:,}" if done else ""
@@ -222,7 +216,12 @@ def build_pairs(job: TranslationJob, held_out: Sequence[Corpus], root: Path, con
         if torch.cuda.is_available():  # training needs the memory
             torch.cuda.empty_cache()
     with open(translations, "rb") as lines:
-        chosen = list(choose_candidates(lines, list(references.values()) if job.options.n_best > 1 else []))
+        starts = range(0, len(texts), CHUNK_TEXTS)
+        chunks = ((list(islice(lines, CHUNK_TEXTS)), references[start : start + CHUNK_TEXTS]) for start in starts)
+        is_long = job.options.n_best > 1 and len(texts) > MAX_SERIAL_TEXTS
+        workers = count_free_workers()
+        results = map_in_order(choose_closest, chunks, workers) if is_long else starmap(choose_closest, chunks)
+        chosen = list(chain.from_iterable(results))
     dropped = Counter[str]()
     with atomic_path(pairs) as temporary, open(temporary, "wb") as file:
         for text, candidate, reason in zip(texts, chosen, find_drop_reasons(job, texts, chosen, held_out), strict=True):
@@ -237,7 +236,7 @@ def build_pairs(job: TranslationJob, held_out: Sequence[Corpus], root: Path, con
     )
     return SyntheticSummary(
         pairs_file=pairs.name,
-        key=key,
+        key=keys[1],
         description=job.description,
         dropped=dict(dropped),
         files=[list(item) for item in hash_files([path.name for path in job.list_files()], job.list_files())],
@@ -254,15 +253,11 @@ def clean_text(text: str) -> str:
 
 def count_complete_lines(path: Path) -> int:
     """Count the translations of a run that was killed, and cut off a line that is not complete."""
-    if not path.exists():
-        return 0
+    path.touch()
     with open(path, "rb+") as file:
-        count = end = 0
-        for line in file:
-            if line.endswith(b"\n"):
-                count, end = count + 1, end + len(line)
-        file.truncate(end)
-    return count
+        sizes = [len(line) for line in file if line.endswith(b"\n")]
+        file.truncate(sum(sizes))
+    return len(sizes)
 
 
 def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path: Path, context: RunContext) -> None:
@@ -299,36 +294,19 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
 def encode_candidates(line: str) -> bytes:
     """Shorten a line of JSON output to its candidates."""
     fields = json.loads(line)
-    candidates = [
-        Candidate(
-            each["hyp"],
-            round((each["log_prob"] or IMPOSSIBLE_LOG_PROB) / max(1, len(each["tokens"]) + each["finished"]), 4),
-            each["finished"],
-        )
-        for each in fields.get("n_best", [fields])
-    ]
+    candidates = []
+    for each in fields.get("n_best", [fields]):
+        log_prob = IMPOSSIBLE_LOG_PROB if each["log_prob"] is None else each["log_prob"]
+        per_token = round(log_prob / max(1, len(each["tokens"]) + each["finished"]), 4)
+        candidates.append(Candidate(each["hyp"], per_token, each["finished"]))
     return (json.dumps(candidates, ensure_ascii=False) + "\n").encode()
 
 
 # ---- selection -------------------------------------------------------------------------------------------------------
 
 
-def choose_candidates(lines: Iterable[bytes], references: Sequence[str]) -> Iterator[Candidate]:
-    """Yield the best candidate of each line: the first, or the closest to the reference if there are references."""
-    if not references:
-        yield from (Candidate(*json.loads(line)[0]) for line in lines)
-        return
-    lines, workers = iter(lines), count_free_workers()
-    starts = range(0, len(references), CHUNK_TEXTS)
-    chunks = ((list(islice(lines, CHUNK_TEXTS)), references[start : start + CHUNK_TEXTS]) for start in starts)
-    is_short = len(references) <= MAX_SERIAL_TEXTS or workers < 2
-    results = starmap(choose_closest, chunks) if is_short else map_in_order(choose_closest, chunks, workers)
-    for chosen in results:
-        yield from chosen
-
-
 def choose_closest(lines: Sequence[bytes], references: Sequence[str]) -> list[Candidate]:
-    """Choose the candidate of each line with the highest chrF to its reference."""
+    """Choose the candidate of each line with the highest chrF to its reference; the first of equally good ones."""
     chosen = []
     for line, reference in zip(lines, references, strict=True):
         candidates = json.loads(line)

@@ -11,7 +11,7 @@ import pytest
 import attent
 from attent.cli import main
 from attent.interop import ctranslate2 as converter
-from attent.models import build
+from attent.models import Seq2SeqConfig, build
 from attent.text.tokenizer import Tokenizer
 from attent.training import distillation
 from attent.training.config import read_run
@@ -67,7 +67,7 @@ def test_largest_shape_within_the_megabytes_is_chosen(tokenizer: Tokenizer) -> N
 
 @pytest.mark.slow
 def test_shape_is_chosen_by_its_measured_speed(tokenizer: Tokenizer) -> None:
-    slowest = measure_speed(SHAPES[-1].build_config(tokenizer), tokenizer, 1)
+    slowest = measure_speed(SHAPES[-1].build_config(tokenizer), 1)
     assert choose_shape(TRAINED, tokenizer, None, None, slowest / 4, 1)[0] == SHAPES[-1]
     with pytest.raises(TrainError, match="`speed` must be at most"):
         choose_shape(TRAINED, tokenizer, None, None, 1e6, 1)
@@ -75,8 +75,22 @@ def test_shape_is_chosen_by_its_measured_speed(tokenizer: Tokenizer) -> None:
 
 def test_measured_speed_falls_with_the_decoder(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distillation, "MEASURE_SECONDS", 0.3)
-    fast, slow = (measure_speed(StudentShape(1, n, 128).build_config(tokenizer), tokenizer, 1) for n in (1, 8))
+    fast, slow = (measure_speed(StudentShape(1, n, 128).build_config(tokenizer), 1) for n in (1, 8))
     assert fast > 1.5 * slow
+
+
+def test_measured_speed_is_that_of_the_requested_vocabulary(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def record(config: Seq2SeqConfig, threads: int | None) -> float:
+        sizes.append(config.vocab)
+        return 1e6
+
+    monkeypatch.setattr(distillation, "measure_speed", record)
+    choose_shape(TRAINED, tokenizer, 100_000, None, 100.0, 1)
+    assert sizes == [100_000]
 
 
 @pytest.mark.parametrize("text", ["6x384", "0+2x384", "6+2x100", "small"])
@@ -102,7 +116,7 @@ def test_student_learns_the_translation_closest_to_the_reference(home: Path, tmp
     assert (run.model.encoder.layers, run.model.decoder.layers, run.model.encoder.width) == (2, 1, 64)
     assert Tokenizer.load(out).fingerprint == Tokenizer.load(home / "teacher").fingerprint
     translator = attent.Translator.load(home / "teacher", device="cpu")
-    (file,) = (out / "state/data/synthetic").glob("*.jsonl")
+    (file,) = (path for path in (out / "state/data/synthetic").glob("*.jsonl") if "translations" not in path.name)
     pairs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     candidates = [[each.text for each in translator(pair["src"], n_best=4).n_best] for pair in pairs]
     assert all(pair["tgt"] in texts for pair, texts in zip(pairs, candidates, strict=True))
@@ -139,6 +153,7 @@ def test_default_shape_is_as_wide_as_a_narrow_teacher(home: Path) -> None:
     [
         ({"teacher": None}, "a student needs a teacher"),
         ({"size": "6+2x64", "megabytes": 10.0}, "only one of `size`, `megabytes` and `speed`"),
+        ({"n_best": 0}, "`n_best` must be 1 or more"),
         ({"data": "nowhere.tsv"}, "nowhere.tsv: there is no such file or folder"),
     ],
 )

@@ -64,7 +64,8 @@ def back_translate(home: Path, out: Path, **options: Any) -> list[str]:
 
 
 def read_pairs(out: Path) -> list[dict[str, str]]:
-    (file,) = (path for path in (out / "state/data/synthetic").glob("*.jsonl") if "translations" not in path.name)
+    folder = out / "state/data/synthetic"
+    file = folder / json.loads((folder / "0.json").read_text(encoding="utf-8"))["pairs_file"]
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -117,8 +118,16 @@ def test_no_validation_text_becomes_a_pair(home: Path, tmp_path: Path) -> None:
 
 def test_candidate_closest_to_the_reference_is_chosen() -> None:
     line = json.dumps([["a red cat", -0.1, True], ["the red bird", -0.2, True], ["red", -0.3, True]]).encode()
-    assert [each.text for each in synthetic_pairs.choose_candidates([line], ["the red birds"])] == ["the red bird"]
-    assert [each.text for each in synthetic_pairs.choose_candidates([line], [])] == ["a red cat"]
+    assert [each.text for each in synthetic_pairs.choose_closest([line], ["the red birds"])] == ["the red bird"]
+
+
+def test_certain_translations_are_not_the_least_probable() -> None:
+    """Log probabilities are rounded in the JSON output."""
+    certain, impossible = (
+        json.dumps({"hyp": "yes", "log_prob": value, "tokens": ["yes"], "finished": True}) for value in (0.0, None)
+    )
+    read = [Candidate(*json.loads(synthetic_pairs.encode_candidates(line))[0]) for line in (certain, impossible)]
+    assert [candidate.log_prob for candidate in read] == [0.0, -50.0]
 
 
 def test_translations_are_filtered() -> None:
@@ -197,7 +206,6 @@ def test_interrupted_translation_continues_where_it_stopped(
     notes = back_translate(home, tmp_path / "run")
     assert any(f"resumed after {done}" in note for note in notes)
     assert read_pairs(tmp_path / "run") == read_pairs(tmp_path / "unbroken")
-    assert not partial.exists()
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "unbroken")]
     assert weights[0] == weights[1]
 
@@ -216,6 +224,21 @@ def test_text_that_changed_before_the_first_step_is_translated_again(home: Path,
     text.write_text("eht eno wen ecnetnes\n" * 2, encoding="utf-8")
     notes = back_translate(home, tmp_path / "run", mono_target=(str(text),))
     assert any("1 sentence, translated" in note for note in notes)
+
+
+def test_other_filters_need_no_other_translations(home: Path, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Note) and "synthetic pairs" in event.text:
+            raise Interruption
+
+    given = {"mono_target": (str(home / "mono.xx"),), "reverse": (str(home / "reverse"),)}
+    with pytest.raises(Interruption):
+        attent.train(home / "pairs.tsv", out=tmp_path / "run", callbacks=stop, **TINY | given)
+    notes = back_translate(
+        home, tmp_path / "run", settings={**TINY["settings"], "data.synthetic.drop_share": 0.5}, hold_out=5
+    )
+    assert not any("translated back" in note for note in notes)
+    assert len(read_pairs(tmp_path / "run")) <= NUM_TEXTS // 2
 
 
 def test_run_with_a_checkpoint_needs_neither_text_nor_model(home: Path, tmp_path: Path) -> None:
