@@ -43,10 +43,13 @@ def default_validation_size(num_pairs: int) -> int:
     return max(1, min(num_pairs // 10, max(num_pairs // 50, 200), 2_000))
 
 
-def hold_out(corpora: Sequence[Corpus], num_pairs: int, seed: int) -> tuple[list[Corpus], list[Corpus]]:
+def hold_out(
+    corpora: Sequence[Corpus], num_pairs: int, seed: int, others: Sequence[Corpus] = ()
+) -> tuple[list[Corpus], list[Corpus]]:
     """Return (training, held-out) corpora: about `num_pairs` held out in total, fewer if texts are often repeated.
 
-    The first list has every corpus, the second those with held-out pairs. No text of a held-out pair occurs in a
+    The first list has every corpus, and then the others, of which none is held out; the second has those of `corpora`
+    with held-out pairs. No text of a held-out pair occurs in a
     training pair, on either side. Only if there are too few distinct targets for that, as with class labels, targets
     may be shared (`CorpusSplit.has_disjoint_targets` is then False); sources never are.
     """
@@ -60,7 +63,7 @@ def hold_out(corpora: Sequence[Corpus], num_pairs: int, seed: int) -> tuple[list
             f"{names}: must have at least 2 different sources with translations to hold out validation data, but has "
             f"fewer; add pairs, or give validation data"
         )
-    train = [scan.select_part(selection, held_out=False) for scan in scans]
+    train = [scan.select_part(selection, held_out=False) for scan in (*scans, *map(_ScannedCorpus.scan, others))]
     held_out = [scan.select_part(selection, held_out=True) for scan in scans]
     return train, [corpus for corpus in held_out if corpus.split and corpus.split.pair_count]
 
@@ -116,28 +119,31 @@ def hash_folded_texts(texts: Sequence[str]) -> KeyArray:
 
 @dataclass(frozen=True)
 class _ScannedCorpus:
-    """A corpus with the fingerprint of its files, a mask of the entries that are pairs, and the keys of these."""
+    """A corpus with the fingerprint of its files, masks of its entries, and the keys of its pairs."""
 
     corpus: Corpus
     fingerprint: tuple[tuple[str, int, int], ...]
     is_pair: BoolArray
+    is_bad_line: BoolArray
     keys: _PairKeys
 
     @classmethod
     def scan(cls, corpus: Corpus) -> _ScannedCorpus:
-        assert corpus.split is None, "a split corpus cannot be split again"
+        """Read a corpus, or the part of it that an earlier split has left."""
         fingerprint = tuple(corpus.fingerprint())  # before reading, so that a change meanwhile is noticed
         is_pair, keys = [np.empty(0, bool)], []
-        entries = iter(corpus)
+        entries = iter(replace(corpus, split=None))
         while chunk := list(islice(entries, CHUNK_LINES)):
             is_pair.append(np.fromiter((isinstance(entry, Pair) for entry in chunk), bool, len(chunk)))
             keys.append(_PairKeys.from_pairs([entry for entry in chunk if isinstance(entry, Pair)]))
-        return cls(corpus, fingerprint, np.concatenate(is_pair), _PairKeys.concatenate(keys))
+        mask, all_keys = np.concatenate(is_pair), _PairKeys.concatenate(keys)
+        is_member = np.frombuffer(corpus.split.membership, bool) if corpus.split else np.ones(len(mask), bool)
+        return cls(corpus, fingerprint, mask & is_member, ~mask & is_member, all_keys.select(is_member[mask]))
 
     def select_part(self, selection: _HeldOutKeys, *, held_out: bool) -> Corpus:
         """Return the held-out or the training part of the corpus; bad lines belong to the latter."""
         pair_mask = selection.select_pairs(self.keys, held_out=held_out)
-        membership = np.zeros(len(self.is_pair), bool) if held_out else ~self.is_pair
+        membership = np.zeros(len(self.is_pair), bool) if held_out else self.is_bad_line.copy()
         membership[self.is_pair] = pair_mask
         split = CorpusSplit(
             membership=membership.tobytes(),

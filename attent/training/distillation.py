@@ -109,7 +109,8 @@ def distil(
     if texts:
         chosen["data.synthetic.mono_source"] = texts
     if has_pairs:
-        chosen |= {"data.synthetic.replace_targets": True, "data.synthetic.n_best": DEFAULT_N_BEST if n_best is None else n_best}
+        chosen["data.synthetic.replace_targets"] = True
+        chosen["data.synthetic.n_best"] = DEFAULT_N_BEST if n_best is None else n_best
     if size is not None:
         chosen |= StudentShape.parse(size).settings
     is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with

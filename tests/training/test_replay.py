@@ -14,10 +14,11 @@ import torch
 
 import attent
 from attent.data.pairs import Pair
+from attent.training.events import Event, Note
 from attent.training.loop import write_model
 from attent.training.run_options import DataConfig, TrainError
 from attent.training.tasks.base import RunContext
-from attent.training.tasks.replay import SAMPLE_FILE, encode_sample
+from attent.training.tasks.replay import SAMPLE_FILE, encode_sample, fetch_sample
 from attent.training.tasks.translation_data import build_train_batches, load_corpora, prepare_tokens
 from tests.text.corpus import lines, tokenizer
 from tests.training.tasks.test_translation_data import DATA, TRAIN
@@ -63,6 +64,26 @@ def test_the_ratio_is_that_of_general_to_new_pairs(tmp_path: Path, ratio: str, e
     pairs = [int(pair) for step in range(batches.num_batches(0)) for pair in batches.get_batch(0, step).example_ids]
     assert sum(pair < 40 for pair in pairs) == 40
     assert sum(pair >= 40 for pair in pairs) == pytest.approx(expected, abs=1)
+
+
+def test_new_pairs_count_with_their_weight(tmp_path: Path) -> None:
+    new, general = write(tmp_path / "ours.tsv", 0, 40), write(tmp_path / "general.tsv", 40, 150)
+    config = replace(DATA, train=(f"{new}:2",), replay=(general,), hold_out=0)
+    (_, corpus) = load_corpora(config, 1, context(tmp_path)).train
+    assert corpus.weight == pytest.approx(2 * 40 / 110)
+
+
+def test_no_text_of_a_held_out_pair_is_trained_on(tmp_path: Path) -> None:
+    """Also if the general text has the new pairs."""
+    new, general = write(tmp_path / "ours.tsv", 0, 60), write(tmp_path / "general.tsv", 20, 150)
+    config = replace(DATA, train=(new,), replay=(general,), hold_out=10)
+    splits = load_corpora(config, 1, context(tmp_path))
+    assert splits.valid
+    assert splits.replay_valid
+    held_out = {text for corpus in (*splits.valid, *splits.replay_valid) for pair in corpus for text in pair[:2]}
+    trained_on = [{text for pair in corpus for text in pair[:2]} for corpus in splits.train]
+    assert [bool(texts & held_out) for texts in trained_on] == [False, False]
+    assert all(len(texts) > 60 for texts in trained_on)
 
 
 def test_both_texts_have_validation_and_test_sets(tmp_path: Path) -> None:
@@ -122,6 +143,32 @@ def test_the_stored_sample_is_replayed(tmp_path: Path) -> None:
     assert any(SAMPLE_FILE in scores["name"] for scores in result.scores)
     shutil.rmtree(tmp_path / "first")
     assert fine_tune(tmp_path, "second", steps=9, hold_out=5, init_from=None).step == 9  # resumes without it
+
+
+def test_a_sample_in_other_languages_is_not_replayed(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / SAMPLE_FILE).write_bytes(gzip.compress(b"en\tfr\na\tb\n"))
+    events: list[Event] = []
+    run = replace(context(tmp_path), report=events.append)
+    splits = load_corpora(
+        replace(DATA, train=(write(tmp_path / "ours.tsv", 0, 60),)), 1, run, replay_sample=folder / SAMPLE_FILE
+    )
+    assert not splits.has_replay
+    assert any("not replaying the sample" in event.text for event in events if isinstance(event, Note))
+
+
+def test_a_new_run_replays_the_sample_of_its_own_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "with", model(), tokenizer(), {SAMPLE_FILE: b"sample"})
+    write_model(tmp_path / "without", model(), tokenizer())
+    new, resumed = (replace(context(tmp_path), is_new=is_new) for is_new in (True, False))
+    assert fetch_sample(str(tmp_path / "without"), new) is None
+    path = fetch_sample(str(tmp_path / "with"), new)
+    assert path is not None
+    assert path.read_bytes() == b"sample"
+    assert fetch_sample("no/such/model", resumed) == path
+    assert fetch_sample(str(tmp_path / "without"), new) is None  # after an interruption, with another --from
+    assert fetch_sample("no/such/model", resumed) is None
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attent.data.augment import OFF
 from attent.data.corpus import Corpus, open_corpora
-from attent.data.pairs import LanguagePair, Pair
+from attent.data.pairs import LanguageMismatchError, LanguagePair, Pair
 from attent.models.folder import read_side_file
 from attent.storage.atomic import write_atomic
 from attent.storage.hub import locate_model
@@ -24,19 +24,17 @@ from attent.training.tasks import base
 SAMPLE_FILE = "sample.tsv.gz"
 
 
-def fetch_sample(init_from: str | None, data_dir: Path) -> Path | None:
-    """Copy the sample of the model that is fine-tuned into the run, which can be resumed without that model; None if
+def fetch_sample(init_from: str | None, context: base.RunContext) -> Path | None:
+    """Copy the sample of the model that is fine-tuned into a new run, which can be resumed without that model; None if
     there is none."""
-    path = data_dir / SAMPLE_FILE
-    if init_from is None or path.exists():
-        return path if path.exists() else None
-    folder = locate_model(init_from)
-    content = read_side_file(folder, SAMPLE_FILE) if folder.is_dir() else None
-    if content is None:
-        return None
-    data_dir.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content)
-    return path
+    path = context.data_dir / SAMPLE_FILE
+    if context.is_new:
+        content = read_side_file(locate_model(init_from), SAMPLE_FILE) if init_from else None
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content)
+    return path if path.exists() else None
 
 
 def open_general_corpora(
@@ -45,12 +43,19 @@ def open_general_corpora(
     """Open the corpora of `--replay`, or the sample; their weights are ratios to the new pairs."""
     if config.replay == (OFF,) or not (config.replay or sample):
         return []
-    if not config.replay:
-        context.note("replaying the sample of its training data that the model's folder stores (--replay none: do not)")
-    return open_corpora(config.replay or [str(sample)], languages, config.read_options, context.warn)
+    corpora = open_corpora(config.replay or [str(sample)], languages, config.read_options, context.warn)
+    if config.replay:
+        return corpora
+    try:
+        next(iter(corpora[0]), None)
+    except LanguageMismatchError as error:
+        context.note(f"not replaying the sample that the model's folder stores: {error.problem}")
+        return []
+    context.note("replaying the sample of its training data that the model's folder stores (--replay none: do not)")
+    return corpora
 
 
-def set_ratio(general: Sequence[Corpus], num_new: int, num_general: int) -> list[Corpus]:
+def set_ratio(general: Sequence[Corpus], num_new: float, num_general: int) -> list[Corpus]:
     """Return the general corpora with the weight that gives their ratio to the new pairs in each epoch."""
     if not num_general:
         names = ", ".join(corpus.name for corpus in general)

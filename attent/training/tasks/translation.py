@@ -129,6 +129,9 @@ class TranslationTask(GenerationTask):
         for scores in super().score_model(before, run):
             yield replace(scores, name=f"{scores.name}, before", weights=run.init_from)
 
+    def estimate_scoring_seconds(self, model: Seq2Seq, run: RunConfig) -> float:
+        return super().estimate_scoring_seconds(model, run) * (2 if self.prepared.splits.has_replay else 1)
+
     def search_texts(
         self, model: Seq2Seq, examples: EvalSet, run: RunConfig, options: SearchOptions
     ) -> Iterator[dict[int, str]]:

@@ -80,7 +80,7 @@ class PreparedData:
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     if run.init_from is None and run.data.replay not in ((), (OFF,)):
         raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
-    sample = replay.fetch_sample(run.init_from, context.data_dir)
+    sample = replay.fetch_sample(run.init_from, context)
     splits = load_corpora(run.data, run.train.seed, context, sample)
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
@@ -111,19 +111,19 @@ def load_corpora(
     tests = [corpus for corpus in tests if _accept_test_set(corpus, bool(config.test), context)]
     held_out = not valid and config.hold_out != 0
     if held_out and train:
-        train, valid = _split_validation(train, config.hold_out, seed, context)
+        train, general, valid = _split_validation(train, general, config.hold_out, seed, context)
     train = add_synthetic_corpora(config, train, [*valid, *tests], seed, context)
     if held_out and not valid:
         context.note(
             "the validation pairs are synthetic: scores compare with the model that made them, not with people"
         )
-        train, valid = _split_validation(train, config.hold_out, seed, context)
+        train, general, valid = _split_validation(train, general, config.hold_out, seed, context)
     replay_valid = list(_find_siblings(general, "valid"))
     if general and not replay_valid and config.hold_out != 0:
-        general, replay_valid = _split_validation(general, config.hold_out, seed, context)
+        general, train, replay_valid = _split_validation(general, train, config.hold_out, seed, context)
     if general:
-        num_pairs, num_general = (_count_pairs(corpora)[0] for corpora in (train, general))
-        general = replay.set_ratio(general, num_pairs, num_general)
+        num_new = sum(corpus.weight * _count_pairs([corpus])[0] for corpus in train)
+        general = replay.set_ratio(general, num_new, _count_pairs(general)[0])
     return CorpusSplits(
         train=[*train, *general],
         valid=valid,
@@ -193,8 +193,9 @@ def _advise(dropped: ReasonTally[str]) -> str:
 
 
 def _split_validation(
-    train: list[Corpus], requested_count: int | None, seed: int, context: base.RunContext
-) -> tuple[list[Corpus], list[Corpus]]:
+    train: list[Corpus], others: list[Corpus], requested_count: int | None, seed: int, context: base.RunContext
+) -> tuple[list[Corpus], list[Corpus], list[Corpus]]:
+    """Return the training parts of both lists, which share no text with the third, the held-out part of `train`."""
     num_pairs, bad_lines = _count_pairs(train)
     if not num_pairs:
         names = ", ".join(corpus.name for corpus in train)
@@ -202,9 +203,10 @@ def _split_validation(
         raise TrainError(f"{names}: contains no sentence pairs: {reasons}; {_advise(bad_lines)}")
     size = default_validation_size(num_pairs) if requested_count is None else requested_count
     base.check_hold_out(size, num_pairs, "pairs")
-    train_part, held_out = hold_out(train, size, seed)
-    context.note(f"{summarize_split(train_part, held_out)} (name your own with --valid)")
-    return train_part, held_out
+    parts, held_out = hold_out(train, size, seed, others)
+    train, others = parts[: len(train)], parts[len(train) :]
+    context.note(f"{summarize_split(train, held_out)} (name your own with --valid)")
+    return train, others, held_out
 
 
 def prepare_tokens(
