@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from attent.cli.config_flags import add_config_flags
-from attent.cli.train import SetFlag, limit_thread_waiting
+from attent.cli.train import SetFlag, limit_thread_waiting, run_with_display
 from attent.training.run_options import DISTIL_GROUPS, PythonOptions, StudentOptions
 
 GROUPS = {table: Group(title, sort_key=number) for number, (title, table) in enumerate(DISTIL_GROUPS.items())}
@@ -33,20 +32,7 @@ def distil(
     attent distil runs/de-en --data corpus.tsv --src de --tgt en --out runs/de-en-small
     """
     limit_thread_waiting()
-    from attent.training import distillation
-    from attent.training.progress import TrainingDisplay
+    from attent.training.distillation import distil
 
-    with TrainingDisplay(quiet=quiet) as display:
-        result = distillation.distil(
-            data or (),
-            teacher=teacher,
-            out=out,
-            overrides=tuple(set_ or ()),
-            callbacks=[display],
-            progress=False,
-            force_exit=True,
-            **flags,
-        )
-    if result.resume_command:
-        print(f"attent: saved; resume with: {result.resume_command}", file=sys.stderr)
-    return result.exit_code
+    overrides = tuple(set_ or ())
+    return run_with_display(distil, data or (), quiet, teacher=teacher, out=out, overrides=overrides, **flags)

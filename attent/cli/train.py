@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,19 +57,17 @@ def train(
     """
     limit_thread_waiting()
     from attent.training import run
+
+    overrides = tuple(set_ or ())
+    return run_with_display(run.train, data or (), quiet, out=out, init_from=init_from, overrides=overrides, **flags)
+
+
+def run_with_display(run: Callable[..., Any], data: list[str] | tuple[()], quiet: bool, **options: Any) -> int:
+    """Train or distil, and return the exit code."""
     from attent.training.progress import TrainingDisplay
 
     with TrainingDisplay(quiet=quiet) as display:
-        result = run.train(
-            data or (),
-            out=out,
-            overrides=tuple(set_ or ()),
-            init_from=init_from,
-            callbacks=[display],
-            progress=False,
-            force_exit=True,
-            **flags,
-        )
+        result = run(data, callbacks=[display], progress=False, force_exit=True, **options)
     if result.resume_command:
         print(f"attent: saved; resume with: {result.resume_command}", file=sys.stderr)
     return result.exit_code

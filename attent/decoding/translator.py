@@ -62,7 +62,7 @@ from attent.decoding.terminology import Phrases, translate_terms
 from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.models import Seq2Seq
-from attent.models.adapter import read_adapter
+from attent.models.adapter import load_adapter
 from attent.models.folder import read_side_file
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.nn import LSTMDecoder, Stack
@@ -246,7 +246,6 @@ class Translator:
         engine: EngineName | None = None,
         threads: int | None = None,
         batch_tokens: int | None = None,
-        adapter: str | Path | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> Self:
         """Load the model of a folder, ours or Hugging Face's (Marian, T5, NLLB); several folders make an ensemble.
@@ -254,9 +253,8 @@ class Translator:
         >>> attent.Translator.load("runs/en-de", device="cpu", engine="torch").device
         device(type='cpu')
 
-        src      source language, for a model of many languages such as NLLB; `tgt`: target language
-        dtype    None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
-        adapter  a folder that `attent train --keep-adapter` has written, for `with_adapter`
+        src    source language, for a model of many languages such as NLLB; `tgt`: target language
+        dtype  None: bfloat16 for the torch engine on an NVIDIA GPU that supports it, else float32
         """
         if not folders:
             raise TranslationError("there must be a model to translate with, but none is named; give its folder")
@@ -276,7 +274,7 @@ class Translator:
         is_recurrent = any(isinstance(each.decoder, LSTMDecoder) for each in models)
         default = "float32" if is_recurrent else choose_dtype(placed, engine)
         model = model.to(device=placed, dtype=precision or DTYPES[default]).eval()
-        translator = cls(
+        return cls(
             model,
             tokenizers[0],
             folder=paths[0] if len(paths) == 1 else None,
@@ -285,20 +283,19 @@ class Translator:
             batch_tokens=batch_tokens,
             notify=notify,
         )
-        return translator if adapter is None else translator.with_adapter(adapter)
 
     def with_adapter(self, folder: str | Path) -> Self:
-        """Return a translator with a LoRA adapter of this model, which is not merged: both share their weights.
+        """Return a translator, with the torch engine, that shares the weights of this one and applies a LoRA adapter.
 
-        It uses the torch engine.
+        folder  from `attent train --keep-adapter`: that of the run, or of the adapter
         """
         if not isinstance(self.model, Seq2Seq):
             raise TranslationError("an adapter needs one model, but this is an ensemble; give one of them")
-        adapter, model = read_adapter(folder), self.model
+        model = self.model
         is_rounded = self.folder is not None and next(model.parameters()).dtype != torch.float32
         original = load_as(self.folder, Seq2Seq) if self.folder is not None and is_rounded else model
         names = ("folder", "engine", "threads", "batch_tokens")
-        adapted = adapter.apply(model, original).eval()
+        adapted = load_adapter(folder, model, original).eval()
         return type(self)(adapted, self.tokenizer, **{name: getattr(self, name) for name in names}, notify=self._notify)
 
     # --- public methods ------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ the matrices that the adapter belongs to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,36 +21,24 @@ ADAPTER_KIND = "lora"
 M = TypeVar("M", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class Adapter:
-    folder: Path
-    updates: Mapping[str, Tensor]  # PATH.down and PATH.up of each adapted layer
-    base: str  # hash of the matrices
-    base_model: str  # its name, for messages
-
-    def apply(self, model: M, original: M) -> M:
-        """Return a copy of the model with the adapter, unmerged; `original` is the model in the stored precision."""
-        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.updates)
-        modules = dict(original.named_modules())
-        matrices = {path: part.weight for path in paths if isinstance(part := modules.get(path), nn.Linear)}
-        if len(matrices) < len(paths) or hash_matrices(matrices) != self.base:
-            raise FolderError(
-                f"{self.folder}: is an adapter of {self.base_model}, not of this model; give both together"
-            )
-        return apply_adapter(model, self.updates)
-
-
 def write_adapter(folder: Path, updates: Mapping[str, Tensor], matrices: Mapping[str, Tensor], base_model: str) -> None:
     rank = min(min(tensor.shape) for tensor in updates.values())
     config = {"adapter": ADAPTER_KIND, "rank": rank, "base": hash_matrices(matrices), "base_model": base_model}
     write_folder(folder, config=config, tensors=updates)
 
 
-def read_adapter(folder: str | Path) -> Adapter:
-    """Read an adapter folder, or that in the folder of a run."""
+def load_adapter(folder: str | Path, model: M, original: M) -> M:
+    """Return a copy of the model with the adapter of a folder, or of the folder of a run, unmerged; `original` is the
+    model in the stored precision."""
     folder = Path(folder).expanduser()
     folder = folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
     stored = read_folder(folder)
     if stored.config.get("adapter") != ADAPTER_KIND:
         raise FolderError(f"{folder}: must be an adapter, but is a model; train one with --lora and --keep-adapter")
-    return Adapter(folder, stored.tensors, str(stored.config["base"]), str(stored.config["base_model"]))
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in stored.tensors)
+    modules = dict(original.named_modules())
+    matrices = {path: part.weight for path in paths if isinstance(part := modules.get(path), nn.Linear)}
+    if len(matrices) < len(paths) or hash_matrices(matrices) != stored.config["base"]:
+        base = stored.config["base_model"]
+        raise FolderError(f"{folder}: is an adapter of {base}, not of this model; give both together")
+    return apply_adapter(model, stored.tensors)

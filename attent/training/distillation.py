@@ -152,22 +152,19 @@ def choose_shape(
     threads: int | None,
 ) -> tuple[StudentShape, str]:
     """Return the largest shape within the limits, and the reason."""
+    if megabytes is None and speed is None:
+        width = load_as(teacher, Seq2Seq).config.encoder.width
+        return StudentShape(6, 2, max(HEAD_WIDTH, min(384, width // HEAD_WIDTH * HEAD_WIDTH))), "the default"
     for shape in SHAPES[::-1]:
-        if megabytes is not None:
-            size = estimate_int8_bytes(shape.build_config(tokenizer, vocab)) / 1e6
-            if size <= megabytes:
-                return shape, f"{size:.1f} MB as int8"
-        elif speed is not None:
-            sentences = measure_speed(shape.build_config(tokenizer, vocab), threads)
-            if sentences >= speed:
-                return shape, f"{sentences:,.0f} sentences/s measured with random weights"
-        else:
-            width = load_as(teacher, Seq2Seq).config.encoder.width
-            return StudentShape(6, 2, max(HEAD_WIDTH, min(384, width // HEAD_WIDTH * HEAD_WIDTH))), "the default"
-    if megabytes is not None:
-        problem = f"`megabytes` must be at least {size:.1f}, those of {shape}, but is {megabytes:g}"
-        raise TrainError(f"{problem}; raise it, lower `vocab`, or give another `size`")
-    raise TrainError(f"`speed` must be at most {sentences:.0f}, that of {shape} here, but is {speed:g}; lower it")
+        config = shape.build_config(tokenizer, vocab)
+        if speed is None and (size := estimate_int8_bytes(config) / 1e6) <= (megabytes or 0):
+            return shape, f"{size:.1f} MB as int8"
+        if speed is not None and (sentences := measure_speed(config, threads)) >= speed:
+            return shape, f"{sentences:,.0f} sentences/s measured with random weights"
+    if speed is not None:
+        raise TrainError(f"`speed` must be at most {sentences:.0f}, that of {shape} here, but is {speed:g}; lower it")
+    problem = f"`megabytes` must be at least {size:.1f}, those of {shape}, but is {megabytes:g}"
+    raise TrainError(f"{problem}; raise it, lower `vocab`, or give another `size`")
 
 
 def estimate_int8_bytes(config: Seq2SeqConfig) -> int:

@@ -17,7 +17,7 @@ from attent.cli.serve import parse_adapters
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
-from attent.models.adapter import read_adapter, write_adapter
+from attent.models.adapter import write_adapter
 from attent.nn.lora import AdaptedLinear, add_lora, merge_lora, split_parameters
 from attent.serving.messages import CallContext, TranslateRequest
 from attent.serving.service import TranslationService
@@ -49,7 +49,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, adapter: Path | None = None, **options: Any) -> Translator:
-    return Translator.load(folder, device="cpu", engine="torch", adapter=adapter, **options)
+    translator = Translator.load(folder, device="cpu", engine="torch", **options)
+    return translator if adapter is None else translator.with_adapter(adapter)
 
 
 def translate(translator: Translator, **options: Any) -> list[tuple[str, float]]:
@@ -94,12 +95,12 @@ def test_scores_and_alignments_are_those_of_the_adapter(home: Path) -> None:
 
 def test_other_engines_decline(home: Path) -> None:
     messages: list[str] = []
-    translator = Translator.load(home / "base", device="cpu", adapter=home / "first", notify=messages.append)
+    translator = Translator.load(home / "base", device="cpu", notify=messages.append).with_adapter(home / "first")
     translated = translate(translator, beam_size=1)
     assert [text for text, _ in translated] == [text for text, _ in translate(load(home / "first-merged"), beam_size=1)]
     assert any("CTranslate2 does not support adapters" in message for message in messages)
     with pytest.raises(TranslationError, match="CTranslate2 does not support adapters"):
-        translate(Translator.load(home / "base", device="cpu", adapter=home / "first", engine="ctranslate2"))
+        translate(Translator.load(home / "base", device="cpu", engine="ctranslate2").with_adapter(home / "first"))
     assert "replaced" in str(find_unsupported_reason(translator.model))
 
 
@@ -119,7 +120,7 @@ def test_wrong_adapters_are_refused(home: Path) -> None:
     with pytest.raises(FolderError, match="does not exist"):
         load(home / "base", home / "third")
     with pytest.raises(TranslationError, match="this is an ensemble"):
-        Translator.load(home / "base", home / "base", device="cpu", adapter=home / "first")
+        Translator.load(home / "base", home / "base", device="cpu").with_adapter(home / "first")
 
 
 def test_a_server_chooses_the_adapter_of_each_request(home: Path) -> None:
@@ -157,7 +158,6 @@ def test_training_keeps_an_adapter(home: Path, tmp_path: Path, capsys: pytest.Ca
     assert isinstance(models.read_model(tmp_path / "out"), Seq2Seq)  # merged
     config = json.loads((tmp_path / "out" / "adapter" / "config.json").read_text())
     assert (config["rank"], config["base_model"]) == (4, str(home / "base"))
-    assert len(read_adapter(tmp_path / "out").updates) > 10
     (tmp_path / "in.txt").write_text("".join(f"{source}\n" for source in SOURCES))
     outputs = []
     for words in ([str(home / "base"), "--adapter", str(tmp_path / "out")], [str(tmp_path / "out")]):
