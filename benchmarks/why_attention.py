@@ -99,6 +99,7 @@ def build_command(part: str, arguments: argparse.Namespace) -> list[str]:
     command += ["--out", out, "--seeds", *arguments.seeds, "--steps", str(10 if arguments.quick else steps)]
     # One architecture at a time, since their times are compared; 5 checkpoints to average.
     own = ["--table3", *jobs] if part == "table3" else ["--rdrop", "0", "--valid-every", str(max(1, steps // 10))]
+    own += ["--augment", "none"]  # as in the published results
     return [*command, *own, *(tiny if arguments.quick else [])]
 
 
