@@ -63,6 +63,17 @@ def test_train_returns_the_scores_and_a_second_call_finds_the_run_complete(tmp_p
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_augmentation_is_off_on_a_cpu_and_described_where_it_is_on(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for augment, expected in ((None, ("none",)), (("upper", "typos=0.1"), ("upper=0.07", "typos=0.1"))):
+        folder = tmp_path / str(augment)
+        folder.mkdir()
+        train_small(folder, callbacks=[events.append], steps=1, augment=augment, device="cpu")
+        assert read_run(folder / "run" / "run.toml").data.augment == expected
+    texts = [event.text for event in events if isinstance(event, Note) and event.text.startswith("augmentation")]
+    assert texts == ["augmentation: upper, typos (--augment none: off)"]
+
+
 def test_train_in_a_thread_is_stopped_by_its_caller_and_resumed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         stopped = pool.submit(train_small, tmp_path, should_stop=lambda: True).result()
