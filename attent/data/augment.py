@@ -10,7 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice, tee
 from typing import NamedTuple
@@ -201,8 +201,8 @@ def format_rates(rates: dict[str, float]) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Augmenter:
     rates: dict[str, float]
-    letters: str
-    lexicon: Lexicon
+    letters: str = ""  # of typos
+    lexicon: Lexicon = field(default_factory=Lexicon)
 
     @classmethod
     def learn(cls, rates: dict[str, float], pairs: Iterable[Pair]) -> Augmenter:
@@ -211,7 +211,7 @@ class Augmenter:
         letters = Counter(letter for source, _ in islice(sample, SAMPLE_PAIRS) for letter in source if letter.isalpha())
         frequent = [(letter, max(1, round(1000 * count / letters.total()))) for letter, count in letters.items()]
         needs_lexicon = any(KINDS[name].needs_lexicon for name in rates)
-        lexicon = Lexicon.learn(others) if needs_lexicon else Lexicon({}, ())
+        lexicon = Lexicon.learn(others) if needs_lexicon else Lexicon()
         return cls(rates, "".join(letter * count for letter, count in sorted(frequent)), lexicon)
 
     def augment(self, sources: Sequence[str], targets: Sequence[str], seed: int) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,8 +26,9 @@ WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]
 
 @dataclass(frozen=True)
 class Lexicon:
-    probabilities: dict[tuple[str, str], float]  # (source, target) in lower case -> p(target|source) p(source|target)
-    entries: tuple[tuple[str, str], ...]  # reliable translations of single words, as they are usually written
+    # (source, target) in lower case -> p(target|source) p(source|target)
+    probabilities: dict[tuple[str, str], float] = field(default_factory=dict)
+    entries: tuple[tuple[str, str], ...] = ()  # reliable translations of single words, as they are usually written
 
     @classmethod
     def learn(cls, pairs: Iterable[tuple[str, str]]) -> Lexicon:
@@ -37,23 +38,17 @@ class Lexicon:
         num_links = 0
         for pair in pairs:
             words = [WORD.findall(text) for text in pair]
-            if not all(0 < len(side) <= MAX_WORDS for side in words):
-                continue
-            for side, side_words, side_forms in zip(sides, words, forms, strict=True):
-                side.append([word.lower() for word in side_words])
-                side_forms.update(side_words[1:])  # the first word of a sentence may have a capital
-            num_links += len(words[0]) * len(words[1])
+            if all(0 < len(side) <= MAX_WORDS for side in words):
+                for side, side_words, side_forms in zip(sides, words, forms, strict=True):
+                    side.append([word.lower() for word in side_words])
+                    side_forms.update(side_words[1:])  # the first word of a sentence may have a capital
+                num_links += len(words[0]) * len(words[1])
             if num_links > MAX_LINKS:
                 break
         if not num_links:
-            return cls({}, ())
-        keys, probabilities = _estimate(*sides)
-        names = [{index: word for word, index in _index_words(side).items()} for side in sides]
+            return cls()
+        table = _estimate(*sides)
         counts = [Counter(word for sentence in side for word in sentence) for side in sides]
-        table = {
-            (names[0][key >> 32], names[1][key & 0xFFFFFFFF]): probability
-            for key, probability in zip(keys.tolist(), probabilities.tolist(), strict=True)
-        }
         written = [{word.lower(): word for word, _ in reversed(side.most_common())} for side in forms]
         entries = tuple(
             (written[0][source], written[1][target])
@@ -78,21 +73,17 @@ class Lexicon:
         return [(i, j) for i, j in np.argwhere(is_best).tolist()]
 
 
-def _index_words(sentences: list[list[str]]) -> dict[str, int]:
-    words = dict.fromkeys(word for sentence in sentences for word in sentence)
-    return {word: index for index, word in enumerate(words)}
-
-
 def _diagonal_distance(i: Array, j: Array, source_length: Array | int, target_length: Array | int) -> Array:
     distance: Array = abs((i + 0.5) / source_length - (j + 0.5) / target_length)
     return distance
 
 
-def _estimate(sources: list[list[str]], targets: list[list[str]]) -> tuple[Array, Array]:
-    """Return the probable word pairs as source << 32 | target, and p(target|source) p(source|target) of each."""
-    ids, lengths = [], []
+def _estimate(sources: list[list[str]], targets: list[list[str]]) -> dict[tuple[str, str], float]:
+    """Return p(target|source) p(source|target) of the probable word pairs."""
+    ids, lengths, words = [], [], []
     for side in (sources, targets):
-        index = _index_words(side)
+        words.append(list(dict.fromkeys(word for sentence in side for word in sentence)))
+        index = {word: number for number, word in enumerate(words[-1])}
         ids.append(np.fromiter((index[word] for sentence in side for word in sentence), np.int64))
         lengths.append(np.fromiter(map(len, side), np.int64, len(side)))
     starts = [counts.cumsum() - counts for counts in lengths]
@@ -117,4 +108,5 @@ def _estimate(sources: list[list[str]], targets: list[list[str]]) -> tuple[Array
             probabilities = counts / np.bincount(given, counts)[given]
         product *= probabilities
     is_probable = product >= MIN_PROBABILITY
-    return keys[is_probable], product[is_probable]
+    pairs = zip(keys[is_probable].tolist(), product[is_probable].tolist(), strict=True)
+    return {(words[0][key >> 32], words[1][key & 0xFFFFFFFF]): probability for key, probability in pairs}

@@ -221,9 +221,7 @@ def describe_corpus(corpus: Corpus, part: CorpusPart) -> base.CorpusStats:
         num_read=part.pairs + dropped.total(),
         num_used=part.pairs,
         dropped=tuple(dropped.items()),
-        files=(*((name, digest) for name, digest in summary.files), *list_files(corpus))
-        if summary
-        else list_files(corpus),
+        files=(*((name, digest) for name, digest in (summary.files if summary else ())), *list_files(corpus)),
         weight=corpus.weight,
     )
 

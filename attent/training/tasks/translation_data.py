@@ -20,7 +20,6 @@ from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
 from attent.data.formats.placeholders import INLINE_TAGS
-from attent.data.lexicon import Lexicon
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
@@ -223,7 +222,7 @@ def prepare_tokens(
         if config.context:
             symbols.append(SEPARATOR)
         rates = {name: rate for name, rate in config.augment_rates.items() if KINDS[name].has_other_subwords}
-        augmenter = Augmenter(rates, "", Lexicon({}, ())) if rates else None
+        augmenter = Augmenter(rates) if rates else None
         settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
         tokenizer = learn_tokenizer(
             splits.train, settings, language_tags=splits.use_tags, seed=seed, augmenter=augmenter
