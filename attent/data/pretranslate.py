@@ -39,12 +39,23 @@ _NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilledText:
+    """A text of a unit and its translation."""
+
+    line: int
+    source: InlineContent
+    target: InlineContent = ()
+    reason: str  # to review it, or ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretranslateResult:
     content: bytes
     filled_count: int
     existing_count: int  # units that had a target
     skipped: tuple[SkippedUnit, ...]
     for_review: tuple[SkippedUnit, ...] = ()  # filled, but a code may be in another place
+    filled: tuple[FilledText, ...] = ()
 
 
 def pretranslate_file(
@@ -82,6 +93,12 @@ def pretranslate_file(
         existing_count=scan.existing_count,
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
         for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.is_uncertain),
+        filled=tuple(
+            FilledText(line=unit.unit.line, source=source, target=target, reason=_UNCERTAIN * unit.is_uncertain)
+            for unit, result in zip(pending, results, strict=True)
+            if not isinstance(result, SkippedUnit)
+            for source, target in zip(map(number_codes, unit.unit.contents), result, strict=True)
+        ),
     )
 
 
@@ -324,7 +341,7 @@ def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bo
     if not codes:
         return content
     parts: list[str | InlineCode] = []
-    for piece in chain.from_iterable(_find_codes(part, codes) if isinstance(part, str) else [part] for part in content):
+    for piece in chain.from_iterable(_find_codes(part, codes) for part in content):
         same = codes.get(piece, []) if isinstance(piece, str) else []
         code = same.pop(0) if len(same) > 1 else same[0] if same else None
         before = parts[-1] if parts else ""
@@ -340,8 +357,11 @@ def _is_tag(part: str | InlineCode | None, role: Role) -> bool:
     return isinstance(part, InlineCode) and part.role == role and _NUMBERED_TAG.fullmatch(part.display) is not None
 
 
-def _find_codes(text: str, displays: Collection[str]) -> Iterator[str]:
+def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[str | InlineCode]:
     """Split a text at the displays of codes, of which there may be thousands; the longest first."""
+    if isinstance(text, InlineCode):
+        yield text
+        return
     lengths = sorted({len(display) for display in displays if display}, reverse=True)
     first_chars = re.compile("[" + re.escape("".join({display[:1] for display in displays})) + "]")
     start = position = 0
