@@ -39,7 +39,7 @@ _NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilledText:
+class FilledContent:
     """A text of a unit and its translation."""
 
     line: int
@@ -55,7 +55,7 @@ class PretranslateResult:
     existing_count: int  # units that had a target
     skipped: tuple[SkippedUnit, ...]
     for_review: tuple[SkippedUnit, ...] = ()  # filled, but a code may be in another place
-    filled: tuple[FilledText, ...] = ()
+    filled: tuple[FilledContent, ...] = ()
 
 
 def pretranslate_file(
@@ -94,7 +94,7 @@ def pretranslate_file(
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
         for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.is_uncertain),
         filled=tuple(
-            FilledText(line=unit.unit.line, source=source, target=target, reason=_UNCERTAIN * unit.is_uncertain)
+            FilledContent(line=unit.unit.line, source=source, target=target, reason=_UNCERTAIN * unit.is_uncertain)
             for unit, result in zip(pending, results, strict=True)
             if not isinstance(result, SkippedUnit)
             for source, target in zip(map(number_codes, unit.unit.contents), result, strict=True)

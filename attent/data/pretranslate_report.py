@@ -11,7 +11,7 @@ from attent.data.formats.units import InlineCode, InlineContent, get_raw_text
 from attent.data.formats.xliff import REVIEW_ATTRIBUTES_1
 from attent.data.formats.xml import replace_invalid_chars
 from attent.data.pairs import LanguagePair
-from attent.data.pretranslate import FilledText, PretranslateResult
+from attent.data.pretranslate import FilledContent, PretranslateResult
 from attent.formatting import escape_invisible
 
 _COLUMNS = ("line", "state", "reason", "source", "target")
@@ -20,10 +20,10 @@ _COLUMNS = ("line", "state", "reason", "source", "target")
 def format_report(result: PretranslateResult, name: str, *, is_tsv: bool) -> bytes:
     """Return the state of every unit and the reason, with the number of all in JSON."""
     rows = []
-    for text in _list_texts(result):
-        state = "skipped" if not text.target else "needs-review" if text.reason else "translated"
-        sides = (get_raw_text(side).strip() for side in (text.source, text.target))
-        rows.append((text.line, state, text.reason, *sides))
+    for content in _list_contents(result):
+        state = "skipped" if not content.target else "needs-review" if content.reason else "translated"
+        sides = (get_raw_text(side).strip() for side in (content.source, content.target))
+        rows.append((content.line, state, content.reason, *sides))
     if is_tsv:
         lines = [_COLUMNS, *(map(escape_invisible, map(str, row)) for row in rows)]
         text = "".join("\t".join(line) + "\n" for line in lines)
@@ -43,7 +43,7 @@ def format_bilingual(result: PretranslateResult, name: str, languages: LanguageP
         '<?xml version="1.0" encoding="UTF-8"?>\n<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">\n',
         f"<file{_format_attributes(attributes)}><body>\n",
     ]
-    for number, text in enumerate(_list_texts(result), 1):
+    for number, text in enumerate(_list_contents(result), 1):
         parts.append(f'<trans-unit id="{number}" resname="line {text.line}">\n')
         parts.append(f"<source>{_format_content(text.source, text.source)}</source>\n")
         if text.target:
@@ -53,9 +53,9 @@ def format_bilingual(result: PretranslateResult, name: str, languages: LanguageP
     return "".join([*parts, "</body></file>\n</xliff>\n"]).encode()
 
 
-def _list_texts(result: PretranslateResult) -> list[FilledText]:
+def _list_contents(result: PretranslateResult) -> list[FilledContent]:
     """Return the texts of all units by line, without a target those that were skipped."""
-    skipped = (FilledText(line=unit.line, source=(unit.source,), reason=unit.reason) for unit in result.skipped)
+    skipped = (FilledContent(line=unit.line, source=(unit.source,), reason=unit.reason) for unit in result.skipped)
     return sorted([*result.filled, *skipped], key=lambda text: text.line)
 
 
