@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from attent.data.formats import (
     android,
-    apple_strings,
     docx,
     html,
     json_strings,
@@ -20,8 +19,8 @@ from attent.data.formats import (
     moses,
     plain_text,
     po,
-    properties,
     streams,
+    string_files,
     subtitles,
     table,
     tmx,
@@ -104,8 +103,8 @@ FORMATS = {
     "android": FileFormat(
         suffixes=(), document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
     ),
-    "apple-strings": FileFormat(suffixes=(), document_suffixes=(".strings",), scan_units=apple_strings.scan_units),
-    "properties": FileFormat(suffixes=(), document_suffixes=(".properties",), scan_units=properties.scan_units),
+    "apple-strings": FileFormat(suffixes=(), document_suffixes=(".strings",), scan_units=string_files.scan_strings),
+    "properties": FileFormat(suffixes=(), document_suffixes=(".properties",), scan_units=string_files.scan_properties),
     "json": FileFormat(suffixes=(), document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
     "yaml": FileFormat(suffixes=(), document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
     "docx": FileFormat(suffixes=(), document_suffixes=(".docx",), scan_units=docx.scan_units),
