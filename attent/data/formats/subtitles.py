@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,6 @@ _LETTER = compile_letter_pattern(UNSPACED_SCRIPTS).pattern
 _CUT = re.compile(rf"\s+|(?<={_LETTER})(?={_LETTER})|(?<=[{WIDE_STOPS}、，；：])(?=\S)")
 _CLAUSE_END = re.compile(r"[^\w\s'’\"(\[-]\s*\Z")
 _STYLE = re.compile(r"</?[ibu]>|[-\u2010-\u2014]")  # tells no speaker
-_MAX_OPEN = 20  # tags without their other half
 _MAX_GAP = 3.0  # seconds between two cues of a sentence
 _MAX_CUES = 6  # of a sentence: captions without punctuation have no end otherwise
 _MIN_WIDTH = 42  # characters of a line, as subtitlers recommend
@@ -123,21 +123,19 @@ def _join_lines(text: str) -> str:
 def _parse_tags(raw: str) -> InlineContent:
     """Split a text into words and tags. A tag without its other half is standalone."""
     parts: list[str | InlineCode] = []
-    opened: list[tuple[str, int]] = []  # name and index of its part
+    opened: dict[str, list[int]] = defaultdict(list)  # the parts of tags by their name
     offset = 0
     for match in _TAG.finditer(raw):
         parts.append(raw[offset : match.start()])
         offset, tag = match.end(), match[0]
-        name = re.split(r"[\s.>]", tag[1:].lstrip("/"))[0].lower()
-        if tag.startswith("</") and any(name == known for known, _ in opened):
-            while opened and opened[-1][0] != name:
-                opened.pop()
-            _, first = opened.pop()
+        starts = opened[re.split(r"[\s.>]", tag[1:].lstrip("/"))[0].lower()]
+        if tag.startswith("</") and starts:
+            first = starts.pop()
             parts[first] = InlineCode("", str(parts[first][1]), "open", f"tag {first}")
             parts.append(InlineCode("", tag, "close", f"tag {first}"))
             continue
         if not tag.startswith("</"):
-            opened = [*opened[-_MAX_OPEN:], (name, len(parts))]
+            starts.append(len(parts))
         parts.append(InlineCode("", tag))
     return (*parts, raw[offset:])
 
