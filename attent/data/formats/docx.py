@@ -246,13 +246,13 @@ def _get_format_key(rpr: str) -> str:
 def _find_main_formats(pieces: Iterable[_Text | InlineCode]) -> dict[str, str]:
     """Return the formatting of most characters inside of each link by its pair, and by "" of those outside."""
     lengths: dict[str, Counter[str]] = {"": Counter()}
-    formats: dict[str, str] = {"": ""}
+    formats: dict[str, str] = {}
     for piece in pieces:
         if isinstance(piece, _Text):
             key = _get_format_key(piece.format)
             lengths.setdefault(piece.pair_id, Counter())[key] += len(piece.text)
             formats.setdefault(key, piece.format)
-    return {pair_id: formats[max(keys, key=lambda key: keys[key], default="")] for pair_id, keys in lengths.items()}
+    return {pair_id: formats.get(next(iter(keys.most_common(1)), ("",))[0], "") for pair_id, keys in lengths.items()}
 
 
 def _build_content(pieces: Sequence[_Text | InlineCode], formats: dict[str, str]) -> Iterator[str | InlineCode]:
