@@ -243,6 +243,8 @@ def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags
     for name, path in (("--report", flags.report), ("--bilingual", flags.bilingual)):
         if path is not None and not is_document(file, flags):
             raise InputError(f"{name} is for documents such as PO, HTML and DOCX; leave it out")
+        if path == STDIN:
+            raise InputError(f"{name} must be a file, but is standard output; name one")
         check_folder(path)
     if flags.output is None or flags.output == STDIN:
         if is_same_file(stream, sys.stdout) and not flags.in_place:
@@ -306,6 +308,7 @@ def write_document(
         is_tsv = flags.report.suffix.lower() == ".tsv"
         write_output(flags.report, format_report(result, str(file), is_tsv=is_tsv))
     if flags.bilingual:
-        languages = LanguagePair(*pipeline.languages) if flags.tgt is None else LanguagePair(flags.src, flags.tgt)
+        source, target = pipeline.languages
+        languages = LanguagePair(flags.src or source, flags.tgt or target)
         write_output(flags.bilingual, format_bilingual(result, file.name, languages))
     report_pretranslation(result, file, progress.print_message)

@@ -1058,6 +1058,7 @@ def test_report_and_bilingual_file_of_a_document(trained_model: Path, tmp_path: 
     assert "<source>a man in <bpt" in bilingual.read_text(encoding="utf-8")
     assert "must not be an input" in run_failing(capsys, trained_model, page, "--to", "de", "--report", page)
     assert "existing folder" in run_failing(capsys, trained_model, page, "--to", "de", "--report", tmp_path / "x" / "y")
+    assert "must be a file" in run_failing(capsys, trained_model, page, "--to", "de", "--bilingual", "-")
     text = tmp_path / "a.txt"
     text.write_text("a\n", encoding="utf-8")
     assert "--bilingual is for documents" in run_failing(capsys, trained_model, text, "--to", "de", *flags[-2:])

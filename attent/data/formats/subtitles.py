@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units
@@ -194,27 +194,18 @@ def _make_unit(
     joined = tuple(part for fragment in group for part in (" ", *fragment.content))[1:]
     text = "".join(part for part in joined if isinstance(part, str))
     sentences = split_sentences(text, language)
-    sentence_ends = list(accumulate(len(part.text + part.gap) for part in sentences))
+    ends = list(accumulate(len(part.text + part.gap) for part in sentences))
     fragment_ends = list(accumulate(len(fragment.text) + 1 for fragment in group))
-    # The characters of each sentence in each fragment
-    shares = [
-        [
-            max(0, min(end, stop) - max(end - len(part.text + part.gap), stop - len(fragment.text) - 1))
-            for stop, fragment in zip(fragment_ends, group, strict=True)
-        ]
-        for end, part in zip(sentence_ends, sentences, strict=True)
-    ]
-
-    contents = tuple(cut_content(joined, sentence_ends[:-1]))
+    contents = tuple(cut_content(joined, ends[:-1]))
 
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
         if units.is_unchanged(contents, targets):
             return []
         texts: list[InlineContent] = [() for _ in group]
-        for target, share in zip(targets, shares, strict=True):
-            used = [index for index, chars in enumerate(share) if chars]
-            pieces = split_content(target, [share[index] for index in used], keep_pairs=True)
-            for index, piece in zip(used, pieces, strict=True):
+        for target, start, end in zip(targets, [0, *ends], ends, strict=False):
+            offsets = [start, *(offset for offset in fragment_ends if start < offset < end), end]
+            pieces = split_content(target, [right - left for left, right in pairwise(offsets)], keep_pairs=True)
+            for index, piece in enumerate(pieces, bisect(fragment_ends, start)):
                 texts[index] = (*texts[index], *_join_to(texts[index], piece))
         return [
             Edit(fragment.start, fragment.end, _wrap(content, fragment.line_count, width, newline, is_vtt))
