@@ -92,12 +92,17 @@ def pretranslate_file(
         filled_count=sum(not isinstance(result, SkippedUnit) for result in results),
         existing_count=scan.existing_count,
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
-        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.is_uncertain),
+        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.uncertain_runs),
         filled=tuple(
-            FilledContent(line=unit.unit.line, source=source, target=target, reason=_UNCERTAIN * unit.is_uncertain)
+            FilledContent(
+                line=unit.unit.line,
+                source=number_codes(source),
+                target=target,
+                reason="" if unit.uncertain_runs.isdisjoint(runs) else _UNCERTAIN,
+            )
             for unit, result in zip(pending, results, strict=True)
             if not isinstance(result, SkippedUnit)
-            for source, target in zip(map(number_codes, unit.unit.contents), result, strict=True)
+            for source, target, runs in zip(unit.unit.contents, result, unit.runs, strict=True)
         ),
     )
 
@@ -170,7 +175,7 @@ class _PendingUnit:
         self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content, _ in self.sources]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
-        self.is_uncertain = False
+        self.uncertain_runs: set[TextRun] = set()  # where the place of a code is a guess
 
     def list_runs(self) -> list[TextRun]:
         return [run for content in self.runs for run in content if run.core]
@@ -184,7 +189,7 @@ class _PendingUnit:
             problem = problem or self.check_text(text) or placeholders.find_problem(run.core, content, self.syntax)
             if not problem:
                 self.translations[run] = content
-                self.is_uncertain |= number > 0 or not transferred.is_certain
+                self.uncertain_runs |= {run} if number > 0 or not transferred.is_certain else set()
                 return
             self.problems.setdefault(run, problem)
 
@@ -214,7 +219,7 @@ class _PendingUnit:
         return SkippedUnit(line=self.unit.line, source=source, reason=reason)
 
     def _skip(self, index: int, reason: str) -> SkippedUnit:
-        self.is_uncertain = False
+        self.uncertain_runs.clear()
         return self.report(reason, index)
 
 

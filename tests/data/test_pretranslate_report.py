@@ -67,3 +67,9 @@ def test_bilingual_file_has_the_codes_of_the_source_in_its_targets() -> None:
         ("one two  three & four", ["FOUR", "&", "THREE", "TWO", "ONE"]),
         ("seven eight nine", ["NINE", "EIGHT", "SEVEN"]),
     ]
+
+
+def test_only_the_text_with_unsure_markup_is_to_review() -> None:
+    page = b"<p>one <b>two</b> <img alt='three four'></p>"
+    result = pretranslate_file(page, "a.html", list, transfer=lambda cs: [project_reversed(c, links=()) for c in cs])
+    assert [bool(content.reason) for content in result.filled] == [True, False]
