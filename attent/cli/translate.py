@@ -69,6 +69,10 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
         flag("Documents", "column of a table or key of JSON or YAML to translate; may be repeated", "--field"),
     ] = ()
     in_place: Annotated[bool, flag("Documents", "overwrite the document")] = False
+    report: Annotated[
+        Path | None, flag("Documents", "JSON or .tsv file: what was translated, skipped or is to review, and why")
+    ] = None
+    bilingual: Annotated[Path | None, flag("Documents", "XLIFF file of sources and translations for a CAT tool")] = None
 
 
 def translate(
@@ -128,7 +132,10 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
     use_utf8(sys.stdout)
     with open_input(file, sys.stdin.buffer) as stream, ProgressDisplay(sys.stderr) as progress:
         check_output_path(file, stream, flags)
-        check_outputs([flags.output], [model, *flags.ensemble, flags.glossary, flags.reverse])
+        inputs = [model, *flags.ensemble, flags.glossary, flags.reverse]
+        check_outputs([flags.output], inputs)
+        if flags.report or flags.bilingual:
+            check_outputs([flags.output, flags.report, flags.bilingual], [*inputs, file])
         check_document_flags(file, flags)
         with search_flags.raise_usage_errors("translate"):
             options = search_flags.build_search_options(flags, flags.mbr_candidates if not flags.sample else 1)
@@ -233,18 +240,28 @@ def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags
         raise InputError(f"{file}: --in-place is for documents such as PO and DOCX; use --output with another name")
     if flags.fields and not is_document(file, flags):
         raise InputError(f"--field is for tables, JSON and YAML, but {file or 'standard input'} is text; leave it out")
+    for name, path in (("--report", flags.report), ("--bilingual", flags.bilingual)):
+        if path is not None and not is_document(file, flags):
+            raise InputError(f"{name} is for documents such as PO, HTML and DOCX; leave it out")
+        if path == STDIN:
+            raise InputError(f"{name} must be a file, but is standard output; name one")
+        check_folder(path)
     if flags.output is None or flags.output == STDIN:
         if is_same_file(stream, sys.stdout) and not flags.in_place:
             raise InputError("standard output must not be the input file; redirect it to another one")
         if file is not None and file.suffix.lower() == ".docx" and sys.stdout.isatty() and not flags.in_place:
             raise InputError(f"{file}: its translation is no text for a terminal; name a file with --output")
         return
-    output = flags.output.expanduser()
-    if not output.absolute().parent.is_dir() or output.is_dir():
-        raise InputError(f"{flags.output}: must be a file in an existing folder, but is not; create the folder first")
-    if is_same_file(output, stream):
+    check_folder(flags.output)
+    if is_same_file(flags.output.expanduser(), stream):
         in_place = ", or --in-place" if is_document(file, flags) else ""
         raise InputError(f"{flags.output}: must not be the input file; use another name{in_place}")
+
+
+def check_folder(output: Path | None) -> None:
+    path = output and output.expanduser()
+    if path and (not path.absolute().parent.is_dir() or path.is_dir()):
+        raise InputError(f"{output}: must be a file in an existing folder, but is not; create the folder first")
 
 
 def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
@@ -273,6 +290,8 @@ def select_output(path: Path | None, progress: ProgressDisplay) -> AbstractConte
 def write_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
 ) -> None:
+    from attent.data.pairs import LanguagePair
+    from attent.data.pretranslate_report import format_bilingual, format_report
     from attent.decoding.pipeline import pretranslate_document, report_pretranslation
     from attent.storage.atomic import write_output
 
@@ -285,4 +304,11 @@ def write_document(
         sys.stdout.buffer.write(result.content)
     else:
         write_output(path, result.content)
+    if flags.report:
+        is_tsv = flags.report.suffix.lower() == ".tsv"
+        write_output(flags.report, format_report(result, str(file), is_tsv=is_tsv))
+    if flags.bilingual:
+        source, target = pipeline.languages
+        languages = LanguagePair(flags.src or source, flags.tgt or target)
+        write_output(flags.bilingual, format_bilingual(result, file.name, languages))
     report_pretranslation(result, file, progress.print_message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TypeVar
@@ -23,6 +23,7 @@ from attent.data.formats.registry import scan_document
 from attent.data.formats.units import (
     InlineCode,
     InlineContent,
+    Role,
     ScanResult,
     SkippedUnit,
     TransferredContent,
@@ -38,12 +39,23 @@ _NUMBERED_TAG = re.compile(r"</?x(\d{1,9})/?>")
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilledContent:
+    """A text of a unit and its translation."""
+
+    line: int
+    source: InlineContent
+    target: InlineContent = ()
+    reason: str  # to review it, or ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretranslateResult:
     content: bytes
     filled_count: int
     existing_count: int  # units that had a target
     skipped: tuple[SkippedUnit, ...]
     for_review: tuple[SkippedUnit, ...] = ()  # filled, but a code may be in another place
+    filled: tuple[FilledContent, ...] = ()
 
 
 def pretranslate_file(
@@ -80,7 +92,18 @@ def pretranslate_file(
         filled_count=sum(not isinstance(result, SkippedUnit) for result in results),
         existing_count=scan.existing_count,
         skipped=tuple(sorted(skipped, key=lambda unit: unit.line)),
-        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.is_uncertain),
+        for_review=tuple(unit.report(_UNCERTAIN) for unit in pending if unit.uncertain_runs),
+        filled=tuple(
+            FilledContent(
+                line=unit.unit.line,
+                source=number_codes(source),
+                target=target,
+                reason="" if unit.uncertain_runs.isdisjoint(runs) else _UNCERTAIN,
+            )
+            for unit, result in zip(pending, results, strict=True)
+            if not isinstance(result, SkippedUnit)
+            for source, target, runs in zip(unit.unit.contents, result, unit.runs, strict=True)
+        ),
     )
 
 
@@ -152,7 +175,7 @@ class _PendingUnit:
         self.runs = [[] if self.skip_reason else split_runs(content, self.syntax) for content, _ in self.sources]
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
-        self.is_uncertain = False
+        self.uncertain_runs: set[TextRun] = set()  # where the place of a code is a guess
 
     def list_runs(self) -> list[TextRun]:
         return [run for content in self.runs for run in content if run.core]
@@ -166,7 +189,7 @@ class _PendingUnit:
             problem = problem or self.check_text(text) or placeholders.find_problem(run.core, content, self.syntax)
             if not problem:
                 self.translations[run] = content
-                self.is_uncertain |= number > 0 or not transferred.is_certain
+                self.uncertain_runs |= {run} if number > 0 or not transferred.is_certain else set()
                 return
             self.problems.setdefault(run, problem)
 
@@ -196,7 +219,7 @@ class _PendingUnit:
         return SkippedUnit(line=self.unit.line, source=source, reason=reason)
 
     def _skip(self, index: int, reason: str) -> SkippedUnit:
-        self.is_uncertain = False
+        self.uncertain_runs.clear()
         return self.report(reason, index)
 
 
@@ -274,15 +297,22 @@ def _trim_codes(run: TextRun) -> TextRun:
     if not core:
         return run
     first, last = core[0], core[-1]
-    if _is_markup(first):
-        return replace(run, prefix=(*run.prefix, first), core=core[1:])
-    if _is_markup(last):
-        return replace(run, core=core[:-1], suffix=(last, *run.suffix))
+    if _is_markup(first) or (len(core) > 1 and _is_pair(*core[:2])):
+        count = 1 if _is_markup(first) else 2
+        return replace(run, prefix=(*run.prefix, *core[:count]), core=core[count:])
+    if _is_markup(last) or (len(core) > 1 and _is_pair(*core[-2:])):
+        count = 1 if _is_markup(last) else 2
+        return replace(run, core=core[:-count], suffix=(*core[-count:], *run.suffix))
+    if _is_pair(first, last):  # around all the rest
+        return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
+    return run
+
+
+def _is_pair(first: str | InlineCode, last: str | InlineCode) -> bool:
+    """True for an opening code and its closing one."""
     if not isinstance(first, InlineCode) or not isinstance(last, InlineCode):
-        return run
-    if (first.role, last.role, first.pair_id) != ("open", "close", last.pair_id):
-        return run
-    return replace(run, prefix=(*run.prefix, first), core=core[1:-1], suffix=(last, *run.suffix))
+        return False
+    return (first.role, last.role, first.pair_id) == ("open", "close", last.pair_id)
 
 
 def _is_markup(part: str | InlineCode) -> bool:
@@ -315,14 +345,37 @@ def restore_codes(content: InlineContent, template: InlineContent, *, spaced: bo
             codes.setdefault(part.display, []).append(part)
     if not codes:
         return content
-    forms = []
-    for display in sorted(codes, key=len, reverse=True):
-        role, form = codes[display][0].role, re.escape(display)
-        is_tag = spaced and _NUMBERED_TAG.fullmatch(display)
-        forms.append(f"{form} ?" if is_tag and role == "open" else f" ?{form}" if is_tag and role == "close" else form)
-    pattern = re.compile("(" + "|".join(forms) + ")")
     parts: list[str | InlineCode] = []
-    for piece in chain.from_iterable(pattern.split(part) if isinstance(part, str) else [part] for part in content):
-        same = (codes.get(piece) or codes.get(piece.strip(" ")) or []) if isinstance(piece, str) else []
-        parts.append(same.pop(0) if len(same) > 1 else same[0] if same else piece)
+    for piece in chain.from_iterable(_find_codes(part, codes) for part in content):
+        same = codes.get(piece, []) if isinstance(piece, str) else []
+        code = same.pop(0) if len(same) > 1 else same[0] if same else None
+        before = parts[-1] if parts else ""
+        if spaced and isinstance(before, str) and _is_tag(code, "close"):
+            parts[-1:] = [before.removesuffix(" ")]
+        elif spaced and isinstance(piece, str) and not code and _is_tag(before, "open"):
+            piece = piece.removeprefix(" ")
+        parts.append(code or piece)
     return tuple(filter(None, parts))
+
+
+def _is_tag(part: str | InlineCode | None, role: Role) -> bool:
+    return isinstance(part, InlineCode) and part.role == role and _NUMBERED_TAG.fullmatch(part.display) is not None
+
+
+def _find_codes(text: str | InlineCode, displays: Collection[str]) -> Iterator[str | InlineCode]:
+    """Split a text at the displays of codes, of which there may be thousands; the longest first."""
+    if isinstance(text, InlineCode):
+        yield text
+        return
+    lengths = sorted({len(display) for display in displays if display}, reverse=True)
+    first_chars = re.compile("[" + re.escape("".join({display[:1] for display in displays})) + "]")
+    start = position = 0
+    while lengths and (match := first_chars.search(text, position)):
+        at = match.start()
+        display = next((text[at : at + n] for n in lengths if text[at : at + n] in displays), "")
+        if display:
+            yield text[start:at]
+            yield display
+            start = at + len(display)
+        position = max(start, at + 1)
+    yield text[start:]

@@ -267,16 +267,19 @@ def project_codes(source: InlineContent, target: str, links: Links) -> Transferr
 
 def _place_in_order(detagged: DetaggedText, target: str) -> list[Item]:
     """Place each code at its relative position among the words, in the order of the source."""
-    starts, words = [word.core_start for word in find_words(detagged.text)], find_words(target)
+    source_words, words = find_words(detagged.text), find_words(target)
+    starts = [word.core_start for word in source_words]
     parts: list[Item] = []
     offset = 0
     for mark, source_offset in detagged.marks:
-        index = round(bisect_left(starts, source_offset) * len(words) / max(1, len(starts)))
+        source_index = bisect_left(starts, source_offset)
+        index = round(source_index * len(words) / max(1, len(starts)))
         is_opening = isinstance(mark, InlineCode) and mark.role == "open"
         if is_opening or index == 0:
             position = words[index].core_start if index < len(words) else len(target)
         else:
-            position = words[index - 1].core_end
+            is_after_word = source_index > 0 and source_offset >= source_words[source_index - 1].end
+            position = words[index - 1].end if is_after_word else words[index - 1].core_end
         position = max(offset, position)
         parts += [target[offset:position], mark]
         offset = position
@@ -502,18 +505,27 @@ def _restore_spacing(items: Sequence[Item]) -> InlineContent:
     parts: list[str | InlineCode] = []
     before = ""  # the last character of the text so far
     items = [item for item in items if item != ""]
-    for item, after in zip(items, _list_chars_after(items), strict=True):
+    for index, (item, after) in enumerate(zip(items, _list_chars_after(items), strict=True)):
         if isinstance(item, str):
             parts.append(item)
             before = item[-1]
         elif isinstance(item, InlineCode):
             parts.append(item)
         else:
-            if before and _needs_space(before, item.before, _OPENING):
+            following = items[index + 1] if index + 1 < len(items) else ""
+            previous = parts[-1] if parts else ""
+            needs_before = before and _needs_space(before, item.before, _OPENING)
+            needs_after = after and _needs_space(after, item.after, _CLOSING)
+            # A space on one side only, as in the source
+            if needs_before and isinstance(following, str) and re.match(r" \S", following) and item.after.isalnum():
+                items[index + 1] = following[1:]
+            elif needs_after and isinstance(previous, str) and re.search(r"\S \Z", previous) and item.before.isalnum():
+                parts[-1] = previous[:-1]
+            if needs_before:
                 parts.append(" ")
             parts += item.parts
             before = "\0"  # neither a letter nor space
-            if after and _needs_space(after, item.after, _CLOSING):
+            if needs_after:
                 parts.append(" ")
                 before = " "
     return join_texts(parts)

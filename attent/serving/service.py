@@ -19,7 +19,8 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
-from attent.data.formats.registry import detect_document_format, list_document_suffixes
+from attent.data.formats.registry import detect_document_format, list_document_suffixes, scan_document
+from attent.data.pairs import ANY_LANGUAGES, CorpusError
 from attent.decoding.engines.ctranslate2 import BATCH_BEAM_TOKENS
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation.generator import Generator
@@ -319,8 +320,8 @@ class TranslationService:
         if key is None and name.suffix != PLAIN_TEXT_SUFFIX:
             known = ", ".join(self.info.file_suffixes)
             raise ApiError(400, f"the file must be of one of these kinds: {known}, but is {name.name!r:.80}")
-        sample = strip_markup(request.content[:SAMPLE_BYTES].decode("utf-8", "ignore"))
-        can_copy = key in (None, "text", "markdown", "html")  # others may have both languages
+        sample = extract_sample(request.content, name.name) if request.source == AUTO else ""
+        can_copy = key not in ("po", "xliff", "tmx", "table")  # these may have both languages
         direction, _ = self.choose_direction(request.source, request.target, None, sample, can_copy=can_copy)
         if direction.source == direction.target:
             return request.content
@@ -417,6 +418,17 @@ class FileProgress:
 
     def print_message(self, message: str) -> None:
         pass
+
+
+def extract_sample(content: bytes, name: str) -> str:
+    """Return the first texts of a document, to detect its language."""
+    try:
+        units = scan_document(content, name, ANY_LANGUAGES).units[:SAMPLE_CHARACTERS]
+    except CorpusError:  # it does not name its languages, or is damaged, which its translation reports
+        return strip_markup(content[:SAMPLE_BYTES].decode("utf-8", "ignore"))
+    parts = chain.from_iterable(chain.from_iterable(unit.contents) for unit in units)
+    text = " ".join(part for part in parts if isinstance(part, str))
+    return strip_markup(text.encode("utf-8", "ignore").decode())
 
 
 def strip_markup(text: str) -> str:

@@ -1045,3 +1045,20 @@ def test_json_lines_in_a_json_file_are_read_on_request(trained_model: Path, tmp_
     file.write_text('{"text": "a dog"}\n{"text": "a man"}\n', encoding="utf-8")
     assert cli.main(["translate", str(trained_model), str(file), "--to", "de", "--input-type", "json"]) == 0
     assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_report_and_bilingual_file_of_a_document(trained_model: Path, tmp_path: Path, capsys: Capture) -> None:
+    page, report, bilingual = (tmp_path / name for name in ("a.html", "report.tsv", "a.xlf"))
+    page.write_text("<p>a man in <b>blue</b>", encoding="utf-8")
+    flags = ["--to", "de", "--report", report, "--bilingual", bilingual]
+    printed = run_translate(capsys, trained_model, page, *flags)
+    line, state, _, source, target = report.read_text(encoding="utf-8").splitlines()[1].split("\t")
+    assert (line, source, target in printed) == ("1", "a man in <b>blue</b>", True)
+    assert state in ("translated", "needs-review")
+    assert "<source>a man in <bpt" in bilingual.read_text(encoding="utf-8")
+    assert "must not be an input" in run_failing(capsys, trained_model, page, "--to", "de", "--report", page)
+    assert "existing folder" in run_failing(capsys, trained_model, page, "--to", "de", "--report", tmp_path / "x" / "y")
+    assert "must be a file" in run_failing(capsys, trained_model, page, "--to", "de", "--bilingual", "-")
+    text = tmp_path / "a.txt"
+    text.write_text("a\n", encoding="utf-8")
+    assert "--bilingual is for documents" in run_failing(capsys, trained_model, text, "--to", "de", *flags[-2:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -83,6 +84,18 @@ def test_tags_beyond_those_that_a_model_knows_are_projected() -> None:
     result = pretranslate_file(text.encode(), "a.md", translate, transfer=drop_placeholders, copies_tags=True)
     assert requested == ["a <x1> b </x1> c"]
     assert result.content.startswith(b"y [j](u) [i](u)")
+
+
+def test_thousands_of_tags_go_through_a_model_in_little_time() -> None:
+    page = f"<p>{'<b>word</b> ' * 20_000}</p>".encode()
+    start = time.process_time()
+    assert pretranslate_file(page, "a.html", list).content == page
+    assert time.process_time() - start < 10
+
+
+def test_empty_pairs_at_the_ends_stay_there() -> None:
+    page = "<p><a id='x'></a>One two. <i></i></p>"
+    assert transfer(page, "a.html").content.decode() == page.replace("One two.", "two. One")
 
 
 def test_uncertain_placement_is_reported_for_review() -> None:

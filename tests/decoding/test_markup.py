@@ -41,6 +41,8 @@ def project(source: str, target: str, links: str) -> tuple[str, bool]:
         ("call <b>Anna Li</b> now", "ruf jetzt Anna Li an", "0-0 2-1 1-1", "ruf jetzt <b>Anna Li</b> an"),
         ("x <img/> y", "X Y", "0-0 1-1", "X <img/> Y"),
         ("x<img/> y z", "Z X Y", "2-0 0-1 1-2", "Z X<img/> Y"),
+        ("x <img/>y z", "X Y Z", "0-0 1-1 2-2", "X <img/>Y Z"),  # one space, as in the source
+        ("x y<img/> z", "Y X Z", "0-1 1-0 2-2", "Y<img/> X Z"),
         ("wait for %s", "warte.", "0-0", "warte %s."),
         ("not %s here, no", "hier nicht, nein", "0-1 1-0 2-2", "hier %s nicht, nein"),
         ("file “%s” of %d", "Datei von", "0-0 1-1", "Datei “%s” von %d"),
@@ -57,6 +59,8 @@ def test_codes_enclose_the_aligned_words(source: str, target: str, links: str, e
         ("x <b>y</b> z", "X Y Z", "", "X <b>Y</b> Z"),  # nothing is aligned
         ("the <b>red</b> car", "红色的车", "0-0 1-0 2-0", "红<b>色的</b>车"),  # cannot be aligned by words
         ("a <b>b</b> c <i>d</i>", "X", "1-0 3-0", "<b>X</b><i></i>"),
+        ("a, <i></i> b <i></i>.", "A, B.", "", "A, <i></i> B <i></i>."),  # in order
+        ("a. <b>b.</b> c", "A. B. C", "", "A. <b>B.</b> C"),
         ("a b {x} c d", "A C B D", "0-0 1-2 2-1 3-3", "A C {x} B D"),
     ],
 )

@@ -24,6 +24,7 @@ from attent.serving.backend import LocalBackend
 from attent.serving.endpoints import UploadedFile
 from attent.serving.gateway import ITEM_BYTES, Gateway, ItemStore, ServerOptions
 from attent.serving.limits import ApiError, Limits
+from tests.data.document_cases import pack_docx
 from tests.serving.toy import Client, Reply
 from tests.serving.translation_server import start_translation_server
 
@@ -228,6 +229,12 @@ def test_language_of_a_document_is_detected_without_its_markup(client: Client) -
     tags = b"<seg the of and in to is that with for this from have not>" * 40
     page = tags + "Ein Hund läuft durch den Garten.".encode()
     assert translate_file(client, "a.md", page, source="auto").body == page
+
+
+def test_language_of_a_word_document_is_that_of_its_text(client: Client) -> None:
+    text = "<w:p><w:r><w:t>Ein Hund läuft durch den Garten.</w:t></w:r></w:p>"
+    document = pack_docx(f'<w:document xmlns:w="http://x.example/w"><w:body>{text}</w:body></w:document>')
+    assert translate_file(client, "a.docx", document, source="auto").body == document
 
 
 def test_po_file(client: Client, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import count, dropwhile, groupby
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units, xml
@@ -70,16 +71,10 @@ class _DocxText(FileText):
         return buffer.getvalue()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """A text with its formatting, a code, or a link or the like around other pieces."""
-
-    text: str = ""
-    format: str = ""  # the `rPr` element
-    raw: str = ""  # of a code, or before `children`
-    close: str = ""
-    is_break: bool = False
-    children: tuple[_Piece, ...] | None = None
+class _Text(NamedTuple):
+    text: str
+    format: str  # the `rPr` element
+    pair_id: str  # of the link or the like around it, or ""
 
 
 def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
@@ -167,10 +162,9 @@ def _add_unit(
     elements: Sequence[XmlElement],
 ) -> None:
     run, text = (xml.make_qualified_name(part, paragraph, name) for name in ("r", "t"))
-    pieces = tuple(_read_pieces(part, elements, run))
-    base = _find_main_format(pieces)
-    formats: dict[str, str] = {}  # of the text inside of each pair
-    content = tuple(_build_content(pieces, base, formats))
+    pieces = list(_read_pieces(part, elements, run, ""))
+    formats = _find_main_formats(pieces)
+    content = tuple(_build_content(pieces, formats))
     if not placeholders.has_words("".join(part for part in content if isinstance(part, str))):
         return
     start, end = offset + elements[0].start, offset + elements[-1].end
@@ -178,50 +172,50 @@ def _add_unit(
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
         if units.is_unchanged((content,), targets):
             return []
-        return [Edit(start, end, _serialize(targets[0], base, formats, run, text))]
+        return [Edit(start, end, _serialize(targets[0], formats, run, text))]
 
     result.units.append(TranslationUnit(line=number, contents=(content,), make_edits=make_edits))
 
 
-def _read_pieces(part: FileText, elements: Sequence[XmlElement], run: str) -> Iterator[_Piece]:
+def _read_pieces(
+    part: FileText, elements: Sequence[XmlElement], run: str, pair_id: str
+) -> Iterator[_Text | InlineCode]:
     marks = [_get_field_mark(element) for element in elements]
     ends = _match_fields(marks)
     index = 0
     while index < len(elements):
         element, last = elements[index], ends.get(index, index)
-        if last > index:
-            yield _read_field(part, elements[index : last + 1], marks[index : last + 1], run)
-        elif element.tag == "r" and not marks[index]:
-            yield from _read_run(part, element, run)
+        inner = list[XmlElement]()
+        if last > index:  # a field: the text of a link is translated, other results stay
+            separator = marks.index("separate", index, last) if "separate" in marks[index:last] else index
+            codes = (code for each in elements[index:separator] for code in each.find_children("instrText"))
+            is_link = "".join(code.get_text() for code in codes).split()[:1] == ["HYPERLINK"]
+            inner = list(elements[separator + 1 : last]) if is_link else inner
         elif element.tag in _WRAPPERS:
-            yield _read_wrapper(part, element, run)
+            inner = _list_elements(element.find_child("sdtContent") or element)
+            inner = list(dropwhile(lambda child: child.tag.endswith("Pr"), inner))  # the properties of a smart tag
+        if element.tag == "r" and not marks[index]:
+            yield from _read_run(part, element, run, pair_id)
+        elif inner:
+            inner_id = f"link {element.start}"
+            yield InlineCode("", xml.get_slice(part, element.start, inner[0].start), "open", inner_id)
+            yield from _read_pieces(part, inner, run, inner_id)
+            yield InlineCode("", xml.get_slice(part, inner[-1].end, elements[last].end), "close", inner_id)
         elif element.tag not in _DROPPED:
-            yield _Piece(raw=xml.get_slice(part, element.start, element.end))
+            yield InlineCode("", xml.get_slice(part, element.start, elements[last].end))
         index = last + 1
 
 
-def _read_run(part: FileText, element: XmlElement, run: str) -> Iterator[_Piece]:
+def _read_run(part: FileText, element: XmlElement, run: str, pair_id: str) -> Iterator[_Text | InlineCode]:
     properties = element.find_child("rPr")
     rpr = xml.get_slice(part, properties.start, properties.end) if properties else ""
     for child in _list_elements(element):
         if child.tag == "t" or child.tag in _CHARACTERS:
-            yield _Piece(text=_CHARACTERS.get(child.tag, _SPACE.sub(" ", child.get_text())), format=rpr)
+            text = _CHARACTERS.get(child.tag, _SPACE.sub(" ", child.get_text()))
+            yield from [_Text(text, rpr, pair_id)] if text else []
         elif child.tag != "rPr" and child.tag not in _DROPPED:
             raw = f"<{run}>{rpr}{xml.get_slice(part, child.start, child.end)}</{run}>"
-            yield _Piece(raw=raw, is_break=child.tag in _BREAKS)
-
-
-def _read_wrapper(part: FileText, element: XmlElement, run: str) -> _Piece:
-    outer = element.find_child("sdtContent") or element if element.tag == "sdt" else element
-    children = _list_elements(outer)
-    start = outer.content_start
-    while children and children[0].tag.endswith("Pr"):  # the properties of a smart tag
-        start = children.pop(0).end
-    return _Piece(
-        raw=xml.get_slice(part, element.start, start),
-        close=xml.get_slice(part, outer.content_end, element.end),
-        children=tuple(_read_pieces(part, children, run)),
-    )
+            yield InlineCode("", raw, is_break=child.tag in _BREAKS and not pair_id)
 
 
 def _get_field_mark(element: XmlElement) -> str:
@@ -242,19 +236,6 @@ def _match_fields(marks: Sequence[str]) -> dict[int, int]:
     return ends
 
 
-def _read_field(part: FileText, elements: Sequence[XmlElement], marks: Sequence[str], run: str) -> _Piece:
-    """Return the piece of a field: the text of a link is translated, other results stay."""
-    separator = marks.index("separate") if "separate" in marks else 0
-    codes = (code for element in elements[:separator] for code in element.find_children("instrText"))
-    is_link = "".join(code.get_text() for code in codes).split()[:1] == ["HYPERLINK"]
-    last = len(elements) - 1
-    return _Piece(
-        raw=xml.get_slice(part, elements[0].start, elements[separator if is_link else last].end),
-        close=xml.get_slice(part, elements[last].start, elements[last].end) if is_link else "",
-        children=tuple(_read_pieces(part, elements[separator + 1 : last], run)) if is_link else None,
-    )
-
-
 # ---- content ---------------------------------------------------------------------------------------------------------
 
 
@@ -262,62 +243,52 @@ def _get_format_key(rpr: str) -> str:
     return _EMPTY.sub("", _INVISIBLE.sub("", rpr))
 
 
-def _find_main_format(pieces: Sequence[_Piece]) -> str:
-    """Return the formatting of most characters outside of links."""
-    lengths, formats = Counter[str](), dict[str, str]()
+def _find_main_formats(pieces: Iterable[_Text | InlineCode]) -> dict[str, str]:
+    """Return the formatting of most characters inside of each link by its pair, and by "" of those outside."""
+    lengths: dict[str, Counter[str]] = {"": Counter()}
+    formats: dict[str, str] = {}
     for piece in pieces:
-        key = _get_format_key(piece.format)
-        lengths[key] += len(piece.text)
-        formats.setdefault(key, piece.format)
-    return formats[max(lengths, key=lambda key: lengths[key])] if lengths else ""
+        if isinstance(piece, _Text):
+            key = _get_format_key(piece.format)
+            lengths.setdefault(piece.pair_id, Counter())[key] += len(piece.text)
+            formats.setdefault(key, piece.format)
+    return {pair_id: formats.get(next(iter(keys.most_common(1)), ("",))[0], "") for pair_id, keys in lengths.items()}
 
 
-def _build_content(
-    pieces: Iterable[_Piece], base: str, formats: dict[str, str], *, is_inner: bool = False
-) -> Iterator[str | InlineCode]:
-    """Yield texts of the main formatting without codes, others and links as pairs; `formats` gets that of each pair."""
-    previous = _get_format_key(base)
-    keyed: list[tuple[str | None, _Piece]] = []
+def _build_content(pieces: Sequence[_Text | InlineCode], formats: dict[str, str]) -> Iterator[str | InlineCode]:
+    """Yield texts of the main formatting without codes, others as pairs, of which `formats` gets the formatting."""
+    main = {pair_id: _get_format_key(rpr) for pair_id, rpr in formats.items()}
+    previous = dict(main)
+    keys: list[tuple[str, str] | None] = []
     for piece in pieces:  # white space has the formatting of the text before
-        previous = _get_format_key(piece.format) if piece.text.strip() else previous
-        keyed += [(previous if piece.text else None, piece)] if piece.text or piece.raw else []
-    for key, group in groupby(keyed, lambda item: item[0]):
+        if isinstance(piece, _Text) and piece.text.strip():
+            previous[piece.pair_id] = _get_format_key(piece.format)
+        keys.append((piece.pair_id, previous[piece.pair_id]) if isinstance(piece, _Text) else None)
+    for key, group in groupby(zip(keys, pieces, strict=True), lambda item: item[0]):
         same = [piece for _, piece in group]
-        text = "".join(piece.text for piece in same)
-        if key == _get_format_key(base):
+        texts = [piece for piece in same if isinstance(piece, _Text)]
+        text = "".join(piece.text for piece in texts)
+        if key is None:
+            yield from (piece for piece in same if isinstance(piece, InlineCode))
+        elif key[1] == main[key[0]]:
             yield text
-        elif key is not None:
-            yield from _make_pair("format", same[0], [text], same[0].format, formats)
         else:
-            for piece in same:
-                if piece.children is None:
-                    yield InlineCode("", piece.raw, is_break=piece.is_break and not is_inner)
-                else:
-                    inner = _find_main_format(piece.children)
-                    children = _build_content(piece.children, inner, formats, is_inner=True)
-                    yield from _make_pair("link", piece, children, inner, formats)
+            pair_id = f"format {len(formats)}"
+            formats[pair_id] = texts[0].format
+            yield from (InlineCode("", "", "open", pair_id), text, InlineCode("", "", "close", pair_id))
 
 
-def _make_pair(
-    kind: str, piece: _Piece, children: Iterable[str | InlineCode], inner: str, formats: dict[str, str]
-) -> Iterator[str | InlineCode]:
-    pair_id = f"{kind} {len(formats)}"
-    formats[pair_id] = inner
-    yield InlineCode("", piece.raw, "open", pair_id)
-    yield from children
-    yield InlineCode("", piece.close, "close", pair_id)
-
-
-def _serialize(content: InlineContent, base: str, formats: Mapping[str, str], run: str, text: str) -> str:
+def _serialize(content: InlineContent, formats: Mapping[str, str], run: str, text: str) -> str:
     """Return runs, links and codes as XML. A code does not depend on the formatting around it."""
-    stack, parts = [("", base)], list[str]()
+    stack, parts = [""], list[str]()
     for part in content:
         if isinstance(part, str):
-            parts.append(f'<{run}>{stack[-1][1]}<{text} xml:space="preserve">{escape(part)}</{text}></{run}>')
+            rpr = formats.get(stack[-1], "")
+            parts.append(f'<{run}>{rpr}<{text} xml:space="preserve">{escape(part)}</{text}></{run}>')
             continue
         parts.append(part.raw)
         if part.role == "open":
-            stack.append((part.pair_id, formats[part.pair_id]))
+            stack.append(part.pair_id)
         elif part.role == "close":
-            stack = [pair for pair in stack if pair[0] != part.pair_id]
+            stack = [pair_id for pair_id in stack if pair_id != part.pair_id]
     return "".join(parts)

@@ -7,7 +7,7 @@ the target language needs are added. Arguments are codes; `''` is an apostrophe,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -21,9 +21,8 @@ _CHOICE = re.compile(
     r"\{\s*(?P<argument>\w+)\s*,\s*(?P<kind>plural|selectordinal|select)\s*,\s*(?P<offset>offset:\d+)?\s*"
 )
 _SELECTOR = re.compile(r"\s*(?P<key>=\d+|\w+)\s*\{")
-_ARGUMENT = re.compile(r"\{[^{}']*\}")
-_QUOTED = re.compile(r"'(?:'|(?P<quoted>[{}#|](?:[^']|'')*)(?:'|\Z))")
-_TEXT = re.compile(r"[^{}'#]+")
+_END = re.compile(r"\s*\}")
+_PART = re.compile(r"(?P<text>[^{}'#]+)|''|'(?P<quoted>[{}#|](?:[^']|'')*)(?:'|\Z)|(?P<argument>\{[^{}']*\})|['#]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 10
 _MAX_CHOICES = 20
@@ -37,7 +36,7 @@ class Choice:
     head: str  # `{n, plural, `
     argument: str
     kind: str
-    branches: tuple[tuple[str, Message], ...]  # selector and message
+    branches: Mapping[str, Message]  # by selector
 
 
 Message: TypeAlias = tuple["str | InlineCode | Choice", ...]
@@ -69,7 +68,12 @@ def add_unit(
     message: Message = tuple(InlineCode(part, part, is_word=True) if n % 2 else part for n, part in enumerate(parts))
     try:
         if is_message:
-            message = _expand(_parse(text), languages)
+            if len(_CHOICE.findall(text)) > _MAX_CHOICES:
+                raise MessageError(f"it has more than {_MAX_CHOICES} plurals and selects")
+            message, end = _parse(text, 0, 0, "")
+            if end < len(text):
+                raise MessageError("it has a } too many")
+            message = _expand(message, languages)
     except MessageError as error:
         result.skip(line, text, str(error))
         return
@@ -85,115 +89,85 @@ def add_unit(
     result.units.append(TranslationUnit(line=line, contents=contents, make_edits=make_edits))
 
 
-def _parse(text: str) -> Message:
-    if len(_CHOICE.findall(text)) > _MAX_CHOICES:
-        raise MessageError(f"it has more than {_MAX_CHOICES} plurals and selects")
-    message, end = _parse_message(text, 0, 0, "")
-    if end < len(text):
-        raise MessageError("it has a } too many")
-    return message
-
-
-def _parse_message(text: str, offset: int, depth: int, number: str) -> tuple[Message, int]:
+def _parse(text: str, offset: int, depth: int, number: str) -> tuple[Message, int]:
     """Return the message up to a closing brace or the end. `number` is the argument that `#` stands for."""
     parts: list[str | InlineCode | Choice] = []
     if depth > _MAX_DEPTH:
         raise MessageError(f"it has forms inside each other, more than {_MAX_DEPTH} deep")
     while offset < len(text) and text[offset] != "}":
-        if match := _TEXT.match(text, offset):
-            parts.append(match[0])
-        elif match := _QUOTED.match(text, offset):
-            parts.append((match["quoted"] or "'").replace("''", "'"))
-        elif match := _CHOICE.match(text, offset):
-            choice, offset = _parse_choice(text, match, depth, number)
+        if head := _CHOICE.match(text, offset):
+            choice, offset = _parse_choice(text, head, depth, number)
             parts.append(choice)
             continue
-        elif match := _ARGUMENT.match(text, offset):
-            parts.append(InlineCode(match[0], match[0], is_word=True))
-        elif text[offset] == "#" and number:
-            parts.append(InlineCode(f"{{{number}}}", "#", is_word=True))
-        elif text[offset] in "'#":
-            parts.append(text[offset])
-        else:
+        part = _PART.match(text, offset)
+        if part is None:
             raise MessageError("it has a { that is not closed or begins no argument")
-        offset = match.end() if match else offset + 1
+        if part["argument"]:
+            parts.append(InlineCode(part[0], part[0], is_word=True))
+        elif part[0] == "#" and number:
+            parts.append(InlineCode(f"{{{number}}}", f"{{{number}, number}}", is_word=True))
+        else:
+            parts.append((part["quoted"] or part["text"] or part[0][0]).replace("''", "'"))
+        offset = part.end()
     return tuple(parts), offset
 
 
 def _parse_choice(text: str, head: re.Match[str], depth: int, number: str) -> tuple[Choice, int]:
-    branches: list[tuple[str, Message]] = []
+    branches: dict[str, Message] = {}
     offset = head.end()
     number = head["argument"] if head["kind"] != "select" else number
     while selector := _SELECTOR.match(text, offset):
-        message, offset = _parse_message(text, selector.end(), depth + 1, number)
+        branches[selector["key"]], offset = _parse(text, selector.end(), depth + 1, number)
         if not text.startswith("}", offset):
             raise MessageError("it has a { that is not closed")
-        branches.append((selector["key"], message))
         offset += 1
-    end = re.compile(r"\s*\}").match(text, offset)
-    if end is None or "other" not in dict(branches):
+    end = _END.match(text, offset)
+    if end is None or "other" not in branches:
         raise MessageError("it has forms without `other`")
     if head["offset"]:
         raise MessageError("its forms have an offset")
-    return Choice(head[0], head["argument"], head["kind"], tuple(branches)), end.end()
+    return Choice(head[0], head["argument"], head["kind"], branches), end.end()
 
 
 def _expand(message: Message, languages: LanguagePair) -> Message:
     """Move what surrounds a choice into its branches, and add the plural categories of the target language."""
-    index = next((index for index, part in enumerate(message) if isinstance(part, Choice)), None)
-    if index is None:
+    index, choice = next(((i, part) for i, part in enumerate(message) if isinstance(part, Choice)), (0, None))
+    if choice is None:
         return message
-    choice = message[index]
-    assert isinstance(choice, Choice)
     branches = dict(choice.branches)
     if choice.kind != "select":
         shown = {key: [part for part in branch if isinstance(part, InlineCode)] for key, branch in branches.items()}
         sources = choose_plural_sources(shown, languages, is_ordinal=choice.kind == "selectordinal")
         branches |= {key: branches[source] for key, source in sources.items()}
     before, after = message[:index], message[index + 1 :]
-    if choice.kind != "select":
-        before, after = _name_numbers(before), _name_numbers(after)
-    expanded = tuple((key, _expand((*before, *branch, *after), languages)) for key, branch in branches.items())
+    expanded = {key: _expand((*before, *branch, *after), languages) for key, branch in branches.items()}
     result = (replace(choice, branches=expanded),)
     if len(list(_list_leaves(result))) > _MAX_BRANCHES:
         raise MessageError(f"it has more than {_MAX_BRANCHES} forms")
     return result
 
 
-def _name_numbers(message: Message) -> Message:
-    """Replace `#` of an outer plural, which an inner one would take over."""
-    parts: list[str | InlineCode | Choice] = []
-    for part in message:
-        if isinstance(part, InlineCode) and part.raw == "#":
-            part = part._replace(raw=f"{part.display[:-1]}, number}}")
-        elif isinstance(part, Choice) and part.kind == "select":
-            part = replace(part, branches=tuple((key, _name_numbers(branch)) for key, branch in part.branches))
-        parts.append(part)
-    return tuple(parts)
-
-
-def _list_leaves(message: Message) -> Iterable[InlineContent]:
+def _list_leaves(message: Message) -> Iterator[InlineContent]:
     if len(message) == 1 and isinstance(choice := message[0], Choice):
-        for _, branch in choice.branches:
+        for branch in choice.branches.values():
             yield from _list_leaves(branch)
     else:
         yield units.join_texts(part for part in message if not isinstance(part, Choice))
 
 
-def _serialize(message: Message, targets: Iterable[InlineContent], doubled: bool, in_plural: bool = False) -> str:
+def _serialize(message: Message, targets: Iterator[InlineContent], doubled: bool, number: str = "") -> str:
+    """Return a message with translated leaves. `number` is the argument that `#` stands for."""
     if len(message) == 1 and isinstance(choice := message[0], Choice):
-        in_plural |= choice.kind != "select"
-        branches = (f"{key} {{{_serialize(branch, targets, doubled, in_plural)}}}" for key, branch in choice.branches)
+        number = choice.argument if choice.kind != "select" else number
+        branches = (f"{key} {{{_serialize(part, targets, doubled, number)}}}" for key, part in choice.branches.items())
         return f"{choice.head}{' '.join(branches)}}}"
-    content = next(iter(targets))
-    special = "[{}#]+" if in_plural else "[{}]+"
     parts = list[str]()
-    for part in content:
+    for part in next(targets):
         if isinstance(part, InlineCode):
-            parts.append(part.raw)
+            parts.append("#" if number and part.raw == f"{{{number}, number}}" else part.raw)
         else:
             text = part.replace("'", "''") if doubled else re.sub("'(?=[{}#|'])", "''", part)
-            parts.append(re.sub(special, lambda match: f"'{match[0]}'", text))
+            parts.append(re.sub("[{}#]+" if number else "[{}]+", r"'\g<0>'", text))
     return "".join(parts)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from attent.data.formats import (
     android,
-    apple_strings,
     docx,
     html,
     json_strings,
@@ -20,8 +19,8 @@ from attent.data.formats import (
     moses,
     plain_text,
     po,
-    properties,
     streams,
+    string_files,
     subtitles,
     table,
     tmx,
@@ -40,7 +39,7 @@ MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
     document_suffixes: tuple[str, ...] = ()  # of documents to pre-translate, but not of corpora
     read_pairs: Callable[[Iterable[bytes], str, LanguagePair, ReadOptions], Iterator[Pair | BadLine]] | None = None
     read_languages: Callable[[Iterable[bytes], str], LanguagePair] | None = None
@@ -95,23 +94,23 @@ FORMATS = {
         labeling_advice="name its language in its header",
     ),
     "moses": FileFormat(  # two files, read by `read_pairs` below
-        suffixes=(), labeling_advice="name its files by language, such as corpus.en and corpus.de"
+        labeling_advice="name its files by language, such as corpus.en and corpus.de"
     ),
     "html": FileFormat(
-        suffixes=(), document_suffixes=(".html", ".htm", ".xhtml"), scan_units=html.scan_units, sniff=html.matches_head
+        document_suffixes=(".html", ".htm", ".xhtml"), scan_units=html.scan_units, sniff=html.matches_head
     ),
-    "markdown": FileFormat(suffixes=(), document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
+    "markdown": FileFormat(document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
     "android": FileFormat(
-        suffixes=(), document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
+        document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
     ),
-    "apple-strings": FileFormat(suffixes=(), document_suffixes=(".strings",), scan_units=apple_strings.scan_units),
-    "properties": FileFormat(suffixes=(), document_suffixes=(".properties",), scan_units=properties.scan_units),
-    "json": FileFormat(suffixes=(), document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
-    "yaml": FileFormat(suffixes=(), document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
-    "docx": FileFormat(suffixes=(), document_suffixes=(".docx",), scan_units=docx.scan_units),
-    "table": FileFormat(suffixes=(), document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
-    "subtitles": FileFormat(suffixes=(), document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
-    "text": FileFormat(suffixes=(), document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
+    "apple-strings": FileFormat(document_suffixes=(".strings",), scan_units=string_files.scan_strings),
+    "properties": FileFormat(document_suffixes=(".properties",), scan_units=string_files.scan_properties),
+    "json": FileFormat(document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
+    "yaml": FileFormat(document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
+    "docx": FileFormat(document_suffixes=(".docx",), scan_units=docx.scan_units),
+    "table": FileFormat(document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
+    "subtitles": FileFormat(document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
+    "text": FileFormat(document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
 }
 SUPPORTED_FORMATS = (
     ", ".join(spec.suffixes[0] for spec in FORMATS.values() if spec.suffixes)

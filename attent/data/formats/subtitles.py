@@ -9,10 +9,11 @@ from __future__ import annotations
 import html
 import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
 
 from attent.data.formats import placeholders, units
@@ -32,7 +33,6 @@ _LETTER = compile_letter_pattern(UNSPACED_SCRIPTS).pattern
 _CUT = re.compile(rf"\s+|(?<={_LETTER})(?={_LETTER})|(?<=[{WIDE_STOPS}、，；：])(?=\S)")
 _CLAUSE_END = re.compile(r"[^\w\s'’\"(\[-]\s*\Z")
 _STYLE = re.compile(r"</?[ibu]>|[-\u2010-\u2014]")  # tells no speaker
-_MAX_OPEN = 20  # tags without their other half
 _MAX_GAP = 3.0  # seconds between two cues of a sentence
 _MAX_CUES = 6  # of a sentence: captions without punctuation have no end otherwise
 _MIN_WIDTH = 42  # characters of a line, as subtitlers recommend
@@ -123,21 +123,19 @@ def _join_lines(text: str) -> str:
 def _parse_tags(raw: str) -> InlineContent:
     """Split a text into words and tags. A tag without its other half is standalone."""
     parts: list[str | InlineCode] = []
-    opened: list[tuple[str, int]] = []  # name and index of its part
+    opened: dict[str, list[int]] = defaultdict(list)  # the parts of tags by their name
     offset = 0
     for match in _TAG.finditer(raw):
         parts.append(raw[offset : match.start()])
         offset, tag = match.end(), match[0]
-        name = re.split(r"[\s.>]", tag[1:].lstrip("/"))[0].lower()
-        if tag.startswith("</") and any(name == known for known, _ in opened):
-            while opened and opened[-1][0] != name:
-                opened.pop()
-            _, first = opened.pop()
+        starts = opened[re.split(r"[\s.>]", tag[1:].lstrip("/"))[0].lower()]
+        if tag.startswith("</") and starts:
+            first = starts.pop()
             parts[first] = InlineCode("", str(parts[first][1]), "open", f"tag {first}")
             parts.append(InlineCode("", tag, "close", f"tag {first}"))
             continue
         if not tag.startswith("</"):
-            opened = [*opened[-_MAX_OPEN:], (name, len(parts))]
+            starts.append(len(parts))
         parts.append(InlineCode("", tag))
     return (*parts, raw[offset:])
 
@@ -196,27 +194,18 @@ def _make_unit(
     joined = tuple(part for fragment in group for part in (" ", *fragment.content))[1:]
     text = "".join(part for part in joined if isinstance(part, str))
     sentences = split_sentences(text, language)
-    sentence_ends = list(accumulate(len(part.text + part.gap) for part in sentences))
+    ends = list(accumulate(len(part.text + part.gap) for part in sentences))
     fragment_ends = list(accumulate(len(fragment.text) + 1 for fragment in group))
-    # The characters of each sentence in each fragment
-    shares = [
-        [
-            max(0, min(end, stop) - max(end - len(part.text + part.gap), stop - len(fragment.text) - 1))
-            for stop, fragment in zip(fragment_ends, group, strict=True)
-        ]
-        for end, part in zip(sentence_ends, sentences, strict=True)
-    ]
-
-    contents = tuple(cut_content(joined, sentence_ends[:-1]))
+    contents = tuple(cut_content(joined, ends[:-1]))
 
     def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
         if units.is_unchanged(contents, targets):
             return []
         texts: list[InlineContent] = [() for _ in group]
-        for target, share in zip(targets, shares, strict=True):
-            used = [index for index, chars in enumerate(share) if chars]
-            pieces = split_content(target, [share[index] for index in used], keep_pairs=True)
-            for index, piece in zip(used, pieces, strict=True):
+        for target, start, end in zip(targets, [0, *ends], ends, strict=False):
+            offsets = [start, *(offset for offset in fragment_ends if start < offset < end), end]
+            pieces = split_content(target, [right - left for left, right in pairwise(offsets)], keep_pairs=True)
+            for index, piece in enumerate(pieces, bisect(fragment_ends, start)):
                 texts[index] = (*texts[index], *_join_to(texts[index], piece))
         return [
             Edit(fragment.start, fragment.end, _wrap(content, fragment.line_count, width, newline, is_vtt))

@@ -356,6 +356,10 @@ def check_xml_chars(text: str) -> str:
     return f"its translation has {match[0]!r}, which XML cannot contain" if match else ""
 
 
+def replace_invalid_chars(text: str) -> str:
+    return _INVALID_XML_CHAR.sub("\ufffd", text)
+
+
 class _UnsupportedMarkup(Exception):
     """Markup that cannot be carried over to the translation."""
 

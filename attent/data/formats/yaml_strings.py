@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,25 +34,15 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
     text = decode_plain_text(content, name)
     result = ScanResult(text=text, check_text=text.check_encodable)
     decoded = text.utf8.decode("utf-8", "surrogateescape")
-    levels = [_Level(is_mapping=False, is_selected=not fields)]
     index = offset = 0  # in characters and in bytes
     try:
-        for event in yaml.parse(decoded, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.CollectionEndEvent):
-                levels.pop()
-            if not isinstance(event, yaml.NodeEvent):
-                continue
-            is_selected = levels[-1].add_node(getattr(event, "value", None), fields)
-            if isinstance(event, yaml.CollectionStartEvent):
-                levels.append(_Level(is_mapping=isinstance(event, yaml.MappingStartEvent), is_selected=is_selected))
-                if len(levels) > _MAX_DEPTH:
-                    raise CorpusError(f"{name} has over {_MAX_DEPTH} collections inside each other: check the file")
-            is_text = is_selected and isinstance(event, yaml.ScalarEvent) and _is_string(event)
-            if is_text and is_translatable(event.value, is_named=bool(fields)):
-                first, last = event.start_mark.index, event.end_mark.index
+        events = iter(yaml.parse(decoded, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        for scalar in (each for event in events for each in _list_scalars(event, events, fields, not fields, name)):
+            if _is_string(scalar) and is_translatable(scalar.value, is_named=bool(fields)):
+                first, last = scalar.start_mark.index, scalar.end_mark.index
                 offset, index = offset + len(units.encode_text(decoded[index:first])), first
-                write = partial(_make_edit, offset, decoded[first:last], event.style)
-                message_format.add_unit(result, event.start_mark.line + 1, event.value, languages, write)
+                write = partial(_make_edit, offset, decoded[first:last], scalar.style)
+                message_format.add_unit(result, scalar.start_mark.line + 1, scalar.value, languages, write)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         position = f" at line {mark.line + 1:,}" if mark else ""
@@ -64,23 +53,23 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
     return result
 
 
-@dataclass
-class _Level:
-    """A mapping or sequence that is open."""
-
-    is_mapping: bool
-    is_selected: bool
-    is_key_next: bool = True
-    is_value_selected: bool = False
-
-    def add_node(self, value: str | None, fields: Sequence[str]) -> bool:
-        """Return True if the node is a value to translate."""
-        if not self.is_mapping:
-            return self.is_selected
-        is_key, self.is_key_next = self.is_key_next, not self.is_key_next
-        if is_key:
-            self.is_value_selected = self.is_selected or value in fields
-        return self.is_value_selected and not is_key
+def _list_scalars(
+    event: Any, events: Iterator[Any], fields: Sequence[str], is_selected: bool, name: str, depth: int = 0
+) -> Iterator[Any]:
+    """Yield the scalars in the node that begins with an event: all if it `is_selected`, else those of the fields."""
+    if depth > _MAX_DEPTH:
+        raise CorpusError(f"{name} has over {_MAX_DEPTH} collections inside each other: check the file")
+    kind, is_key, key = type(event).__name__, False, None
+    if kind == "ScalarEvent" and is_selected:
+        yield event
+    while kind in ("MappingStartEvent", "SequenceStartEvent"):
+        child = next(events)
+        if type(child).__name__.endswith("EndEvent"):
+            return
+        is_key = kind == "MappingStartEvent" and not is_key
+        key = getattr(child, "value", None) if is_key else key
+        scalars = _list_scalars(child, events, fields, is_selected or (not is_key and key in fields), name, depth + 1)
+        yield from (scalar for scalar in scalars if not is_key)
 
 
 def _is_string(scalar: Any) -> bool:
