@@ -18,7 +18,7 @@ from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions,
 
 if TYPE_CHECKING:
     from attent.cli.line_progress import ProgressDisplay
-    from attent.decoding import Generation, Generator
+    from attent.decoding.generation.generator import Generation, Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 BLOCK_PROMPTS = 256

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import Translator
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.search import State, StepModel
+from attent.decoding.translator import Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.text.tokenizer import Tokenizer
 from tests.laws.helpers import randomize
