@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
@@ -27,14 +27,9 @@ TEXT_SEPARATOR = "---"
 JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
-GenerationFlags: Any = make_dataclass(
-    "GenerationFlags",
-    [
-        *derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
-        *derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
-    ],
-    frozen=True,
-    kw_only=True,
+GenerationFlags = search_flags.make_flags_class(
+    derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
+    derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
 )
 
 

@@ -78,8 +78,8 @@ class Ensemble(nn.Module):
 def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:
     if any(getattr(first, name) != getattr(other, name) for name in ("vocab", "output_vocab", "start_id", "end_id")):
         raise AttentError(
-            f"models of an ensemble must have the same vocabularies, start and end token, but model {number} has others "
-            f"than the first; train them with one tokenizer"
+            f"models of an ensemble must have the same vocabularies, start and end token, but model {number} and "
+            f"the first differ; train them with one tokenizer"
         )
 
 
