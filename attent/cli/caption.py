@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,7 +18,7 @@ from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
 SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude={"n_best", "beam_groups", "diversity_penalty"}))
-DerivedFlags = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
+DerivedFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import secrets
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
@@ -27,7 +27,7 @@ TEXT_SEPARATOR = "---"
 JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
-GenerationFlags = search_flags.make_flags_class(
+GenerationFlags: Any = search_flags.make_flags_class(
     derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
     derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
 )

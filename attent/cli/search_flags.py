@@ -42,12 +42,12 @@ def make_flags_class(*flags: Iterable[DerivedFlag]) -> Any:
 
 _SAMPLING_NAMES = tuple(field.name for field in fields(SamplingOptions))
 _SAMPLE_FLAG = Annotated[bool, flag("Sampling", "sample the translations; implied by the next four flags")]
-SearchFlags = make_flags_class(
+SearchFlags: Any = make_flags_class(
     derive_flags(SearchOptions, unset=("beam_size",)),
     [("sample", _SAMPLE_FLAG, False)],
     derive_flags(SamplingOptions, unset=_SAMPLING_NAMES),
 )
-DeviceFlags = make_flags_class(derive_flags(DeviceOptions))
+DeviceFlags: Any = make_flags_class(derive_flags(DeviceOptions))
 
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:

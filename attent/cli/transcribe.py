@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
@@ -34,7 +34,7 @@ OUTPUT_HELP = "output file, or a folder for one file per recording; by default s
 FORMAT_HELP = "text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words"
 UNUSED_OPTIONS = ("n_best", "max_length", "min_length", "beam_groups", "diversity_penalty")
 SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude=UNUSED_OPTIONS))
-SpeechFlags = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
+SpeechFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ from attent.training.notebook import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.stop_signals import StopRequested, StopSignals
-from attent.training.task_heads import describe_new_heads, find_new_head_parameters
+from attent.training.task_heads import find_new_head_parameters
 from attent.training.tasks import TaskName, get_task_class
 from attent.training.tasks.base import RunContext, Task
 
@@ -337,9 +337,9 @@ class TrainSession:
         if pretrained is None:
             return
         self.new_parameters = list(find_new_head_parameters(model, pretrained))
-        if description := describe_new_heads(model, self.new_parameters, run.init_from or ""):
-            self.emit(Note(text=description))
         if self.new_parameters:
+            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in self.new_parameters))
+            self.emit(Note(text=f"new heads: {heads}; all other weights are from {run.init_from}"))
             self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
 
     def prepare_task(self, run: RunConfig, is_new: bool, pretrained: Model | None) -> Task:
