@@ -204,9 +204,7 @@ class Predictor:
         if isinstance(model, TextEncoder | VisionTransformer) and model.config.labels:
             return model.config.labels
         task = "images" if isinstance(model, VisionTransformer) else "classify"
-        raise AttentError(
-            f"{self.name}: must be a classifier, but has no labels; train one: attent train --task {task}"
-        )
+        raise AttentError(f"{self.name}: must be a classifier, but has no labels; train one by --task {task}")
 
     @property
     def width(self) -> int:
