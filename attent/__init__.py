@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent import nn
-    from attent.decoding import Translator
     from attent.decoding.captioner import Captioner
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
     from attent.decoding.transcriber import Transcriber
+    from attent.decoding.translator import Translator
     from attent.inspection import record
     from attent.inspection.head_masking import mask_heads
     from attent.inspection.head_stats import measure_heads
@@ -48,7 +48,7 @@ _PUBLIC_MODULES = {
     "Inspection": "attent.inspection.session",
     "Predictor": "attent.decoding.predictor",
     "Transcriber": "attent.decoding.transcriber",
-    "Translator": "attent.decoding",
+    "Translator": "attent.decoding.translator",
     "build": "attent.models",
     "distil": "attent.training.distillation",
     "load": "attent.interop",

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from attent.decoding import SearchOptions, Translator
+from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translator
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest
 from attent.inspection.inspectors.translation import TranslationInspector

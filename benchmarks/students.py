@@ -28,7 +28,7 @@ from attent.inspection.plots import save_figure
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
-from attent.scoring.metrics import score_corpus
+from attent.scoring.metrics import compute_metrics
 from benchmarks.timing import describe_machine, interleave, ratio
 
 COMPUTE_TYPES, BEAMS = ("int8", "float32"), (1, 4)
@@ -84,7 +84,7 @@ def measure_models(folders: Sequence[str], pairs: Sequence[Pair], threads: int, 
     seconds = interleave(work, rounds)
     for name, row in rows.items():
         baseline = seconds[f"{folders[0]} int8 {row['beam']}"]
-        row["bleu"] = score_corpus(outputs[name], references, names=("bleu",)).metrics["bleu"]
+        row["bleu"] = compute_metrics(outputs[name], references, ["bleu"], resamples=0)[0].value
         row["speed"] = len(sources) / statistics.median(seconds[name])
         row["ratio"] = ratio(seconds[name], baseline)
     return list(rows.values())

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
-from attent.decoding import SearchOptions, Translator
-from attent.decoding.options import SearchRequest
+from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.pipeline import CPU_BLOCK_LINES, GPU_BLOCK_LINES
+from attent.decoding.translator import Translator
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine, time_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +13,12 @@ from cyclopts import Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import print_message, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, raise_usage_errors
+from attent.cli.search_flags import check_positive, derive_flags, flag, make_flags_class, raise_usage_errors
 from attent.decoding.options import DeviceOptions, DtypeName, SearchOptions
 from attent.decoding.output_format import replace_line_breaks
 
 SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude={"n_best", "beam_groups", "diversity_penalty"}))
-DEVICE_FLAGS = derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))
-DerivedFlags: Any = make_dataclass("DerivedFlags", [*SEARCH_FLAGS, *DEVICE_FLAGS], frozen=True, kw_only=True)
+DerivedFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
 
 
 @dataclass(frozen=True, kw_only=True)

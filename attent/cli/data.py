@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated
 
 from cyclopts import CycloptsError, Parameter
-from rich.console import Console
 
-from attent.cli.line_progress import print_message
+from attent.cli.line_progress import ProgressDisplay, print_message
 from attent.data.builtin import BUILTIN_CORPORA
 from attent.data.corpus import ReadOptions, open_corpora
 from attent.data.pairs import CorpusError, LanguagePair
@@ -54,7 +52,9 @@ def data(
     languages, options = LanguagePair(flags.src, flags.tgt), ReadOptions(fuzzy=flags.fuzzy, obsolete=flags.obsolete)
     corpora = open_corpora(corpus, languages, options, print_message)
     test_sets = find_test_sets(corpora, open_corpora(flags.against, languages, options, print_message))
-    with show_progress() as progress:
+    with ProgressDisplay(sys.stderr) as display:
+        display.start(None, quiet=False)
+        progress = partial(display.update, done_bytes=0)
         survey, unread, error = survey_corpora(corpora, test_sets, keep_all=flags.keep_all, progress=progress)
     if error and not survey.pairs_read:
         raise error
@@ -76,14 +76,3 @@ def _check_names(names: Sequence[str]) -> None:
         nearest = get_close_matches(unknown, options)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
         raise CycloptsError(msg=f"Unknown option: {unknown}.{hint}", command_chain=("data",))
-
-
-@contextmanager
-def show_progress() -> Iterator[Callable[[int], None]]:
-    console, start = Console(stderr=True, highlight=False), time.monotonic()
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("reading ...") as status:
-        # A coarse clock may not have moved yet.
-        yield lambda read: status.update(f"{read:,} pairs, {read / max(time.monotonic() - start, 1e-3):,.0f} a second")

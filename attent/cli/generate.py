@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -18,7 +18,7 @@ from attent.decoding.options import DeviceOptions, DtypeName, GenerationOptions,
 
 if TYPE_CHECKING:
     from attent.cli.line_progress import ProgressDisplay
-    from attent.decoding import Generation, Generator
+    from attent.decoding.generation.generator import Generation, Generator
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 BLOCK_PROMPTS = 256
@@ -27,14 +27,9 @@ TEXT_SEPARATOR = "---"
 JSON_HELP = "one JSON object per line: prompt, text, token_ids, log_prob, finish_reason, seed"
 
 _OPTION_NAMES = tuple(field.name for field in fields(GenerationOptions))
-GenerationFlags: Any = make_dataclass(
-    "GenerationFlags",
-    [
-        *derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
-        *derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
-    ],
-    frozen=True,
-    kw_only=True,
+GenerationFlags: Any = search_flags.make_flags_class(
+    derive_flags(GenerationOptions, unset=set(_OPTION_NAMES) - {"stop"}),
+    derive_flags(DeviceOptions, exclude=("engine", "dtype", "batch_tokens")),
 )
 
 

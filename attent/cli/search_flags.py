@@ -3,9 +3,10 @@
 # No `from __future__ import annotations`: classes of other modules inherit these flags and need their types.
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, make_dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import CycloptsError, Group, Parameter
@@ -35,19 +36,18 @@ def derive_flags(options: type, unset: Container[str] = (), exclude: Container[s
             yield field.name, Annotated[kind, parameter], default
 
 
+def make_flags_class(*flags: Iterable[DerivedFlag]) -> Any:
+    return make_dataclass("DerivedFlags", chain(*flags), frozen=True, kw_only=True)
+
+
 _SAMPLING_NAMES = tuple(field.name for field in fields(SamplingOptions))
 _SAMPLE_FLAG = Annotated[bool, flag("Sampling", "sample the translations; implied by the next four flags")]
-SearchFlags: Any = make_dataclass(
-    "SearchFlags",
-    [
-        *derive_flags(SearchOptions, unset=("beam_size",)),
-        ("sample", _SAMPLE_FLAG, False),
-        *derive_flags(SamplingOptions, unset=_SAMPLING_NAMES),
-    ],
-    frozen=True,
-    kw_only=True,
+SearchFlags: Any = make_flags_class(
+    derive_flags(SearchOptions, unset=("beam_size",)),
+    [("sample", _SAMPLE_FLAG, False)],
+    derive_flags(SamplingOptions, unset=_SAMPLING_NAMES),
 )
-DeviceFlags: Any = make_dataclass("DeviceFlags", derive_flags(DeviceOptions), frozen=True, kw_only=True)
+DeviceFlags: Any = make_flags_class(derive_flags(DeviceOptions))
 
 
 def build_search_options(flags: Any, min_beam_size: int = 1) -> SearchOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
@@ -13,7 +13,14 @@ from cyclopts import CycloptsError, Parameter
 
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import check_positive, derive_flags, flag, raise_usage_errors, use_flag_names
+from attent.cli.search_flags import (
+    check_positive,
+    derive_flags,
+    flag,
+    make_flags_class,
+    raise_usage_errors,
+    use_flag_names,
+)
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
@@ -27,16 +34,11 @@ OUTPUT_HELP = "output file, or a folder for one file per recording; by default s
 FORMAT_HELP = "text; srt or vtt: subtitles; json: one object per recording, with the times of segments and words"
 UNUSED_OPTIONS = ("n_best", "max_length", "min_length", "beam_groups", "diversity_penalty")
 SEARCH_FLAGS = list(derive_flags(SearchOptions, exclude=UNUSED_OPTIONS))
-SpeechSearchFlags: Any = make_dataclass(
-    "SpeechSearchFlags",
-    [*SEARCH_FLAGS, *derive_flags(DeviceOptions, exclude=("engine", "batch_tokens"))],
-    frozen=True,
-    kw_only=True,
-)
+SpeechFlags: Any = make_flags_class(SEARCH_FLAGS, derive_flags(DeviceOptions, exclude=("engine", "batch_tokens")))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscribeFlags(SpeechSearchFlags):  # type: ignore[misc]  # derived from the options
+class TranscribeFlags(SpeechFlags):  # type: ignore[misc]  # derived from the options
     output: Annotated[str | None, flag("Common", OUTPUT_HELP, "--output", "-o")] = None
     format: Annotated[TranscriptFormat, flag("Output", FORMAT_HELP, "--format", "-f")] = "text"
     partial: Annotated[bool, flag("Common", "print text while stdin grows: WAV, or 16-bit samples at 16 kHz")] = False

@@ -71,12 +71,8 @@ class HeadSelection:
     def __str__(self) -> str:
         heads = "mean of all heads"
         if self.heads is not None:
-            heads = f"head{'s' * (len(self.heads) > 1)} {_join_numbers(self.heads)}"
+            heads = f"head{'s' * (len(self.heads) > 1)} {' + '.join(map(str, self.heads))}"
         return f"layer {self.layer}, {heads}, at the {'next step' if self.shift else 'output step'}"
-
-
-def _join_numbers(numbers: Sequence[int]) -> str:
-    return " + ".join(map(str, numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,18 +380,12 @@ def get_default_selection(model: nn.Module) -> HeadSelection:
 
 
 def load_selection(folder: Path | None, model: nn.Module) -> HeadSelection:
-    """Return the selection that the folder has for these weights, or the default."""
-    measured = None if folder is None else load_measured_selection(folder, model)
-    return measured.selection if measured else get_default_selection(model)
-
-
-def load_measured_selection(folder: Path, model: nn.Module) -> MeasuredSelection | None:
-    """Return None if there is no file or its weights differ, such as those before fine-tuning."""
-    measured = read_side_settings(folder, ALIGNMENT_FILE, MeasuredSelection)
-    if measured is None or measured.fingerprint != compute_fingerprint(model):
-        return None
+    """Return the selection that the folder has for these weights, not for those before fine-tuning, or the default."""
+    measured = None if folder is None else read_side_settings(folder, ALIGNMENT_FILE, MeasuredSelection)
+    if folder is None or measured is None or measured.fingerprint != compute_fingerprint(model):
+        return get_default_selection(model)
     check_selection(measured.selection, model, f"{folder / ALIGNMENT_FILE}: ")
-    return measured
+    return measured.selection
 
 
 def save_measured_selection(folder: Path, measured: MeasuredSelection) -> None:
@@ -403,17 +393,11 @@ def save_measured_selection(folder: Path, measured: MeasuredSelection) -> None:
 
 
 def check_selection(selection: HeadSelection, model: nn.Module, location: str = "") -> None:
-    layers = find_cross_layers(model)
-    if not 0 <= selection.layer < len(layers):
+    counts, layer, heads = [layer.heads for layer in find_cross_layers(model)], selection.layer, selection.heads
+    if not 0 <= layer < len(counts) or heads == () or not set(heads or ()) <= set(range(counts[layer])):
         raise AlignmentError(
-            f"{location}the alignment layer must be from 0 to {len(layers) - 1}, but is {selection.layer}; "
-            "choose another, or measure again with attent score --alignment"
-        )
-    count, heads = layers[selection.layer].heads, selection.heads
-    if heads is not None and not (heads and all(0 <= head < count for head in heads)):
-        raise AlignmentError(
-            f"{location}the alignment heads must be from 0 to {count - 1}, but are {_join_numbers(heads) or 'none'}; "
-            "choose others, or measure again with attent score --alignment"
+            f"{location}the heads for alignment must be in one of the {len(counts)} decoder layers, all counted from "
+            f"0, but are {selection}; choose others, or measure again with attent score --alignment"
         )
 
 

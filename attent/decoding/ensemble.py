@@ -76,17 +76,11 @@ class Ensemble(nn.Module):
 
 
 def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:
-    for name, mine, theirs in (
-        ("source vocabulary", first.vocab, other.vocab),
-        ("target vocabulary", first.output_vocab, other.output_vocab),
-        ("start token", first.start_id, other.start_id),
-        ("end token", first.end_id, other.end_id),
-    ):
-        if mine != theirs:
-            raise AttentError(
-                f"models of an ensemble must have the same {name}, but the first has {mine} and model {number} "
-                f"{theirs}; train them with one tokenizer"
-            )
+    if any(getattr(first, name) != getattr(other, name) for name in ("vocab", "output_vocab", "start_id", "end_id")):
+        raise AttentError(
+            f"models of an ensemble must have the same vocabularies, start and end token, but model {number} and "
+            f"the first differ; train them with one tokenizer"
+        )
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> None:

@@ -222,26 +222,15 @@ def _capitalize(text: str) -> str:
 
 
 def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:
-    columns = [column.strip() for column in columns]
-    if len(columns) != 2 or not all(columns):
-        fix = "add what is missing, or start the line with #"
-        if len(columns) != 2:
-            fix = f"remove all but two of its {len(columns)} columns"
-        if len(columns) == 1:
-            fix = "put a tab (not spaces) between the two"
-        raise InputError(f"{location}: must be {LINE_FORMAT}, but is `{_shorten_line(columns)}`; {fix}")
-    translations = tuple(_normalize_text(part) for part in columns[1].split(ALTERNATIVE_SEPARATOR))
-    if not all(translations):
+    term, *translations = columns[0].strip(), *(part.strip() for part in columns[-1].split(ALTERNATIVE_SEPARATOR))
+    if len(columns) != 2 or not all((term, *translations)):
+        text = "<TAB>".join(columns)
         raise InputError(
-            f"{location}: must have a translation on each side of {ALTERNATIVE_SEPARATOR}, but is "
-            f"`{_shorten_line(columns)}`; add it"
+            f"{location}: must be {LINE_FORMAT}, or several separated by {ALTERNATIVE_SEPARATOR}, but is "
+            f"`{text[:60]}{'...' * (len(text) > 60)}`; correct it, or start the line with #"
         )
-    return GlossaryEntry(term=_normalize_text(columns[0]), translations=translations, line_number=line_number)
-
-
-def _shorten_line(columns: list[str]) -> str:
-    text = "<TAB>".join(columns)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    forms = tuple(map(_normalize_text, translations))
+    return GlossaryEntry(term=_normalize_text(term), translations=forms, line_number=line_number)
 
 
 def _normalize_text(text: str) -> str:

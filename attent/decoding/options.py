@@ -348,13 +348,12 @@ class GenerationOptions:
     seed: int = option(
         1, "the same seed gives the same text; by default 1, on the command line random", group="Sampling"
     )
-    min_new_tokens: int = option(0, "minimum tokens to generate", "--min-length")
     no_repeat_ngram_size: int = option(0, "never generate an n-gram of this size twice")
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "n"):
             check_minimum(name, getattr(self, name), 1)
-        for name in ("temperature", "min_new_tokens", "no_repeat_ngram_size"):
+        for name in ("temperature", "no_repeat_ngram_size"):
             check_minimum(name, getattr(self, name), 0)
         if not all(self.stop):
             raise InputError("`stop` must be non-empty strings, but one is empty; leave it out")
@@ -362,11 +361,6 @@ class GenerationOptions:
             raise InputError(
                 f"`n` must be 1 for greedy search, since all texts would be equal, but is {self.n}; set a "
                 f"`temperature` above 0"
-            )
-        if self.min_new_tokens >= self.max_new_tokens:
-            raise InputError(
-                f"`min_new_tokens` must be less than `max_new_tokens`={self.max_new_tokens}, but is "
-                f"{self.min_new_tokens}"
             )
         _ = self.sampling
 

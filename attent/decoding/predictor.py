@@ -204,10 +204,7 @@ class Predictor:
         if isinstance(model, TextEncoder | VisionTransformer) and model.config.labels:
             return model.config.labels
         task = "images" if isinstance(model, VisionTransformer) else "classify"
-        advice = f"use a model of `attent train --task {task}`"
-        if isinstance(model, TextEncoder | VisionTransformer):
-            advice = f"fine-tune it: attent train --task {task} --from {self.name} --data EXAMPLES --out DIR"
-        raise AttentError(f"{self.name}: must be a classifier, but has no labels; {advice}")
+        raise AttentError(f"{self.name}: must be a classifier, but has no labels; train one by --task {task}")
 
     @property
     def width(self) -> int:

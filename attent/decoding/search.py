@@ -22,7 +22,6 @@ from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedToken
 from attent.decoding.constraints.required_phrases import RequiredPhrases, allocate_beams
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.decoding.sampling import sample_tokens
-from attent.storage.errors import AttentError
 
 POLL_INTERVAL = 8  # steps between reads of `done` from an accelerator: reading synchronizes
 TOPK_CHUNK = 256  # tokens of the vocabulary that are first compared by their maximum alone
@@ -467,33 +466,6 @@ def select_n_best(beams: BeamState, context: SearchContext) -> HypothesisTensors
     both = beams.finished.concat(truncated, context)
     ranks = both.scores if context.options.rank_truncated_equally else (both.scores > NEG_INF).to(torch.uint8)
     return both.select(ranks.argsort(dim=1, descending=True, stable=True)[:, : context.options.n_best])
-
-
-@torch.no_grad()
-def beam_search(
-    model: StepModel[State],
-    source: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    start_id: int,
-    end_id: int,
-    max_length: int,
-    options: SearchOptions | None = None,
-    suppressed_tokens: Sequence[int] = (),
-) -> HypothesisTensors:
-    """Search the best targets of sources (B, Ts), or those of another front-end, without `suppressed_tokens`."""
-    if max_length < 1:
-        raise AttentError(f"`max_length` must be 1 or more tokens, but is {max_length}")
-    if end_id < 0:
-        raise AttentError(f"`end_id` must be the id of a token, 0 or more, but is {end_id}")
-    context = SearchContext(
-        options=SearchOptions() if options is None else options,
-        start_id=start_id,
-        end_id=end_id,
-        suppressed_tokens=make_suppressed_tensor(start_id, end_id, suppressed_tokens, source.device),
-    )
-    requests = [SearchRequest(source_ids=(), rng_key=i, max_length=max_length) for i in range(len(source))]
-    return search_requests(model, source, lengths, requests, context)
 
 
 @torch.no_grad()

@@ -554,9 +554,7 @@ class Translator:
             results = dict(self._build_torch_engine(should_stop).search(requests, options))
         best = self._detokenize([[hypotheses[:1]] for hypotheses in results.values() if hypotheses])
         segments, rows = [Segment(segment_text, constraints)], [source_ids]
-        translations = [
-            build_translation(n_best[0], text, SearchedText(self, segments, rows, n_best)) for n_best in best
-        ]
+        translations = [join_hypotheses(text, SearchedText(self, segments, rows, n_best), options) for n_best in best]
         allowed = [item for item in translations if find_phrase(item.text, constraints.banned) is None]
         return sorted(allowed, key=lambda item: -item.score)
 
@@ -1168,41 +1166,27 @@ def check_constraints(constraints: PhraseConstraints, options: SearchOptions) ->
 # --- results -------------------------------------------------------------------------------------------------------
 
 
-def build_translation(
-    n_best: Sequence[Hypothesis],
-    source: str,
-    searched: SearchedText,
-    segment_count: int = 1,
-    missed_terms: tuple[TermPlacement, ...] = (),
-) -> Translation:
-    translation = Translation(
-        **vars(n_best[0]),
-        source=source,
-        n_best=tuple(n_best),
-        segment_count=segment_count,
-        missed_terms=missed_terms,
-    )
-    vars(translation)["_searched_text"] = searched  # not a field: `asdict` would copy the model
-    return translation
-
-
 def join_hypotheses(
     text: str, searched: SearchedText, options: SearchOptions, missed_terms: tuple[TermPlacement, ...] = ()
 ) -> Translation:
     """Return the translation of a text from the n-best lists of its segments."""
-    segments = searched.segments
-    if len(segments) == 1:
-        return build_translation(searched.hypotheses[0], text, searched, missed_terms=missed_terms)
-    best = [hypotheses[0] for hypotheses in searched.hypotheses]
-    log_prob = sum(hypothesis.log_prob for hypothesis in best)
-    length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
-    joined = "".join(item.text + segment.gap for item, segment in zip(best, segments, strict=True))
-    whole = Hypothesis(
-        token_ids=tuple(token for hypothesis in best for token in hypothesis.token_ids),
-        log_prob=log_prob,
-        score=log_prob / options.compute_score_divisor(length),
-        is_finished=all(hypothesis.is_finished for hypothesis in best),
-        text=joined.strip(),
-        tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
+    segments, n_best = searched.segments, searched.hypotheses[0] if searched.hypotheses else []
+    if len(segments) != 1:
+        best = [hypotheses[0] for hypotheses in searched.hypotheses]
+        log_prob = sum(hypothesis.log_prob for hypothesis in best)
+        length = sum(len(hypothesis.tokens) + hypothesis.is_finished for hypothesis in best)
+        joined = "".join(item.text + segment.gap for item, segment in zip(best, segments, strict=True))
+        whole = Hypothesis(
+            token_ids=tuple(token for hypothesis in best for token in hypothesis.token_ids),
+            log_prob=log_prob,
+            score=log_prob / options.compute_score_divisor(length),
+            is_finished=all(hypothesis.is_finished for hypothesis in best),
+            text=joined.strip(),
+            tokens=tuple(token for hypothesis in best for token in hypothesis.tokens),
+        )
+        n_best = [whole]
+    translation = Translation(
+        **vars(n_best[0]), source=text, n_best=tuple(n_best), segment_count=len(segments), missed_terms=missed_terms
     )
-    return build_translation([whole], text, searched, len(segments), missed_terms)
+    vars(translation)["_searched_text"] = searched  # not a field: `asdict` would copy the model
+    return translation

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attent.decoding import Translator
+from attent.decoding.translator import Translator
 from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attent.decoding import Translator
 from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_fingerprint, count_mutual_links
 from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, encode_pairs
+from attent.decoding.translator import Translator
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
 from attent.inspection.record import attach_observers

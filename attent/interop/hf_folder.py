@@ -146,17 +146,8 @@ def resolve_shard(root: Path, name: str) -> Path:
 
 def explain_missing_weights(root: Path) -> str:
     pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
-    if not pickles:
-        return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but does not; download the weights too"
-    new = f"{root.name}-safetensors"
-    architectures = read_json(root / CONFIG_FILE).get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    model = next((name for name in names if re.fullmatch("[A-Za-z][A-Za-z0-9]+", str(name))), "AutoModel")
-    return (
-        f"{root / pickles[0]}: is a pickle, which can run code and is never opened here, and there is no "
-        f"{WEIGHTS_FILE}; convert it where `transformers` is installed: python -c 'from transformers import "
-        f'{model} as M; M.from_pretrained("{root}").save_pretrained("{new}")\', then load {new}'
-    )
+    problem = f"holds only {pickles[0]}: a pickle can run code and is never opened here" if pickles else "does not"
+    return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but {problem}; download the weights in that format"
 
 
 def write_folder(

@@ -120,37 +120,27 @@ def read_normalization(data: Mapping[str, Any], channels: int, where: Path) -> t
     # They multiply bytes by a factor; our pixels are from 0 to 1, a factor of 1/255.
     factor = 1.0
     if data.get("do_rescale", True):
-        factor = check_positive(data.get("rescale_factor", 1 / 255), "rescale_factor", where)
+        (factor,) = parse_numbers(data.get("rescale_factor", 1 / 255), "rescale_factor", 1, where, is_positive=True)
     ours = 1.0 if math.isclose(255 * factor, 1.0) else 255 * factor
     if data.get("do_normalize", True) is False:
         return (0.0,), (1 / ours,)
-    mean = parse_channel_values(data.get("image_mean", 0.5), "image_mean", channels, where)
-    std = parse_channel_values(data.get("image_std", 0.5), "image_std", channels, where)
-    for value in std:
-        check_positive(value, "image_std", where)
+    mean = parse_numbers(data.get("image_mean", 0.5), "image_mean", channels, where)
+    std = parse_numbers(data.get("image_std", 0.5), "image_std", channels, where, is_positive=True)
     return tuple(value / ours for value in mean), tuple(value / ours for value in std)
 
 
-def check_positive(value: object, key: str, where: Path) -> float:
-    if not is_number(value) or not float(value) > 0:  # type: ignore[arg-type]  # it is one
-        raise FolderError(f"{where}: `{key}` must be more than 0, but is {quote_value(value)}; correct it")
-    return float(value)  # type: ignore[arg-type]
-
-
-def parse_channel_values(value: object, key: str, channels: int, where: Path) -> tuple[float, ...]:
+def parse_numbers(value: object, key: str, count: int, where: Path, *, is_positive: bool = False) -> tuple[float, ...]:
     """Return one number per channel, or one if they are all equal."""
-    values = value if isinstance(value, list) else [value]
+    values: list[Any] = value if isinstance(value, list) else [value]
     values = values[:1] if all(each == values[0] for each in values) else values
-    if len(values) not in (1, channels) or not all(is_number(each) for each in values):
+    is_valid = all(type(each) in (int, float) and (each > 0 or not is_positive) for each in values)
+    if len(values) not in (1, count) or not is_valid:
+        kind = "a number above 0" if is_positive else "a number"
         raise FolderError(
-            f"{where}: `{key}` must be a number, or one for each of the {channels} channels, but is "
-            f"{quote_value(value)}; correct it"
+            f"{where}: `{key}` must be {kind}, or one for each of {count} channels, but is {quote_value(value)}; "
+            f"correct it"
         )
     return tuple(map(float, values))
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_resize_options(data: Mapping[str, Any], image: int, where: Path) -> dict[str, Any]:

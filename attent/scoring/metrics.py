@@ -285,27 +285,9 @@ class PairedComparison:
         return (self.difference > 0) != METRICS[self.metric].lower_is_better
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusScores:
-    metrics: dict[str, float]
-    signatures: tuple[str, ...]
-
-
-def score_corpus(
-    outputs: Sequence[str],
-    references: Sequence[Reference],
-    language: str | None = None,
-    selected: str | None = None,
-    *,
-    names: Sequence[str] = VALIDATION_METRICS,
-) -> CorpusScores:
-    """Compute `names` and the `selected` metric. `language` is that of the references; None: judged by their script."""
-    names = [m.name for m in METRICS.values() if m.name in names or (m.name == selected and m.build)]
-    scores = compute_metrics(outputs, references, names, language, resamples=0)
-    return CorpusScores(
-        metrics={score.metric: score.value for score in scores},
-        signatures=tuple(score.signature for score in scores if score.metric != "exact"),
-    )
+def add_selected_metric(names: Sequence[str], selected: str | None) -> list[str]:
+    """Return the metrics of a validation with the one that selects the best model, in the order of the table."""
+    return [name for name, metric in METRICS.items() if name in names or (name == selected and metric.build)]
 
 
 def compute_metrics(

@@ -20,6 +20,7 @@ from attent.decoding.alignment import MeasuredSelection, save_measured_selection
 from attent.decoding.captioner import Captioner
 from attent.decoding.ensemble import Ensemble
 from attent.decoding.forced_decoding import TargetScores, score_targets
+from attent.decoding.input_lines import decode_line
 from attent.decoding.loading import read_data_settings, resolve_target_lang
 from attent.decoding.options import (
     MAX_EXTRA_TOKENS,
@@ -339,14 +340,7 @@ def read_hypotheses(path: Path, test_set: TestSet) -> list[str]:
             f"{path}: must have a line for each of the {len(test_set.references):,} pairs of {test_set.name}{skipped}, "
             f"but has {len(lines):,}; translate this test set, including its empty lines"
         )
-    outputs = []
-    for number, line in enumerate(lines, 1):
-        try:
-            outputs.append(line.decode().strip())
-        except UnicodeDecodeError as error:
-            byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-            raise ScoreError(f"{path}:{number}: must be UTF-8, but {byte}; convert the file first") from error
-    return outputs
+    return [decode_line(line, f"{path}:{number}").strip() for number, line in enumerate(lines, 1)]
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

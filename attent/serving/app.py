@@ -142,13 +142,11 @@ def create_app(
     handler: LookHandler,
     csp: str,
     limits: Limits | None = None,
-    model_info: Mapping[str, Any] | None = None,
 ) -> HttpApp:
     """Create the app that serves `page` and answers requests with `handler(request, should_stop)`.
 
     `handler` runs in a thread, one call at a time, and returns a document. Its ValueErrors are sent to the client. It
-    should return or raise soon after `should_stop()` becomes True. `csp` is the page's Content-Security-Policy,
-    `model_info` is the response of /api/model.
+    should return or raise soon after `should_stop()` becomes True. `csp` is the page's Content-Security-Policy.
     """
     # The page has one user, who waits for every answer.
     limits = replace(limits or Limits(), requests_per_minute=0, max_client_share=1.0, max_queue_seconds=3600.0)
@@ -163,13 +161,9 @@ def create_app(
             raise RuntimeError("the document cannot be written as JSON") from error
 
     gateway = Gateway(LocalBackend(SimpleNamespace(look=encode_document), num_threads=1), options)
-    info = json.dumps(model_info, allow_nan=False).encode()
 
     async def show_page(call: Call[None]) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": csp})
-
-    async def show_model(call: Call[None]) -> Response:
-        return Response(info, media_type="application/json")
 
     async def look(call: Call[LookRequest]) -> Response:
         call.body.check_limits(limits)
@@ -179,7 +173,6 @@ def create_app(
     endpoints = [
         Endpoint("GET", "/", show_page, "The page.", media_type="text/html"),
         Endpoint("GET", "/health", show_health, "Tell that the server runs."),
-        Endpoint("GET", "/api/model", show_model, "The name and the size of the model."),
         Endpoint("POST", "/api/look", look, "Inspect a text.", LookRequest),
     ]
     return HttpApp(gateway, endpoints)

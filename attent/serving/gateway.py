@@ -6,8 +6,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,18 +181,13 @@ class Gateway:
 
     async def call(self, method: Method, request: Any, client: str, *, characters: int) -> Any:
         """Run a method of the service; `characters` is the amount of work."""
-        with self._admit(client, characters):
-            return await self.backend.call(method, request, client)
+        (result,) = [item async for item in self.stream(method, request, client, characters=characters)]
+        return result
 
     async def stream(self, method: Method, request: Any, client: str, *, characters: int) -> AsyncIterator[Any]:
-        with self._admit(client, characters):
+        with self.admission.admit(client, characters):
             async for item in self.backend.stream(method, request, client):
                 yield item
-
-    @contextmanager
-    def _admit(self, client: str, characters: int) -> Iterator[None]:
-        with self.admission.admit(client, characters):
-            yield
         self.metrics.characters.inc(characters)
 
     def check_sizes(self, request: TranslateRequest) -> None:

@@ -203,8 +203,12 @@ class RequestGuard:
         return await self._run(_read_chunks(receive, max_bytes, max(lengths, default=0)), seconds, 408, problem)
 
     async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
+        is_file = scope["path"] in self._file_paths
+        seconds = self._limits.file_timeout if is_file else self._limits.response_timeout
+        problem = f"the response took more than {seconds:g} seconds; send a shorter {'file' if is_file else 'text'}"
         try:
-            await self._run_app(scope, body, receive, sender)
+            # Without Retry-After: the same text would take as long again.
+            await self._run(self._app(scope, _replay_body(body), sender.send), seconds, 503, problem, receive)
         except ApiError as refusal:
             await sender.send_error(refusal)
         except ClientDisconnected:
@@ -212,13 +216,6 @@ class RequestGuard:
         except Exception:
             log.exception("%s %s failed", scope["method"], ascii(scope["path"])[:200])
             await sender.send_error(make_internal_error())
-
-    async def _run_app(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
-        is_file = scope["path"] in self._file_paths
-        seconds = self._limits.file_timeout if is_file else self._limits.response_timeout
-        problem = f"the response took more than {seconds:g} seconds; send a shorter {'file' if is_file else 'text'}"
-        # Without Retry-After: the same text would take as long again.
-        await self._run(self._app(scope, _replay_body(body), sender.send), seconds, 503, problem, receive)
 
     async def _run(
         self, work: Awaitable[Result], seconds: float, status: int, problem: str, receive: Receive | None = None

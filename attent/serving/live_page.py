@@ -25,7 +25,6 @@ def create_live_app(
     limits: Limits = Limits(response_timeout=RESPONSE_TIMEOUT),  # noqa: B008 - frozen
 ) -> HttpApp:
     """Return the app of a model's live page. Without `to`, the page of a multilingual model offers its languages."""
-    summary = inspector.build_model_document("")["model"]["summary"]
 
     def handle(request: LookRequest, should_stop: StopCheck) -> dict[str, Any]:
         return build_look_document(inspector, request, should_stop, limits, to=to, beam_size=beam_size)
@@ -34,6 +33,5 @@ def create_live_app(
         page=render_look_page(inspector, to=to, examples=examples),
         handler=handle,
         csp=build_live_csp(),
-        model_info={"name": inspector.name, "summary": summary},
         limits=limits,
     )

@@ -13,7 +13,6 @@ from attent.decoding.options import DeviceOptions
 from attent.serving.backend import ServiceConfig, WorkerPool
 from attent.serving.gateway import ServerOptions
 from attent.serving.limits import LOCAL_HOSTS, ServeError
-from attent.serving.messages import Languages
 from attent.serving.server import serve_app
 from attent.serving.translation_app import TranslationApp
 from attent.storage.hub import locate_model
@@ -52,29 +51,32 @@ def serve(
     allow_public  accept connections from other machines without an API key
     on_ready      gets the address; by default it is printed
     """
-    folders = [locate_model(model) for model in ([models] if isinstance(models, str | Path) else models)]
-    adapter_folders = {name: Path(folder) for name, folder in adapters.items()}
+    names = [models] if isinstance(models, str | Path) else models
+    config = ServiceConfig(
+        folders=tuple(locate_model(name).expanduser() for name in names),
+        device=device,
+        languages=(src, tgt),
+        limits=options.limits,
+        adapters=tuple((name, Path(folder).expanduser()) for name, folder in adapters.items()),
+    )
     check_host(host, options, allow_public)
-    for folder in (*folders, *adapter_folders.values()):
-        if not folder.expanduser().is_dir():
-            problem = "is a file" if folder.expanduser().exists() else "does not exist"
+    for folder in (*config.folders, *dict(config.adapters).values()):
+        if not folder.is_dir():
+            problem = "is a file" if folder.exists() else "does not exist"
             raise ServeError(f"{folder}: must be a model folder, but {problem}; train one with attent train")
     if host not in (*LOCAL_HOSTS, "::1") and options.hosts == LOCAL_HOSTS:
         options = replace(options, hosts=("*",) if host in PUBLIC_HOSTS else (*LOCAL_HOSTS, host))
     if replicas is not None:
         from attent.serving.ray_serve import serve_on_ray
 
+        folders = tuple(folder.absolute() for folder in config.folders)  # a replica has another working directory
+        adapter_folders = tuple((name, folder.absolute()) for name, folder in config.adapters)
         device = replace(device, threads=device.threads or 1)
-        folders = [folder.expanduser().absolute() for folder in folders]  # a replica has another working directory
-        adapter_folders = {name: folder.expanduser().absolute() for name, folder in adapter_folders.items()}
+        config = replace(config, folders=folders, adapters=adapter_folders, device=device)
         options = replace(options, suggestions=options.suggestions and options.suggestions.expanduser().absolute())
-        (config,) = build_configs(folders, (src, tgt), 1, (), device, options)
-        config = replace(config, adapters=tuple(adapter_folders.items()))
         serve_on_ray(config, options, replicas, host, port, on_ready)
         return
-    configs = build_configs(folders, (src, tgt), workers, devices, device, options)
-    configs = [replace(config, adapters=tuple(adapter_folders.items())) for config in configs]
-    pool = WorkerPool(configs, drain_timeout=options.drain_timeout)
+    pool = WorkerPool(share_devices(config, workers, devices), drain_timeout=options.drain_timeout)
     serve_app(TranslationApp(pool, options), host=host, port=port, on_ready=on_ready)
 
 
@@ -87,27 +89,12 @@ def check_host(host: str, options: ServerOptions, allow_public: bool) -> None:
         )
 
 
-def build_configs(
-    folders: Sequence[Path],
-    languages: Languages,
-    workers: int | None,
-    devices: Sequence[str],
-    device: DeviceOptions,
-    options: ServerOptions,
-) -> list[ServiceConfig]:
+def share_devices(config: ServiceConfig, workers: int | None, devices: Sequence[str]) -> list[ServiceConfig]:
     """Return the configuration of each worker. They share the CPU's cores, and take the devices in turn."""
     count = workers or max(1, len(devices))
-    threads = device.threads or max(1, (os.cpu_count() or 1) // count)
-    names = [devices[index % len(devices)] if devices else device.device for index in range(count)]
-    return [
-        ServiceConfig(
-            folders=tuple(folder.expanduser() for folder in folders),
-            device=replace(device, device=name, threads=threads),
-            languages=languages,
-            limits=options.limits,
-        )
-        for name in names
-    ]
+    threads = config.device.threads or max(1, (os.cpu_count() or 1) // count)
+    names = [devices[index % len(devices)] if devices else config.device.device for index in range(count)]
+    return [replace(config, device=replace(config.device, device=name, threads=threads)) for name in names]
 
 
 def configure_logging(verbose: bool) -> None:

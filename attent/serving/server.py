@@ -7,7 +7,6 @@ does not arrive within `HEADER_TIMEOUT`.
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -80,15 +79,8 @@ def reserve_port(host: str, port: int | None) -> socket.socket:
             return socket.create_server((address[0], candidate), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
         except OSError as error:
             problem = error
-    raise ServeError(_describe_bind_error(host, port or 0, problem)) from problem
-
-
-def _describe_bind_error(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is used by another program; give another, or 0 for any free port"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} of {host} is not permitted; give one from 1024, or 0 for any free port"
-    return f"port {port} of {host} cannot be used: {error.strerror}; give another host or port"
+    reason = problem.strerror or problem
+    raise ServeError(f"port {port or 0} of {host} cannot be used ({reason}); give another, or 0 for any") from problem
 
 
 class StopEvents:

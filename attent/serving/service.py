@@ -252,7 +252,8 @@ class TranslationService:
                 request.search,
                 alignment=request.alignment,
                 mbr_candidates=request.mbr_candidates,
-                **build_search_arguments(request, direction, context.should_stop),
+                should_stop=context.should_stop,
+                **build_search_arguments(request, direction),
             )
             remaining = iter(translated_lines)
             for (index, confidence), text_lines in zip(indices.items(), lines, strict=True):
@@ -266,13 +267,8 @@ class TranslationService:
         pipeline = HtmlPipeline(
             translator=self.translators[direction.model],
             options=replace(request.search, n_best=1),
-            to=direction.tag,
-            source_lang=direction.source,
-            glossary=Glossary.from_terms(dict(request.glossary)) if request.glossary else None,
-            constraints=request.constraints,
             mbr_candidates=request.mbr_candidates,
-            split_sentences=request.split_sentences,
-            prevent_repetition=not request.allow_loops,
+            **build_search_arguments(request, direction),
         )
         content = codecs.BOM_UTF8 + text.encode("utf-8", "replace")  # whatever charset the page declares
         progress = FileProgress(replace(context, send_item=lambda item: None))
@@ -290,7 +286,7 @@ class TranslationService:
         if direction.source == direction.target:
             context.send_item(text)
             return
-        arguments = build_search_arguments(request, direction, context.should_stop)
+        arguments = build_search_arguments(request, direction) | {"should_stop": context.should_stop}
         for number, line in enumerate(text.split("\n")):
             content = line.strip(" \t")
             before, _, after = line.partition(content) if content else ("", "", "")
@@ -436,8 +432,8 @@ def strip_markup(text: str) -> str:
     return MARKUP.sub(" ", text[:SAMPLE_BYTES])[:SAMPLE_CHARACTERS]
 
 
-def build_search_arguments(request: TranslateRequest, direction: Direction, should_stop: StopCheck) -> dict[str, Any]:
-    """Return the arguments that `Translator.translate` and `Translator.stream_sentences` share."""
+def build_search_arguments(request: TranslateRequest, direction: Direction) -> dict[str, Any]:
+    """Return the arguments that `Translator.translate`, `Translator.stream_sentences` and pipelines share."""
     return {
         "to": direction.tag,
         "constraints": request.constraints,
@@ -445,7 +441,6 @@ def build_search_arguments(request: TranslateRequest, direction: Direction, shou
         "split_sentences": request.split_sentences,
         "source_lang": direction.source,
         "prevent_repetition": not request.allow_loops,
-        "should_stop": should_stop,
     }
 
 

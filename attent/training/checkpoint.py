@@ -56,11 +56,11 @@ def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
     ):
         target = checkpoint_path(state_dir, checkpoint.step)
         state = encode_json(checkpoint.state, STATE_FILE)
-        groups = {group: _prepare_group(group, tensors) for group, tensors in checkpoint.tensors.items()}
+        groups = {group: _prepare_group(tensors) for group, tensors in checkpoint.tensors.items()}
         make_folder(state_dir)
         _clean_up(state_dir)
         try:
-            staged = _write_staged(state_dir / f"{SAVING_PREFIX}{_format_step(checkpoint.step)}", state, groups)
+            staged = _write_staged(state_dir / f"{SAVING_PREFIX}{checkpoint.step:08}", state, groups)
             if os.path.lexists(target):  # rename cannot replace a full folder: move it away, where it still counts
                 os.rename(target, target.with_name(target.name.replace(STEP_PREFIX, REPLACED_PREFIX)))
             os.rename(staged, target)
@@ -71,15 +71,7 @@ def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
     return target
 
 
-def _format_step(step: int) -> str:
-    if type(step) is not int or step < 0:
-        raise CheckpointError(f"a checkpoint's step must be an integer, 0 or more, but is {step!r}")
-    return f"{step:08}"
-
-
-def _prepare_group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not GROUP_NAME.fullmatch(group):
-        raise CheckpointError(f"`{group}` must be a plain name (a-z, 0-9, _ . -) for a file of tensors; rename it")
+def _prepare_group(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     storages: set[int] = set()
     for name, tensor in tensors.items():
         check_storable(name, tensor)
@@ -169,7 +161,7 @@ def list_steps(state_dir: Path) -> list[int]:
     with _wrap_errors(state_dir):
         names = [path.name for path in state_dir.iterdir() if path.is_dir()] if state_dir.is_dir() else []
     matches = (re.fullmatch(f"(?:{STEP_PREFIX}|{re.escape(REPLACED_PREFIX)})([0-9]{{8,15}})", name) for name in names)
-    return sorted({int(match[1]) for match in matches if match and _format_step(int(match[1])) == match[1]})
+    return sorted({int(match[1]) for match in matches if match and f"{int(match[1]):08}" == match[1]})
 
 
 def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Checkpoint:
@@ -182,7 +174,8 @@ def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Chec
     with _wrap_errors(folder):
         path = _find_folder(folder.parent, step)
         files = _read_manifest(path)
-        names = _select_files(path, files, groups)
+        names = {name.removesuffix(TENSOR_SUFFIX): name for name in files if name != STATE_FILE}
+        names = {group: name for group, name in names.items() if groups is None or group in groups}
         for name in (STATE_FILE, *names.values()):
             problem = manifest.find_damage(path / name, files[name])
             if problem is not None:
@@ -214,11 +207,11 @@ def load_newest(state_dir: Path, warn: Callable[[str], None]) -> Checkpoint | No
 
 
 def checkpoint_path(state_dir: Path, step: int) -> Path:
-    return state_dir / f"{STEP_PREFIX}{_format_step(step)}"
+    return state_dir / f"{STEP_PREFIX}{step:08}"
 
 
 def _find_folder(state_dir: Path, step: int) -> Path:
-    path, replaced = checkpoint_path(state_dir, step), state_dir / f"{REPLACED_PREFIX}{_format_step(step)}"
+    path, replaced = checkpoint_path(state_dir, step), state_dir / f"{REPLACED_PREFIX}{step:08}"
     return replaced if not os.path.lexists(path) and replaced.is_dir() else path
 
 
@@ -236,17 +229,6 @@ def _read_manifest(folder: Path) -> dict[str, ManifestEntry]:
     if STATE_FILE not in files:
         raise FolderError(f"{folder / MANIFEST_FILE}: must list {STATE_FILE}; copy the checkpoint again")
     return files
-
-
-def _select_files(folder: Path, files: Mapping[str, ManifestEntry], groups: Collection[str] | None) -> dict[str, str]:
-    names = {name.removesuffix(TENSOR_SUFFIX): name for name in files if name != STATE_FILE}
-    if groups is None:
-        return names
-    for group in groups:
-        if group not in names:
-            listed = ", ".join(f"`{name}`" for name in names) or "none"
-            raise FolderError(f"{folder}: holds no tensors `{group}`; it has {listed}")
-    return {group: names[group] for group in names if group in groups}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from attent.data.in_memory import CorpusInput, InMemoryCorpus, is_in_memory
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.loading import load_tokenizer
 from attent.formatting import format_count, format_duration
-from attent.models import CausalLM, Model, ModelConfig, Seq2Seq, TextEncoder, VisionTransformer, build
+from attent.models import Model, ModelConfig, build
 from attent.models.folder import WEIGHTS_FILE, write_side_file
 from attent.nn import get_attention_layers
 from attent.nn.lora import LoRAError, add_lora, freeze_parameters
@@ -43,16 +43,9 @@ from attent.training.notebook import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.stop_signals import StopRequested, StopSignals
-from attent.training.task_heads import describe_new_heads, find_new_head_parameters
-from attent.training.tasks import TASKS, TaskName, get_task_class
+from attent.training.task_heads import find_new_head_parameters
+from attent.training.tasks import TaskName, get_task_class
 from attent.training.tasks.base import RunContext, Task
-
-MODEL_DESCRIPTIONS: dict[type[Model], str] = {
-    Seq2Seq: "an encoder-decoder model",
-    CausalLM: "a language model",
-    TextEncoder: "a text encoder",
-    VisionTransformer: "an image encoder",
-}
 
 
 @runtime_checkable
@@ -348,9 +341,9 @@ class TrainSession:
         if pretrained is None:
             return
         self.new_parameters = list(find_new_head_parameters(model, pretrained))
-        if description := describe_new_heads(model, self.new_parameters, run.init_from or ""):
-            self.emit(Note(text=description))
         if self.new_parameters:
+            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in self.new_parameters))
+            self.emit(Note(text=f"new heads: {heads}; all other weights are from {run.init_from}"))
             self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
 
     def prepare_task(self, run: RunConfig, is_new: bool, pretrained: Model | None) -> Task:
@@ -546,17 +539,11 @@ class TrainSession:
 def load_initial_model(path: str, task: TaskName) -> Model:
     """Load the model of `--from`, which must be of the class that the task trains."""
     model = interop.load(path, dtype=torch.float32)  # an optimizer cannot train half-precision weights
-    expected = get_task_class(task).model_class
-    if not isinstance(model, (expected, *get_task_class(task).pretrained_classes)):
-        others = " or ".join(f"--task {name}" for name in TASKS if isinstance(model, get_task_class(name).model_class))
-        raise TrainError(
-            f"{path}: must be {MODEL_DESCRIPTIONS[expected]} for --task {task}, but is "
-            f"{MODEL_DESCRIPTIONS[type(model)]}; fine-tune it with {others}, or give another --from"
-        )
-    kind = interop.get_model_kind(model)
-    if task in ("translate", "spans") and kind is not expected:
-        problem = f"must be {MODEL_DESCRIPTIONS[expected]} of text for --task {task}"
-        raise TrainError(f"{path}: {problem}, but is {interop.MODEL_DESCRIPTIONS[kind][0]}; give another --from")
+    expected, kind = get_task_class(task).model_class, interop.get_model_kind(model)
+    is_other = not isinstance(model, (expected, *get_task_class(task).pretrained_classes))
+    if is_other or (task in ("translate", "spans") and kind is not expected):
+        names = [interop.MODEL_DESCRIPTIONS[each][0] for each in (expected, kind)]
+        raise TrainError(f"{path}: must be {names[0]} for --task {task}, but is {names[1]}; give another --from")
     damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
     if damaged:
         problem = f"its weights must be finite, but {len(damaged)} of its tensors contain NaN or infinity"

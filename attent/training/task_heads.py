@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from attent.models import Model
@@ -16,16 +15,3 @@ def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
     labels_differ = getattr(pretrained.config, "labels", ()) != getattr(model.config, "labels", ())
     names = [name for name, _ in model.named_parameters() if name.partition(".")[0] in HEAD_NAMES]
     return tuple(name for name in names if name not in known or (labels_differ and name.startswith("classifier.")))
-
-
-def describe_new_heads(model: Model, names: Sequence[str], origin: str) -> str | None:
-    heads = dict.fromkeys(name.partition(".")[0] for name in names)
-    if not heads:
-        return None
-    labels = getattr(model.config, "labels", ())
-    purposes = {
-        "classifier": f"for {len(labels)} labels",
-        "pooler": "that pools texts",
-        "masked_lm": "for masked words",
-    }
-    return f"a new head {', and one '.join(purposes[head] for head in heads)}; all other weights are from {origin}"

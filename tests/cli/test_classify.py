@@ -74,7 +74,7 @@ def test_a_model_without_labels_is_rejected_before_the_input_is_read(
     write_model(tmp_path / "translator", translator(), tokenizer())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(["classify", str(tmp_path / "translator")]) == 1
-    message = "must be a classifier, but has no labels; use a model of `attent train --task classify`"
+    message = "must be a classifier, but has no labels; train one by --task classify"
     assert message in capsys.readouterr().err
 
 
@@ -82,7 +82,7 @@ def test_invalid_input_is_rejected(model: str, tmp_path: Path, capsys: pytest.Ca
     words = sentencepiece()
     weights.save_model(encoder(words), tmp_path / "mlm", words.files)
     assert main(["classify", str(tmp_path / "mlm"), "A text"]) == 1
-    assert "must be a classifier, but has no labels; fine-tune it: attent train" in capsys.readouterr().err
+    assert "must be a classifier, but has no labels; train one by --task" in capsys.readouterr().err
 
 
 def test_images_are_cropped_or_squashed_as_configured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

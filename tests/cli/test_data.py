@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import subprocess
 import sys
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 import attent
 from attent import cli
-from attent.cli.data import show_progress
 from tests.text.corpus import lines as corpus_lines
 
 ROOT = Path(attent.__file__).parent.parent
@@ -191,13 +188,6 @@ def test_weight_and_single_pair_are_shown(tmp_path: Path, capsys: pytest.Capture
     assert "1 pair, weight 3\n" in text
     assert "300 pairs\n" in text
     assert " 1 pairs" not in text
-
-
-def test_stopped_clock_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attent.cli.data.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
-    monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    with show_progress() as report:
-        report(12)
 
 
 def test_keep_all_is_shown(odd: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ import torch
 import attent
 from attent import cli
 from attent.cli.generate import GenerateFlags, find_usage_error
-from attent.decoding import GenerationOptions, Generator
+from attent.decoding.generation.generator import Generator
+from attent.decoding.options import GenerationOptions
 from attent.models.weights import save_model
 from tests.decoding.toy_generators import PROMPTS, llama, save_model_folder, sentencepiece_tokenizer
 from tests.training.toys import model as translator

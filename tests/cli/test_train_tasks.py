@@ -176,7 +176,7 @@ def test_a_new_head_is_trained_beside_lora(folders: dict[str, Path], text: Path,
     assert losses[-1] < losses[0] < 0.7
     assert losses[-1] < 0.6  # chance is 0.69
     notes = [event["text"] for event in events(out, "note")]
-    assert any(note.startswith("a new head") and "for 2 labels" in note for note in notes)
+    assert any(note.startswith("new heads: ") and "classifier" in note for note in notes)
     assert cli.main(["train", "--out", str(out), "--steps", "26"]) == 0
     first, last = (
         checkpoint.load_checkpoint(checkpoint.checkpoint_path(out / "state", step)).tensors["weights"]

@@ -29,11 +29,11 @@ from attent.cli.search_flags import SearchFlags, build_search_options, use_flag_
 from attent.cli.translate import TranslateFlags, build_pipeline
 from attent.data.formats.units import SkippedUnit
 from attent.data.pretranslate import PretranslateResult
-from attent.decoding import Translator, input_lines
+from attent.decoding import input_lines
 from attent.decoding.input_lines import LineSource, parse_text_line
 from attent.decoding.options import SCORE_FORMULAS, PhraseConstraints, SamplingOptions, SearchOptions
 from attent.decoding.pipeline import TranslationPipeline, report_pretranslation, translate_lines
-from attent.decoding.translator import translate_texts
+from attent.decoding.translator import Translator, translate_texts
 from attent.models import Seq2Seq, shift_right
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig

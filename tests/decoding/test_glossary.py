@@ -35,11 +35,14 @@ def test_comments_empty_lines_bom_and_crlf_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("dog Hund", "terms.tsv:2: must be a term, a tab and its translation, but is `dog Hund`; put a tab"),
-        ("dog\t", "but is `dog<TAB>`; add what is missing"),
-        ("\tHund", "but is `<TAB>Hund`; add what is missing"),
-        ("dog\tHund\tnoun", "remove all but two of its 3 columns"),
-        ("dog\tHund|", "terms.tsv:2: must have a translation on each side of |"),
+        (
+            "dog Hund",
+            "separated by |, but is `dog Hund`; correct it",
+        ),
+        ("dog\t", "but is `dog<TAB>`; correct it"),
+        ("\tHund", "but is `<TAB>Hund`; correct it"),
+        ("dog\tHund\tnoun", "but is `dog<TAB>Hund<TAB>noun`"),
+        ("dog\tHund|", "terms.tsv:2: must be a term, a tab and its translation, or several"),
         ("cat\tKater", "terms.tsv:2: must be a new term, but `cat` has another translation in line 1"),
         ("x" * 60, f"`{'x' * 60}`;"),
         ("x" * 61, f"`{'x' * 60}...`"),

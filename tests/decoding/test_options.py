@@ -35,7 +35,6 @@ LIMITS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...], tuple[Any, ...]]] 
     (SearchOptions, {}, "patience", (None, 1.0), (0.99, INFINITY)),
     (SearchOptions, {}, "diversity_penalty", (0.0,), (-0.1,)),
     (GenerationOptions, {}, "max_new_tokens", (1,), (0,)),
-    (GenerationOptions, {"max_new_tokens": 5}, "min_new_tokens", (0, 4), (-1, 5)),
     (GenerationOptions, {}, "temperature", (0.0, 1e-9), (-1e-9, INFINITY)),
     (GenerationOptions, {}, "top_p", (1e-9, 1.0), (0.0, 1.001)),
     (GenerationOptions, {}, "top_k", (0,), (-1,)),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import beam_search
 from attent.decoding import search as searching
 from attent.decoding.constraints.base import NEG_INF
 from attent.decoding.options import Hypothesis, SearchOptions
@@ -27,6 +26,7 @@ from tests.decoding.toy_models import (
     to_ids,
 )
 from tests.greedy import greedy_search
+from tests.searching import beam_search
 
 IDS: dict[str, Any] = {"start_id": START, "end_id": END}
 
@@ -300,18 +300,6 @@ def test_a_penalty_does_not_depend_on_the_position_in_the_tensor(kind: Any) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_length": 0}, "`max_length` must be 1 or more tokens, but is 0"),
-        ({"end_id": -1}, "`end_id` must be the id of a token, 0 or more, but is -1"),
-    ],
-)
-def test_invalid_arguments_raise_an_error(changes: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        beam_search(ToyModel(4), make_sources(0), **{**IDS, "max_length": 3, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
         ({"beam_size": 0}, "`beam_size` must be 1 or more, but is 0"),
         ({"n_best": 5}, "`n_best` must be at most `beam_size`=4, but is 5"),
         ({"length_penalty": -0.1}, "`length_penalty` must be 0 or more, but is -0.1"),
@@ -379,9 +367,6 @@ def test_the_end_token_may_be_0(search: SearchOptions) -> None:
 def test_the_smallest_arguments_are_accepted() -> None:
     rows = make_sources(1, 2)
     assert beam_search(SwappedModel(7), rows, start_id=END, end_id=0, max_length=1).tokens.shape == (2, 1, 1)
-    for max_length, end, word in ((0, 0, "max_length"), (1, -1, "end_id")):
-        with pytest.raises(ValueError, match=f"`{word}` must be"):
-            beam_search(SwappedModel(7), rows, start_id=END, end_id=end, max_length=max_length)
 
 
 def test_the_start_is_suppressed_and_the_end_never() -> None:

@@ -9,10 +9,10 @@ import torch
 
 from attent.decoding.engines.reference import SearchCancelled, TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
-from attent.decoding.search import beam_search
 from attent.decoding.search_trace import SearchTrace, trace_search
 from tests.decoding.toy_models import END, PAD, START, ToyModel
 from tests.inspection.toy_translator import TEXT, translator
+from tests.searching import beam_search
 
 
 def trace_toy_search(search: SearchOptions, source: int = 5) -> SearchTrace:

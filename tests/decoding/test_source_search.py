@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attent.decoding import SearchCancelled
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import Hypothesis, SearchOptions
 from attent.decoding.source_search import compute_audio_frames, search_sources
 from attent.models import Seq2Seq, Seq2SeqConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decoding import Translator
+from attent.decoding.translator import Translator
 from tests.text.imported_tokenizers import sentencepiece_model, write_json
 
 TEXTS = ["A man slowly walking.", "Two women: singing in the park"]

@@ -16,7 +16,8 @@ from torch import Tensor
 import attent
 from attent.data.arrays import Array
 from attent.data.audio import AudioError
-from attent.decoding import SearchCancelled, transcriber
+from attent.decoding import transcriber
+from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import Hypothesis, InputError, SearchOptions
 from attent.decoding.source_search import add_text, compute_audio_frames
 from attent.decoding.transcriber import (

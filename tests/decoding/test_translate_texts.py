@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attent.decoding import SearchCancelled, translate_texts
+from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.translator import translate_texts
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import LearnedConfig, StackConfig

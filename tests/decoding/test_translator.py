@@ -36,7 +36,6 @@ from attent.decoding.options import (
     SearchOptions,
     SearchRequest,
 )
-from attent.decoding.search import beam_search
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
@@ -46,6 +45,7 @@ from attent.nn.eval_mode import SharedContext
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.loop import write_model
+from tests.searching import beam_search
 from tests.text.corpus import lines, tokenizer
 from tests.text.imported_tokenizers import marian_folder
 

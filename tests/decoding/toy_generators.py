@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decoding import Generator
+from attent.decoding.generation.generator import Generator
 from attent.models import CausalConfig, CausalLM, build, presets
 from attent.models.weights import save_model
 from attent.nn import LearnedConfig

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attent.decoding import HypothesisTensors
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch
 from attent.decoding.options import Hypothesis, SearchOptions
+from attent.decoding.search import HypothesisTensors
 
 START, END, PAD = 0, 1, 2
 Tokens = tuple[int, ...]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import Translator
+from attent.decoding.translator import Translator
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts, mask_heads
 from attent.models import Seq2Seq
 from attent.nn import get_attention_layers

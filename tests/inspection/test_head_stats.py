@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import Translator
 from attent.decoding.forced_decoding import encode_pairs
+from attent.decoding.translator import Translator
 from attent.inspection import head_stats as module
 from attent.inspection.attention_trace import TraceSide, build_layer
 from attent.inspection.display_tokens import build_display_tokens

@@ -248,7 +248,7 @@ def test_the_limit_of_a_translation_is_without_added_tokens(inspector: Translati
 def test_too_long_sentence_is_rejected() -> None:
     from dataclasses import replace
 
-    from attent.decoding import Translator
+    from attent.decoding.translator import Translator
 
     short = replace(STACK, positions=LearnedConfig(max_length=6))
     assert mirror_encoder(short).positions == short.positions
@@ -265,7 +265,7 @@ def test_inspection_stops_when_cancelled(inspector: TranslationInspector) -> Non
 
 
 def test_sentinels_in_the_source_are_filled() -> None:
-    from attent.decoding import Translator
+    from attent.decoding.translator import Translator
     from tests.decoding.encoder_models import sentencepiece, span_model
 
     pieces = sentencepiece(controls=("<extra_id_0>", "<extra_id_1>"))

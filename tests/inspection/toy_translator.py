@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from attent.decoding import Translator
+from attent.decoding.translator import Translator
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.nn import StackConfig

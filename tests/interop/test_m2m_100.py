@@ -17,11 +17,11 @@ from tokenizers import pre_tokenizers, trainers
 
 import attent
 from attent.cli import main
-from attent.decoding import Translator
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.forced_decoding import score_targets
 from attent.decoding.loading import load_tokenizer
 from attent.decoding.options import SearchOptions, SearchRequest
+from attent.decoding.translator import Translator
 from attent.models import Seq2Seq
 from attent.text.language_tags import find_language, find_nearest_languages
 from attent.text.tokenizer import TokenizerError

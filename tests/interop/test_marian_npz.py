@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import attent
-from attent.decoding import Translator
 from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translator
 from attent.interop.export import convert_model
 from attent.interop.marian_npz import SETTINGS
 from attent.storage.errors import AttentError

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attent.decoding import beam_search
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import load
@@ -25,6 +24,7 @@ from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
 from tests.greedy import greedy_search
 from tests.interop.families import transformers
+from tests.searching import beam_search
 
 END, PAD, VOCAB, LIMIT = 0, 39, 40, 14  # as in published models, the decoder starts with padding
 SENTENCES = 50  # of each of four models

@@ -18,8 +18,8 @@ from tokenizers import models as tokenizer_models
 import attent
 from attent.cli import main
 from attent.data.phrases import generate_pairs
-from attent.decoding import Translator
 from attent.decoding.options import SearchOptions
+from attent.decoding.translator import Translator
 from attent.interop.export import convert_model
 from attent.interop.trimming import choose_ids, encode_sides, iter_fields, rewrite_file
 from attent.models import Seq2Seq, Seq2SeqConfig

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decoding import beam_search
 from attent.decoding.options import SearchOptions
 from attent.interop import load, save_hf
 from attent.interop import vision_encoder_decoder as ved
@@ -34,6 +33,7 @@ from tests.interop.families import (
 )
 from tests.interop.folders import assert_rejected, change_json, change_tensors
 from tests.interop.parity import exact, projection, same_bits, until, worst
+from tests.searching import beam_search
 
 MAKERS: dict[str, Callable[..., Any]] = {"vit-bert": make_vit_bert, "vit-gpt2": make_vit_gpt2}
 every_decoder = pytest.mark.parametrize("name", MAKERS)

@@ -87,10 +87,10 @@ def test_pixels_default_to_minus_one_to_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"image_mean": [0.5, 0.4]}, "`image_mean` must be a number, or one for each of the 3 channels"),
-        ({"image_std": "x"}, "`image_std` must be a number, or one for each of the 3 channels"),
-        ({"image_std": [0.5, 0.5, 0]}, "`image_std` must be more than 0"),
-        ({"rescale_factor": 0}, "`rescale_factor` must be more than 0"),
+        ({"image_mean": [0.5, 0.4]}, "`image_mean` must be a number, or one for each of 3 channels"),
+        ({"image_std": "x"}, "`image_std` must be a number above 0, or one for each of 3 channels"),
+        ({"image_std": [0.5, 0.5, 0]}, "`image_std` must be a number above 0"),
+        ({"rescale_factor": 0}, "`rescale_factor` must be a number above 0"),
         ({"size": 224}, "`size` must be 8, as `image_size` of the model, but is 224"),
         ({"size": 1}, "`size` must be 8, as `image_size` of the model, but is 1"),
         ({"size": 0}, "`size` must be of a square, but is 0"),

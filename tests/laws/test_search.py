@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from attent.decoding import beam_search
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from tests.greedy import greedy_search
 from tests.laws.helpers import parametrize_in_turn
 from tests.laws.models import SEQ2SEQS, every_seq2seq, make_seq2seq, pairs
+from tests.searching import beam_search
 
 START, LONGEST = 1, 7
 Kinds = dict[str, Any]

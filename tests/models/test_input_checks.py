@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import attent
-from attent.decoding import beam_search
 from attent.models import Seq2Seq, Seq2SeqConfig, build, shift_right
 from attent.models.config import CausalConfig, EncoderConfig, VisionConfig, mirror_encoder
 from attent.models.folder import check_tensors
@@ -88,14 +87,6 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "source and target must have the same number of rows, but have 2 and 1",
     ),
     "one sentence shifted": (lambda: shift_right(ids(1)[0], 1), "target must be a tensor of int64 or int32 of (B, T)"),
-    "an end that is no token": (
-        lambda: beam_search(model(), ids(1), start_id=1, end_id=-1, max_length=2),
-        "`end_id` must be the id of a token, 0 or more, but is -1",
-    ),
-    "nothing to write": (
-        lambda: beam_search(model(), ids(1), start_id=1, end_id=2, max_length=0),
-        "`max_length` must be",
-    ),
     "no vocabulary": (
         lambda: Seq2SeqConfig(vocab=0),
         "`vocab` must be a number from 1 to 16,777,216, but is 0",

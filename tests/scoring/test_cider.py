@@ -12,7 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from attent.scoring.cider import CiderScorer
 from attent.scoring.evaluate import evaluate
-from attent.scoring.metrics import compare_outputs, compute_metrics, score_corpus, score_sentences
+from attent.scoring.metrics import VALIDATION_METRICS, compare_outputs, compute_metrics, score_sentences
 
 Texts = list[list[str]]  # the references of each image
 
@@ -100,7 +100,8 @@ def test_metrics_take_several_references_of_each_output() -> None:
         ("A car.", "Red car.", "A red one."),
     ]
     streams = [[r[i] if i < len(r) else None for r in references] for i in range(3)]
-    metrics = score_corpus(outputs, references, "en").metrics
+    scores = compute_metrics(outputs, references, VALIDATION_METRICS, "en", resamples=0)
+    metrics = {score.metric: score.value for score in scores}
     assert metrics["bleu"] == BLEU().corpus_score(outputs, streams).score  # type: ignore[arg-type]
     assert metrics["chrf"] == CHRF().corpus_score(outputs, streams).score  # type: ignore[arg-type]
     assert metrics["exact"] == pytest.approx(100 / 3)

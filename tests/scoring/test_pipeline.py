@@ -133,7 +133,7 @@ def test_translations_are_lines_of_utf8(tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match=r"of test\.tsv \(1 of its lines are no pairs\), but has 3"):
         read_hypotheses(path, make_test_set(skipped=skipped))
     path.write_bytes(b"good\nb\xff\n")
-    with pytest.raises(ScoreError, match=r"out\.txt:2: must be UTF-8, but byte 2 is 0xff; convert the file first"):
+    with pytest.raises(ValueError, match=r"out\.txt:2: must be UTF-8, but byte 2 is 0xff; convert the file first"):
         read_hypotheses(path, make_test_set())
     with pytest.raises(ScoreError, match="must be a file of translations or a model folder, but cannot be read"):
         read_hypotheses(tmp_path, make_test_set())

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attent.serving.app import create_app
 from attent.serving.endpoints import LookRequest, parse_json_object, validate_body
 from attent.serving.limits import ApiError, Limits
 from tests.serving.toy import (
@@ -53,9 +52,8 @@ def test_responses_have_security_headers(client: Client) -> None:
         assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-def test_health_and_model_info(client: Client) -> None:
+def test_health(client: Client) -> None:
     assert client.get("/health").json == {"status": "ok"}
-    assert client.get("/api/model").json == {"name": "toy"}
     assert client.get("/health", method="HEAD").status == 200
 
 
@@ -372,8 +370,3 @@ def test_uncancellable_job_keeps_the_model_exclusive(model: Model) -> None:
         model.let_go.set()
         assert wait_until(lambda: client.post({"text": "at last"}).status == 200)
     assert model.overlaps == 0
-
-
-def test_invalid_model_info_is_rejected(model: Model) -> None:
-    with pytest.raises(ValueError, match="JSON compliant"):
-        create_app(page="", handler=model.look, csp="", model_info={"loss": float("nan")})

@@ -103,7 +103,7 @@ def test_waiting_clients_are_told_of_the_shutdown(model: Model) -> None:
 def test_port_is_free_after_shutdown(model: Model) -> None:
     with serve_in_thread(make_app(model)) as url:
         port = Client(url).port
-        with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 is used by another program"):
+        with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 cannot be used .Address already in use"):
             reserve_port("127.0.0.1", port)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -115,7 +115,7 @@ def test_port_is_not_shared(model: Model) -> None:
     """granian sets SO_REUSEPORT; the reserved socket must still detect it."""
     with (
         start_test_server(model) as client,
-        pytest.raises(ServeError, match="used by another program"),
+        pytest.raises(ServeError, match="Address already in use"),
         serve_in_thread(make_app(model), port=client.port),
     ):
         pass
@@ -143,23 +143,16 @@ def test_invalid_host_or_port_is_rejected() -> None:
         reserve_port("192.0.2.1", 0)
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (errno.EADDRINUSE, "port 80 of localhost is used by another program; give another, or 0 for any free port"),
-        (errno.EACCES, "port 80 of localhost is not permitted; give one from 1024, or 0 for any free port"),
-        (errno.EPERM, "port 80 of localhost is not permitted; give one from 1024, or 0 for any free port"),
-        (errno.EIO, "port 80 of localhost cannot be used: Input/output error; give another host or port"),
-    ],
-)
-def test_the_reason_for_a_refused_port_is_named(number: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EADDRINUSE, errno.EACCES, errno.EIO])
+def test_the_reason_for_a_refused_port_is_named(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(socket, "create_server", fail)
-    with pytest.raises(ServeError, match=text):
+    reason = rf"of localhost cannot be used \({os.strerror(number)}\); give another, or 0 for any"
+    with pytest.raises(ServeError, match=f"port 80 {reason}"):
         reserve_port("localhost", 80)
-    with pytest.raises(ServeError, match=text.split(";")[0].replace("port 80", r"port (0|8017)")):
+    with pytest.raises(ServeError, match=f"port 0 {reason}"):
         reserve_port("localhost", None)  # the last attempt is any free port
 
 

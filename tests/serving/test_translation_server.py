@@ -37,7 +37,7 @@ from attent.serving.messages import (
     TextTranslation,
     TranslateRequest,
 )
-from attent.serving.run import build_configs, check_host
+from attent.serving.run import check_host, share_devices
 from attent.serving.run import serve as serve_models
 from attent.serving.service import TranslationService
 from attent.serving.translation_app import TranslationApp, list_endpoints
@@ -604,8 +604,9 @@ def test_a_model_must_be_a_folder(tmp_path: Path, is_file: bool) -> None:
 def test_workers_share_cores_and_devices() -> None:
     from attent.decoding.options import DeviceOptions
 
-    configs = build_configs([MODEL], (None, None), 3, ["cuda:0", "cuda:1"], DeviceOptions(threads=2), ServerOptions())
+    config = ServiceConfig(folders=(MODEL,), device=DeviceOptions(threads=2))
+    configs = share_devices(config, 3, ["cuda:0", "cuda:1"])
     assert [config.device.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
     assert {config.device.threads for config in configs} == {2}
-    (single,) = build_configs([MODEL], (None, None), None, [], DeviceOptions(), ServerOptions())
+    (single,) = share_devices(ServiceConfig(folders=(MODEL,)), None, [])
     assert single.device.threads == os.cpu_count()

@@ -174,7 +174,7 @@ def serve_in_thread(app: HttpApp, *, host: str = "127.0.0.1", port: int | None =
 
 
 def make_app(model: Model | Switch, limits: Limits | None = None) -> HttpApp:
-    return create_app(page=PAGE, handler=model.look, csp=CSP, limits=limits, model_info={"name": "toy"})
+    return create_app(page=PAGE, handler=model.look, csp=CSP, limits=limits)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def test_a_notebook_shows_one_sentence(shell: InteractiveShell, capsys: pytest.C
 
 
 def test_an_invalid_option_is_one_sentence(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    shell.run_cell("from attent.decoding import SearchOptions; SearchOptions(beam_size=0)")
+    shell.run_cell("from attent.decoding.options import SearchOptions; SearchOptions(beam_size=0)")
     assert capsys.readouterr().out.strip() == "InputError: `beam_size` must be 1 or more, but is 0"
 
 

@@ -167,7 +167,6 @@ def test_only_requested_groups_are_read(state: Path) -> None:
     assert load_checkpoint(path, groups=()).tensors == {}
     assert load_checkpoint(path, groups={"weights"}).tensors.keys() == {"weights"}
     assert "optimizer.safetensors: is damaged" in refusal(path, only={"optimizer"})
-    assert "holds no tensors `ema`; it has `weights`, `optimizer`" in refusal(path, only=["ema"])
 
 
 def test_changing_a_loaded_tensor_does_not_change_the_file(state: Path) -> None:
@@ -198,14 +197,10 @@ def test_file_modes_follow_the_umask(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"step": -1}, "step must be an integer, 0 or more, but is -1"),
-        ({"step": True}, "step must be an integer"),
         ({"state": {"loss": float("nan")}}, "state.json: must be plain finite data"),
         ({"state": {"x": object()}}, "state.json: must be plain finite data"),
         ({"state": {"x": "\ud800"}}, "state.json: must be plain finite data"),
         ({"state": {"x": "a" * 2**24}}, "state.json: must have at most"),
-        ({"tensors": {"../weights": {}}}, "`../weights` must be a plain name"),
-        ({"tensors": {"": {}}}, "`` must be a plain name"),
         ({"tensors": {"weights": {"x": 3}}}, "`x` must be a tensor"),
         ({"tensors": {"weights": {"__metadata__": torch.ones(1)}}}, "not named `__metadata__`"),
         ({"tensors": {"weights": {"x": torch.ones(1, device="meta")}}}, "`x` must be a dense tensor with data"),

@@ -284,7 +284,6 @@ class Generator:
             search=SearchOptions(
                 beam_size=1,
                 sampling=None if options.sampling is None else replace(options.sampling, seed=0),
-                min_length=options.min_new_tokens,
                 no_repeat_ngram_size=options.no_repeat_ngram_size,
             ),
         )

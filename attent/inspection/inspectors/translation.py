@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from attent.decoding import Translator
 from attent.decoding.batching import pad_token_ids
 from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
 from attent.decoding.search_trace import SearchTrace, trace_search
+from attent.decoding.translator import Translator
 from attent.inspection.attention_trace import TraceSide
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.inspectors import base

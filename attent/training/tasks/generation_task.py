@@ -23,10 +23,10 @@ from attent.scoring.metrics import (
     VALIDATION_METRICS,
     MetricScore,
     Reference,
+    add_selected_metric,
     compute_metrics,
     format_metrics,
     list_references,
-    score_corpus,
 )
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
@@ -158,9 +158,10 @@ class GenerationTask(base.Task):
 
     def evaluate_examples(self, model: Seq2Seq, examples: EvalSet, run: RunConfig) -> base.EvalResult:
         outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
-        metric = run.train.metric
-        scores = score_corpus(outputs, examples.references, examples.language, metric, names=self.metric_names)
-        return base.EvalResult(metrics=scores.metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
+        names = add_selected_metric(self.metric_names, run.train.metric)
+        scores = compute_metrics(outputs, examples.references, names, examples.language, resamples=0)
+        metrics = {score.metric: score.value for score in scores}
+        return base.EvalResult(metrics=metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
 
     def score_model(self, model: Seq2Seq, run: RunConfig) -> Iterator[base.FinalScores]:
         """Score each set and, of a model of several languages, each language of it."""

@@ -115,9 +115,7 @@ def _report_files(
 
 def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
     if held_out.name.startswith("last part"):
-        if len(held_out.texts) == 1:
-            return f"the last {held_out.char_count:,} characters"
-        return f"{held_out.char_count:,} characters of {len(held_out.texts)} documents, the last part of each"
+        return f"the last part of each document, {held_out.char_count:,} characters,"
     return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 

@@ -225,7 +225,7 @@ def test_a_run_starts_from_an_image_encoder(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     pairs = ["train", "--data", "phrases", "--from", str(out), "--steps", "1", "--device", "cpu"]
     assert main([*pairs, "--out", str(tmp_path / "y")]) == 1
-    assert "of text for --task translate, but is a caption model" in capsys.readouterr().err
+    assert "for --task translate, but is a caption model" in capsys.readouterr().err
     assert main([*base, "--out", str(tmp_path / "x"), "--lora", "4"]) == 1
     assert "has no decoder" in capsys.readouterr().err
 

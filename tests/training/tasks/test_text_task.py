@@ -109,10 +109,10 @@ def test_the_end_of_each_of_few_documents_is_held_out(tmp_path: Path) -> None:
     write(tmp_path, a="x" * 1000, b="y" * 500)
     splits, notes = load(tmp_path, "a.txt", "b.txt", layout="documents")
     assert [len(text) for text in splits.train.texts] == [900, 450]
-    expected = "held out 150 characters of 2 documents, the last part of each for validation"
+    expected = "held out the last part of each document, 150 characters, for validation"
     assert notes[0].text.startswith(expected)
     _, notes = load(tmp_path, "a.txt", layout="documents")
-    assert notes[0].text.startswith("held out the last 100 characters for validation")
+    assert notes[0].text.startswith("held out the last part of each document, 100 characters, for validation")
 
 
 # ---- pre-trained models ----------------------------------------------------------------------------------------------

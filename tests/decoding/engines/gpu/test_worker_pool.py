@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from attent.decoding import SearchOptions, Translator
 from attent.decoding.engines.gpu import worker_pool
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.gpu.worker_pool import TextWorkerPool, pack_request, unpack_request
 from attent.decoding.input_lines import Line, LineBlock
-from attent.decoding.options import PhraseConstraints, SearchRequest, Segment
+from attent.decoding.options import PhraseConstraints, SearchOptions, SearchRequest, Segment
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import (
     MAX_WORKERS,
@@ -23,6 +22,7 @@ from attent.decoding.pipeline import (
     choose_worker_count,
     translate_block,
 )
+from attent.decoding.translator import Translator
 from tests.decoding.toy_models import make_hypothesis_batch
 from tests.text.corpus import lines as corpus_lines
 from tests.text.corpus import tokenizer
