@@ -14,11 +14,14 @@ import torch
 
 import attent
 from attent.data.pairs import Pair
+from attent.training.config import RunConfig
 from attent.training.events import Event, Note
 from attent.training.loop import write_model
 from attent.training.run_options import DataConfig, TrainError
 from attent.training.tasks.base import RunContext
+from attent.training.tasks.generation_task import GenerationTask
 from attent.training.tasks.replay import SAMPLE_FILE, encode_sample, fetch_sample
+from attent.training.tasks.translation import TranslationTask
 from attent.training.tasks.translation_data import build_train_batches, load_corpora, prepare_tokens
 from tests.text.corpus import lines, tokenizer
 from tests.training.tasks.test_translation_data import DATA, TRAIN
@@ -116,6 +119,17 @@ def test_a_run_reports_both_texts_before_and_after(tmp_path: Path) -> None:
     assert len(notes) >= len(validated) > 0
     each = [float(part.partition("chrF ")[2].partition(",")[0]) for part in notes[0].split("; ")]
     assert validated[0]["metrics"]["chrf"] == pytest.approx(sum(each) / 2, abs=0.06)
+
+
+def test_the_scores_before_count_in_the_time_for_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GenerationTask, "estimate_scoring_seconds", lambda *_: 3.0)
+    data = replace(DATA, train=(write(tmp_path / "ours.tsv", 0, 40),), hold_out=5)
+    seconds = []
+    for replay in ((), (write(tmp_path / "general.tsv", 40, 90),)):
+        run = RunConfig(data=replace(data, replay=replay), init_from=str(tmp_path))
+        task = TranslationTask(run, tokenizer(), context(tmp_path))
+        seconds.append(task.estimate_scoring_seconds(model(), run))
+    assert seconds == [3.0, 6.0]
 
 
 def test_a_resumed_run_with_mixing_and_augmentation_is_the_same(tmp_path: Path) -> None:
