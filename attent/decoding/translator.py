@@ -782,8 +782,11 @@ class Translator:
             return [(text, None) for text in texts]
 
         def compute_penalty(term: TermPlacement) -> float:
-            """Return the cost of an arbitrary token, and of those of a form that is missing."""
+            """Return the cost of an arbitrary token, and of those of a form that is missing. A term that stays as it
+            is, such as a placeholder, must not be missing."""
             forms = () if term.is_elsewhere else term.match.forms
+            if term.match.entry.term in forms:
+                return math.inf
             count = max(map(len, self.tokenizer.target.encode(forms)), default=0)
             return math.log(self.model.config.output_vocab / ARBITRARY_SHARE) * (1 + count)
 
