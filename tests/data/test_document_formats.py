@@ -348,6 +348,11 @@ def test_android_spaces_and_quotes_are_those_that_are_shown() -> None:
     assert '&lt;a href=\\"u\\"&gt;y&lt;/a&gt;' in after
 
 
+def test_android_characters_of_two_escapes_are_one() -> None:
+    page = '<resources><string name="a">Hi \\ud83d\\ude00 there</string></resources>'
+    assert list_requests(page, "strings.xml") == ["Hi 😀 there"]
+
+
 # Tables
 
 

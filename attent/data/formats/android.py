@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from attent.data.formats import message_format, placeholders, units, xml
+from attent.data.formats.string_files import decode_unicode_escapes
 from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import LanguagePair
@@ -23,7 +24,7 @@ SCHEMA = xml.XmlSchema(
     is_protected=lambda element: not element.tag,  # xliff:g
     is_break=lambda element: element.tag in ("br", "li", "p", "ul"),
 )
-_ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\(.)|(?P<attribute>=\"[^\"<>]*\")|\"|\s+", re.DOTALL)
+_ESCAPE = re.compile(r"((?:\\u[0-9A-Fa-f]{4})+)|\\(.)|(?P<attribute>=\"[^\"<>]*\")|\"|\s+", re.DOTALL)
 _UNESCAPED = {"n": "\n", "t": "\t"}
 _ESCAPED = {"\n": "\\n", "\t": "\\t", " ": "\\u0020"}
 
@@ -85,7 +86,7 @@ def _unescape(content: InlineContent) -> InlineContent:
     def replace(escape: re.Match[str]) -> str:
         nonlocal is_quoted
         if escape[1]:
-            return chr(int(escape[1], 16))
+            return decode_unicode_escapes(escape[1])
         if escape[2]:
             return _UNESCAPED.get(escape[2], escape[2])
         if escape[0] == '"':

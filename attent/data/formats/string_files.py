@@ -70,9 +70,12 @@ def _scan(text: FileText, pattern: re.Pattern[bytes], languages: LanguagePair, l
 
 
 def _unescape(escape: re.Match[str]) -> str:
-    if escape[1]:
-        return bytes.fromhex(re.sub(r"\\[Uu]", "", escape[1])).decode("utf-16-be", "surrogatepass")
-    return _UNESCAPED.get(escape[2], escape[2])
+    return decode_unicode_escapes(escape[1]) if escape[1] else _UNESCAPED.get(escape[2], escape[2])
+
+
+def decode_unicode_escapes(escapes: str) -> str:
+    """Return the characters of `\\uXXXX\\uXXXX`, in which two can be one character."""
+    return bytes.fromhex(re.sub(r"\\[Uu]", "", escapes)).decode("utf-16-be", "surrogatepass")
 
 
 def _make_edit(span: tuple[int, int], last: str, value: str) -> Edit:
