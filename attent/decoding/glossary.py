@@ -36,7 +36,6 @@ _UNSPACED_CHAR = re.compile(f"[{UNSPACED_CHARS}]")
 class GlossaryEntry:
     term: str
     translations: tuple[str, ...]
-    line_number: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Glossary:
     @classmethod
     def from_terms(cls, terms: Mapping[str, str]) -> Glossary:
         """Build a glossary from terms and translations; `|` separates alternatives."""
-        entries = (_build_entry([term, text], f"`{term}` of the glossary", 0) for term, text in terms.items())
-        return cls(tuple(entries))
+        return cls(tuple(_build_entry([term, text], f"`{term}` of the glossary") for term, text in terms.items()))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Glossary:
@@ -97,41 +95,35 @@ class Glossary:
                 f"{name}: a TBX file needs the languages to read, but they are unknown; name them with --src and --tgt"
             )
         translations: dict[str, dict[str, None]] = {}
-        lines: dict[str, int] = {}
         languages: dict[str, None] = {}
-        for line, terms in tbx.read_concepts(content, name):
+        for _, terms in tbx.read_concepts(content, name):
             languages |= dict.fromkeys(language for language, _ in terms)
             targets = [_normalize_text(text) for language, text in terms if is_tag_match(tgt, language)]
             for term in [_normalize_text(text) for language, text in terms if is_tag_match(src, language)]:
                 if targets:
-                    lines.setdefault(term, line)
                     translations.setdefault(term, {}).update(dict.fromkeys(targets))
         if not translations:
             known = ", ".join(languages) or "none"
             raise InputError(f"{name}: must have terms in {src} and {tgt}, but its languages are {known}")
-        return cls(
-            tuple(
-                GlossaryEntry(term=term, translations=tuple(forms), line_number=lines[term])
-                for term, forms in translations.items()
-            )
-        )
+        entries = translations.items()
+        return cls(tuple(GlossaryEntry(term=term, translations=tuple(forms)) for term, forms in entries))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str) -> Glossary:
         """Parse a file, whose `name` is for messages. Empty lines and lines that start with # are skipped."""
-        entries: dict[str, GlossaryEntry] = {}
+        entries: dict[str, tuple[GlossaryEntry, int]] = {}
         for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
             text = decode_line(line, f"{name}:{number}").strip("\r ")
             if not text.strip() or text.startswith(COMMENT_PREFIX):
                 continue
-            entry = _build_entry(text.split("\t"), f"{name}:{number}", number)
-            first = entries.setdefault(entry.term, entry)
-            if first.translations != entry.translations:
+            entry = _build_entry(text.split("\t"), f"{name}:{number}")
+            first, first_number = entries.setdefault(entry.term, (entry, number))
+            if first != entry:
                 raise InputError(
                     f"{name}:{number}: must be a new term, but `{entry.term}` has another translation in line "
-                    f"{first.line_number}; join both with {ALTERNATIVE_SEPARATOR} there, or remove one"
+                    f"{first_number}; join both with {ALTERNATIVE_SEPARATOR} there, or remove one"
                 )
-        return cls(tuple(entries.values()))
+        return cls(tuple(entry for entry, _ in entries.values()))
 
     def find_terms(self, text: str) -> list[TermMatch]:
         """Return the terms of a text in order; at each position the longest counts."""
@@ -221,7 +213,7 @@ def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _build_entry(columns: list[str], location: str, line_number: int) -> GlossaryEntry:
+def _build_entry(columns: list[str], location: str) -> GlossaryEntry:
     term, *translations = columns[0].strip(), *(part.strip() for part in columns[-1].split(ALTERNATIVE_SEPARATOR))
     if len(columns) != 2 or not all((term, *translations)):
         text = "<TAB>".join(columns)
@@ -229,8 +221,7 @@ def _build_entry(columns: list[str], location: str, line_number: int) -> Glossar
             f"{location}: must be {LINE_FORMAT}, or several separated by {ALTERNATIVE_SEPARATOR}, but is "
             f"`{text[:60]}{'...' * (len(text) > 60)}`; correct it, or start the line with #"
         )
-    forms = tuple(map(_normalize_text, translations))
-    return GlossaryEntry(term=_normalize_text(term), translations=forms, line_number=line_number)
+    return GlossaryEntry(term=_normalize_text(term), translations=tuple(map(_normalize_text, translations)))
 
 
 def _normalize_text(text: str) -> str:
