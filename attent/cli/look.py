@@ -149,10 +149,8 @@ def find_value_problem(flags: LookFlags) -> str | None:
         if path is not None and path.suffix.lower() not in suffixes:
             return f"{flag} must be a file that ends in {' or '.join(suffixes)}, but is {path}"
     for path in flags.output_paths:
-        if path.expanduser().is_dir():
-            return f"{path}: must be a file, but is a folder; name a file in it"
-        if not path.expanduser().absolute().parent.is_dir():
-            return f"{path}: its folder does not exist; create it first"
+        if path.expanduser().is_dir() or not path.expanduser().absolute().parent.is_dir():
+            return f"{path}: must be a file in an existing folder, but is not; create the folder first"
     for name, value in (("--beam-size", flags.beam_size), ("--limit", flags.limit), ("--threads", flags.threads)):
         if value is not None and value < 1:
             return f"{name} must be 1 or more, but is {value}"

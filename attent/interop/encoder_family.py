@@ -64,12 +64,11 @@ def read_labels(root: Path, count: int) -> tuple[str, ...]:
         )
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(count))
-    if not isinstance(names, dict) or not all(isinstance(name, str | int) for name in names.values()):
-        raise FolderError(f"{where}: `id2label` must map each label's number to its name; correct it")
-    if sorted(names) != sorted(str(i) for i in range(count)):
+    expected, texts = {str(i) for i in range(count)}, names.values() if isinstance(names, dict) else [None]
+    if not all(isinstance(text, str | int) for text in texts) or names.keys() != expected:
         raise FolderError(
-            f"{where}: `id2label` must name {count} labels, from 0 to {count - 1}, as the classifier has them, but "
-            f"names {len(names)}: {quote_value(list(names))}; take the config and the weights from one model"
+            f"{where}: `id2label` must name {count} labels, from 0 to {count - 1}, as the classifier has them, but is "
+            f"{quote_value(names)}; take the config and the weights from one model"
         )
     labels = [str(names[str(i)]) for i in range(count)]
     # Number repeated names: ImageNet, for one, has two classes named crane.

@@ -212,8 +212,11 @@ def test_a_selection_that_the_model_lacks_is_reported(
         ({"png": Path("A.PNG"), "svg": Path("a.pdf")}, None),
         ({"png": Path("a.jpg")}, "--png must be a file that ends in .png, but is a.jpg"),
         ({"svg": Path("a.png")}, "--svg must be a file that ends in .svg or .pdf, but is a.png"),
-        ({"json": "nowhere/t.json"}, "nowhere/t.json: its folder does not exist; create it first"),
-        ({"out": Path(".")}, ".: must be a file, but is a folder; name a file in it"),
+        (
+            {"json": "nowhere/t.json"},
+            "nowhere/t.json: must be a file in an existing folder, but is not; create the folder first",
+        ),
+        ({"out": Path(".")}, ".: must be a file in an existing folder, but is not; create the folder first"),
     ],
 )
 def test_values_at_their_limits(flags: dict[str, Any], problem: str | None) -> None:

@@ -89,9 +89,9 @@ $ attent look M --ablate --data x --layers 0
 $ attent look M a --png a.gif
 2 --png must be a file that ends in .png, but is a.gif
 $ attent look M a -o nowhere/look.html
-2 nowhere/look.html: its folder does not exist; create it first
+2 nowhere/look.html: must be a file in an existing folder, but is not; create the folder first
 $ attent look M a -o .
-2 .: must be a file, but is a folder; name a file in it
+2 .: must be a file in an existing folder, but is not; create the folder first
 $ attent look M a -b 0
 2 --beam-size must be 1 or more, but is 0
 $ attent look M --port 99999

@@ -178,7 +178,7 @@ def folder(tmp_path: Path) -> Path:
         ({"hidden_act": "quick_gelu"}, ["hidden_act", "quick_gelu"]),
         ({"rope_theta": 1e4}, ["`rope_theta` is not a key of a BERT config"]),
         ({"architectures": ["BertForTokenClassification"]}, ["`architectures` must be", "BertForTokenClassification"]),
-        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ["`id2label` must name 2 labels", "3"]),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ["`id2label` must name 2 labels", "'2': 'c'"]),
         ({"id2label": {"0": "a", "5": "b"}}, ["`id2label` must name", "0 to 1"]),
         ({"problem_type": "multi_label_classification"}, ["`problem_type` must be single_label_classification"]),
         ({"num_attention_heads": 5}, ["`hidden_size` must be a multiple of `num_attention_heads`=5"]),

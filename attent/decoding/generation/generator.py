@@ -297,7 +297,8 @@ class Generator:
     def _start_loop(self, prompts: Sequence[EncodedPrompt], options: StepOptions) -> GenerationLoop:
         context = GenerationContext.from_options(options, self.device)
         state: GenerationState
-        if self.use_cuda_graphs and options.is_capturable and loop.can_capture_graphs(self.device):
+        can_capture = not options.search.no_repeat_ngram_size and loop.can_capture_graphs(self.device)
+        if self.use_cuda_graphs and can_capture:
             state = self._get_static_state(len(prompts), compute_cache_columns(prompts), context)
             state.load_prompts(prompts)
         else:

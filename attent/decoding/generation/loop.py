@@ -53,11 +53,6 @@ class StepOptions:
     suppressed_tokens: tuple[int, ...] = ()
     search: SearchOptions = GREEDY_SEARCH  # sampling and constraints; seeds are part of the `rng_key`s
 
-    @property
-    def is_capturable(self) -> bool:
-        """False with constraints that look at all generated tokens."""
-        return not self.search.no_repeat_ngram_size
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedSequence:
