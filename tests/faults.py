@@ -519,8 +519,8 @@ FAULTS = """
 
 # data: locations shifted by dropped pairs
 @ data/encode.py::BlockEncoder.__call__: data/test_token_store.py
-- locations = list(compress(locations, mask))
-+ locations = locations[: sum(mask)]
+- locations, contexts = list(compress(locations, mask)), list(compress(contexts, mask))
++ locations, contexts = locations[: sum(mask)], list(compress(contexts, mask))
 
 # data: same subword sampling in every epoch
 @ data/encode.py::BlockEncoder._encode_sides: data/test_token_store.py -k sampling

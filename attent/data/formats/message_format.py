@@ -16,6 +16,7 @@ from attent.data.formats import units
 from attent.data.formats.placeholders import ICU_MESSAGE
 from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import LanguagePair
+from attent.storage.errors import AttentError
 
 _CHOICE = re.compile(
     r"\{\s*(?P<argument>\w+)\s*,\s*(?P<kind>plural|selectordinal|select)\s*,\s*(?P<offset>offset:\d+)?\s*"
@@ -42,7 +43,7 @@ class Choice:
 Message: TypeAlias = tuple["str | InlineCode | Choice", ...]
 
 
-class MessageError(ValueError):
+class MessageError(AttentError):
     """A message that cannot be translated, in a few words."""
 
 
