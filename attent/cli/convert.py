@@ -21,7 +21,9 @@ def convert(
         TargetFormat | None, Parameter(help="hf: transformers; ctranslate2: translators [default: as is]")
     ] = None,
     dtype: Annotated[Dtype | None, Parameter(help="precision of the weights [default: unchanged]")] = None,
-    quantization: Annotated[Quantization, Parameter(help="of the weights, with --to ctranslate2")] = "int8",
+    quantization: Annotated[
+        Quantization | None, Parameter(help="of the weights, with --to ctranslate2 [default: int8]")
+    ] = None,
     corpus: Annotated[Path | None, Parameter(help="drop the pieces that this text file does not need")] = None,
     keep_languages: Annotated[str, Parameter(help="with --corpus: en,tw; drop other languages and scripts")] = "",
     vocab: Annotated[int | None, Parameter(help="with --corpus: maximum size of the vocabulary")] = None,

@@ -74,6 +74,11 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 def read_model_type(path: Path) -> str:
     model_type = hf_folder.read_json(path).get("model_type")
+    if model_type is None and is_ctranslate2_folder(path.parent):
+        raise FolderError(
+            f"{path.parent}: is a CTranslate2 model, which cannot be converted back; give its original, "
+            f"with which `attent translate` uses CTranslate2 by itself"
+        )
     if model_type is None:
         raise FolderError(
             f'{path}: must have "format": "attent" or a `model_type`, but has neither; '
@@ -84,6 +89,10 @@ def read_model_type(path: Path) -> str:
             f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {', '.join(FAMILIES)}"
         )
     return model_type
+
+
+def is_ctranslate2_folder(folder: Path) -> bool:
+    return (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json"))
 
 
 def load_as(

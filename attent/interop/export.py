@@ -34,7 +34,7 @@ def convert_model(
     out: Path,
     to: TargetFormat | None = None,
     dtype: str | None = None,
-    quantization: str = "int8",
+    quantization: str | None = None,
     corpus: Path | None = None,
     languages: Sequence[str] = (),
     vocab: int | None = None,
@@ -43,8 +43,8 @@ def convert_model(
 ) -> str:
     """Convert a model folder, by default to its own format; return a description. Errors leave nothing behind."""
     folder, target = locate_model(model_folder), out.expanduser().absolute()
-    if (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
-        raise AttentError(f"{folder}: is a CTranslate2 model, which cannot be converted back; convert its original")
+    if quantization is not None and to != "ctranslate2":
+        raise AttentError(f"--quantization {quantization} is for --to ctranslate2; add that, or use --dtype")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise AttentError(f"{target}: exists, and nothing is overwritten; give a new or an empty folder")
     model = load(folder, dtype=None if dtype is None else getattr(torch, dtype))
@@ -79,7 +79,7 @@ def convert_model(
             if to == "hf" or (to is None and not has_manifest(folder) and (folder / CONFIG_FILE).is_file()):
                 description = write_hf(model, tokenizer, extra_files, staged)
             elif to == "ctranslate2":
-                description = write_ctranslate2(model, tokenizer, staged, quantization)
+                description = write_ctranslate2(model, tokenizer, staged, quantization or "int8")
             else:
                 weights.save_model(model, staged, {**extra_files, **(tokenizer.files if tokenizer else {}), **origin})
                 description = f"an attent model{describe_tokenizer(model, tokenizer)}"

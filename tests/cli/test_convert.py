@@ -299,6 +299,14 @@ def test_a_ctranslate2_model_cannot_be_converted_back(ours: Path, tmp_path: Path
     convert(ours, tmp_path / "quick", to="ctranslate2")
     with pytest.raises(ValueError, match="is a CTranslate2 model, which cannot be converted back"):
         convert(tmp_path / "quick", tmp_path / "back", to="attent")
+    with pytest.raises(ValueError, match="give its original, with which `attent translate` uses CTranslate2 by itself"):
+        load(tmp_path / "quick")
+
+
+def test_quantization_is_that_of_ctranslate2(ours: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--quantization int16 is for --to ctranslate2"):
+        convert(ours, tmp_path / "out", quantization="int16")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_model_is_reported(tmp_path: Path) -> None:

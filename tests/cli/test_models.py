@@ -25,6 +25,18 @@ def test_models_of_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert "615 million parameters" in rows[1]
 
 
+@pytest.mark.parametrize(("name", "code"), [("german", "de for German"), ("fr1", "fr for French")])
+def test_a_name_is_no_language_code(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "en", name]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == f"attent: error: `{name}` must be a language code, such as {code}\n"
+    assert not printed.out
+
+
+def test_codes_that_no_table_knows_may_be_published() -> None:
+    assert [model.name for model in find_models(">>bem<<", "zne")] == ["Helsinki-NLP/opus-mt-bem-zne"]
+
+
 def test_all_models_know_their_languages() -> None:
     models = {model.name: model for model in find_models()}
     assert models["Helsinki-NLP/opus-mt-{src}-{tgt}"].license.startswith("Apache-2.0 or CC-BY-4.0")
