@@ -49,7 +49,7 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     ] = True
     output_type: Annotated[OutputType, flag("Output", "text, json (objects) or tsv (source, translation)")] = "text"
     with_score: Annotated[bool, flag("Output", "print the score before the text")] = False
-    quality: Annotated[bool, flag("Output", "with json or tsv: figures of the quality of each translation")] = False
+    quality: Annotated[bool, flag("Output", "with json or tsv: log-probability, agreement of the n-best list")] = False
     reverse: Annotated[
         Path | None, flag("Output", "model that translates back: --quality also compares that with the source")
     ] = None
@@ -76,19 +76,19 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
 
 
 def translate(
-    model: Annotated[Path, Parameter(help="a model folder, ours or Hugging Face's (Marian, T5)")],
+    model: Annotated[Path, Parameter(help="a model folder of attent or Hugging Face, or a name on its hub")],
     file: Annotated[
         Path | None,
         Parameter(
-            help="text with one sentence per line, or a document to fill in or translate (.po, .xlf, .tmx, .docx, .md, "
-            ".srt, .json, .csv, ...); by default, or with -, standard input"
+            help="text with one sentence per line, or a document that keeps its format (.html, .docx, .md, .po, .xlf, "
+            ".tmx, .srt, .json, .csv, ...); by default, or with -, standard input"
         ),
     ] = None,
     /,
     *,
     flags: Annotated[TranslateFlags, Parameter(name="*", show_default=False)] = TranslateFlags(),
 ) -> None:
-    """Translate text line by line.
+    """Translate text line by line, or documents with their markup.
 
     cat text.txt | attent translate runs/en-de > translated.txt
     """
@@ -110,8 +110,10 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
         problem = "--alignment soft needs --output-type json: add it, or use --alignment hard"
     elif flags.alignment and flags.n_best > 1 and flags.output_type != "json":
         problem = "--alignment is for the best translation only: leave --n-best out, or add --output-type json"
-    elif flags.quality and (flags.output_type == "text" or flags.n_best > 1):
-        problem = "--quality needs --output-type json or tsv and is for the best translation: leave --n-best out"
+    elif flags.quality and flags.n_best > 1:
+        problem = "--quality is for the best translation only: leave --n-best out"
+    elif flags.quality and flags.output_type == "text":
+        problem = "--quality needs --output-type json or tsv, and text instead of a document"
     elif flags.reverse and not flags.quality:
         problem = "--reverse is for --quality: add it"
     elif flags.ray and (flags.reverse or flags.context):

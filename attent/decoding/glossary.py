@@ -61,8 +61,8 @@ class TermPlacement:
     is_elsewhere: bool = False  # the translation has a form, but not where the word alignment puts the term
 
     def __str__(self) -> str:
-        entry, problem = self.match.entry, "stands elsewhere" if self.is_elsewhere else "is missing"
-        return f"`{entry.term}` must be translated as `{'` or `'.join(entry.translations)}`, which {problem}"
+        entry, problem = self.match.entry, "stands where the alignment puts it" if self.is_elsewhere else "occurs"
+        return f"`{entry.term}` must be translated as `{'` or `'.join(entry.translations)}`, but no form {problem}"
 
 
 @dataclass(frozen=True)

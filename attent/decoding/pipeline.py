@@ -385,8 +385,9 @@ def choose_context(translator: Translator, requested: int | None) -> int:
     """Return the number of preceding sentences to give: as many as in training unless fewer are requested."""
     trained = translator.context
     if requested is not None and not 0 <= requested <= trained:
-        known = f"was trained with {trained}" if trained else "was trained without (attent train --context N)"
-        raise InputError(f"--context {requested} must be 0 to {trained}, since the model {known}; leave it out")
+        if not trained:
+            raise InputError(f"--context {requested} needs a model of attent train --context N; leave it out")
+        raise InputError(f"--context {requested} must be 0 to {trained}, as many as in training; leave it out")
     return trained if requested is None else requested
 
 

@@ -1026,8 +1026,8 @@ class Translator:
             alignments = align_rows(model, self.tokenizer, sources, targets, pairs, selection)
         if sum(len(each.unreliable_links) - len(each.links) for each in alignments) > 0:
             self._notify_once(
-                f"more than half of the words have no reliable alignment and get no link: the attention ({selection}) "
-                f"is almost even; train longer, or select other heads with attent score --alignment"
+                f"more than half of the words have no reliable alignment and stay unaligned: the attention "
+                f"({selection}) is almost even; train longer, or select other heads with attent score --alignment"
             )
         parts = iter(
             [

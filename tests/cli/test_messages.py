@@ -156,6 +156,10 @@ $ attent translate M --alignment soft
 2 --alignment soft needs --output-type json: add it, or use --alignment hard
 $ attent translate M --alignment hard --n-best 2
 2 --alignment is for the best translation only: leave --n-best out, or add --output-type json
+$ attent translate M --quality --n-best 2 --output-type json
+2 --quality is for the best translation only: leave --n-best out
+$ attent translate M --quality
+2 --quality needs --output-type json or tsv, and text instead of a document
 $ attent translate M --in-place
 2 --in-place overwrites FILE: name one
 $ attent translate M text.po --in-place -o other.po

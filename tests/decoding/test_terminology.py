@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attent.decoding.alignment import Alignment
-from attent.decoding.glossary import Glossary, place_terms
+from attent.decoding.glossary import Glossary, TermPlacement, place_terms
 from attent.decoding.options import Hypothesis, InputError, SearchOptions
 from attent.decoding.terminology import translate_terms
 from attent.decoding.translator import Translation, TranslationError, Translator
@@ -92,6 +92,9 @@ def test_forms_are_placed_by_the_alignment() -> None:
     assert place((3, 0), (1, 1), (4, 1), (7, 4)) == [(None, True), (None, True), ("Rad", False)]
     assert [each.form for each in place_terms(matches, "Radschloss")] == [None] * 3
     assert [each.is_elsewhere for each in place_terms(matches[1:], "das Rad")] == [False, False]
+    required = "`lock` must be translated as `schloss`, but no form"
+    assert str(TermPlacement(matches[0], None)) == f"{required} occurs"
+    assert str(TermPlacement(matches[0], None, is_elsewhere=True)) == f"{required} stands where the alignment puts it"
 
 
 def test_the_best_form_is_chosen_unless_it_costs_too_much() -> None:
