@@ -35,7 +35,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Serve models over HTTP: a page and APIs.",
     "train": "Train a model; run the same command again to resume.",
     "transcribe": "Transcribe recordings: text, SRT or WebVTT subtitles, JSON.",
-    "translate": "Translate text line by line, or pre-translate PO, XLIFF and TMX files.",
+    "translate": "Translate text line by line, or documents with their markup: HTML, DOCX, PO, XLIFF, ...",
 }
 # `-` as an argument is standard input.
 STDIN_COMMANDS = ("translate", "transcribe", "generate", "fill", "classify", "embed")
