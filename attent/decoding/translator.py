@@ -220,6 +220,7 @@ class Translator:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.engine, self.threads, self.batch_tokens = engine, threads, batch_tokens
+        self._original: Seq2Seq | None = None  # the model without its adapter, whose alignment heads are known
         self._use_gpu_engine = use_gpu_engine
         self._notified: set[str] = set()
         self._notify = notify
@@ -296,7 +297,10 @@ class Translator:
         original = load_as(self.folder, Seq2Seq) if self.folder is not None and is_rounded else model
         names = ("folder", "engine", "threads", "batch_tokens")
         adapted = load_adapter(folder, model, original).eval()
-        return type(self)(adapted, self.tokenizer, **{name: getattr(self, name) for name in names}, notify=self._notify)
+        options = {name: getattr(self, name) for name in names}
+        translator = type(self)(adapted, self.tokenizer, **options, notify=self._notify)
+        translator._original = model
+        return translator
 
     # --- public methods ------------------------------------------------------------------------------------------
 
@@ -1013,7 +1017,7 @@ class Translator:
     def _align_texts(self, texts: Sequence[SearchedText]) -> list[Alignment]:
         """Align the words of each text by the cross-attention over its best hypotheses."""
         model = self._members[0]
-        selection = load_selection(self.folder, model)
+        selection = load_selection(self.folder, self._original or model)
         segments = [segment for text in texts for segment in text.segments]
         sources = [segment.source for segment in segments]
         best = [n_best[0].token_ids for text in texts for n_best in text.hypotheses]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import attent
 from attent import models
 from attent.cli import main
 from attent.cli.serve import parse_adapters
+from attent.decoding.alignment import HeadSelection, MeasuredSelection, compute_fingerprint, save_measured_selection
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
@@ -91,6 +93,18 @@ def test_scores_and_alignments_are_those_of_the_adapter(home: Path) -> None:
     items = [translator.translate(SOURCES[0], to="de") for translator in (adapted, merged)]
     assert items[0].scores == pytest.approx(items[1].scores, abs=1e-4)
     assert items[0].alignment.links == items[1].alignment.links
+
+
+def test_alignments_use_the_heads_that_were_selected_for_the_model(home: Path, tmp_path: Path) -> None:
+    selection = HeadSelection(layer=0, heads=(1,), shift=False)
+    for name in ("base", "first-merged"):
+        folder = Path(shutil.copytree(home / name, tmp_path / name))
+        fingerprint = compute_fingerprint(load(folder).model)
+        save_measured_selection(folder, MeasuredSelection(selection=selection, sentences=9, fingerprint=fingerprint))
+    translators = load(tmp_path / "base", home / "first"), load(tmp_path / "first-merged"), load(home / "first-merged")
+    adapted, merged, unmeasured = (each.translate(SOURCES[0], to="de").alignment.weights for each in translators)
+    assert torch.allclose(torch.tensor(adapted), torch.tensor(merged), atol=1e-4)
+    assert not torch.allclose(torch.tensor(adapted), torch.tensor(unmeasured), atol=1e-4)
 
 
 def test_other_engines_decline(home: Path) -> None:
