@@ -49,6 +49,7 @@ from attent.models import Seq2Seq
 from attent.storage.atomic import atomic_path
 from attent.storage.hub import locate_model
 from attent.storage.manifest import MANIFEST_FILE
+from attent.text.language_tags import is_same_language
 from attent.training.config import DataConfig, TrainError
 from attent.training.run_options import SyntheticConfig
 from attent.training.tasks.base import RunContext, hash_files
@@ -264,6 +265,14 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
     """Append the candidates of each text after the first `done`, a line for each."""
     source, target = job.languages.source, job.languages.target
     translator = Translator.load(*job.models, src=source, tgt=target, device=context.device, notify=context.note)
+    if known := translator.language_identifier:
+        for tag, tags in ((source, known.sources), (target, known.targets)):
+            if tag and not any(is_same_language(tag, other) for other in tags):
+                direction = f"{', '.join(known.sources)} to {', '.join(known.targets)}"
+                raise TrainError(
+                    f"{job.models[0]}: must translate {source} to {target}, but translates {direction}; "
+                    f"give a model of the other direction"
+                )
     if problem := translator.describe_wrong_language(texts[:LANGUAGE_SAMPLE_SIZE]):
         context.warn(problem)
     tags = translator.tokenizer.source.tags

@@ -91,6 +91,11 @@ def test_back_translation_makes_tagged_sources_for_the_text(home: Path, tmp_path
     assert "`mono.xx`" in card
 
 
+def test_a_model_of_the_wrong_direction_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="forward: must translate xx to en, but translates en to xx; give a model"):
+        back_translate(home, tmp_path / "run", reverse=(str(home / "forward"),))
+
+
 def test_sampled_sources_depend_on_the_seed(home: Path, tmp_path: Path) -> None:
     options = {"mono_sampling": True, "steps": 1}
     for name, seed in (("first", 1), ("again", 1), ("other", 2)):
