@@ -116,6 +116,8 @@ def distil(
     is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with
     if is_new and not teachers and (has_pairs or texts):
         raise TrainError("a student needs a teacher, but none is named; give the folder of a translation model")
+    if is_new and teachers and not (has_pairs or texts):
+        raise TrainError("a student needs text, but none is named; give source text or pairs as `data` (--data)")
     if is_new and teachers:
         model, vocab = locate_model(teachers[0]), options.get("vocab")
         tokenizer = load_tokenizer(model, options.get("src"), options.get("tgt"))

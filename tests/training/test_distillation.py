@@ -155,6 +155,7 @@ def test_default_shape_is_as_wide_as_a_narrow_teacher(home: Path) -> None:
         ({"size": "6+2x64", "megabytes": 10.0}, "only one of `size`, `megabytes` and `speed`"),
         ({"n_best": 0}, "`n_best` must be 1 or more"),
         ({"data": "nowhere.tsv"}, "nowhere.tsv: there is no such file or folder"),
+        ({"data": ()}, "a student needs text, but none is named"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], problem: str, home: Path, tmp_path: Path) -> None:
