@@ -265,20 +265,19 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
     """Append the candidates of each text after the first `done`, a line for each."""
     source, target = job.languages.source, job.languages.target
     translator = Translator.load(*job.models, src=source, tgt=target, device=context.device, notify=context.note)
-    if known := translator.language_identifier:
-        for tag, tags in ((source, known.sources), (target, known.targets)):
-            if tag and not any(is_same_language(tag, other) for other in tags):
-                direction = f"{', '.join(known.sources)} to {', '.join(known.targets)}"
-                raise TrainError(
-                    f"{job.models[0]}: must translate {source} to {target}, but translates {direction}; "
-                    f"give a model of the other direction"
-                )
     if problem := translator.describe_wrong_language(texts[:LANGUAGE_SAMPLE_SIZE]):
         context.warn(problem)
     tags = translator.tokenizer.source.tags
     to = resolve_target_lang(target if tags else None, tags, Path(job.models[0]))
     output = OutputFormat(type="json", n_best=job.options.n_best)
     pipeline = TranslationPipeline(translator=translator, options=job.options, to=to, output_format=output)
+    model_source, model_target = pipeline.languages
+    for requested, known in ((source, model_source), (target, None if to else model_target)):
+        if requested and known and not is_same_language(requested, known):
+            problem = (
+                f"must translate {source} to {target}, but translates {model_source or '?'} to {model_target or '?'}"
+            )
+            raise TrainError(f"{job.models[0]}: {problem}; give another model")
     content = "\n".join(texts[done:]).encode()
     lines = LineSource(
         name=job.name, chunks=[content], has_more=lambda: True, total_bytes=len(content), first_index=done

@@ -92,7 +92,7 @@ def test_back_translation_makes_tagged_sources_for_the_text(home: Path, tmp_path
 
 
 def test_a_model_of_the_wrong_direction_is_refused(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="forward: must translate xx to en, but translates en to xx; give a model"):
+    with pytest.raises(TrainError, match="forward: must translate xx to en, but translates en to xx; give"):
         back_translate(home, tmp_path / "run", reverse=(str(home / "forward"),))
 
 

@@ -208,28 +208,32 @@ def _split_validation(
     return train, others, held_out
 
 
+def _train_tokenizer(splits: CorpusSplits, config: DataConfig, seed: int, context: base.RunContext) -> Tokenizer:
+    """Train a tokenizer with the symbols of back-translation, inline tags and context, on augmented text."""
+    context.note("training the tokenizer ...")
+    symbols = [*config.tokenizer.symbols]
+    if config.synthetic is not None and config.synthetic.mono_target:
+        symbols.append(BACK_TRANSLATION_TAG)
+    if TAGS in config.augment_rates:
+        symbols += INLINE_TAGS
+    if config.context:
+        symbols.append(SEPARATOR)
+    settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
+    rates = {name: rate for name, rate in config.augment_rates.items() if KINDS[name].has_other_subwords}
+    augmenter = Augmenter(rates) if rates else None
+    tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed, augmenter=augmenter)
+    sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
+    sizes = " and ".join(f"{side.size:,}" for side in sides)
+    context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
+    return tokenizer
+
+
 def prepare_tokens(
     splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: base.RunContext
 ) -> PreparedData:
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
-        context.note("training the tokenizer ...")
-        symbols = [*config.tokenizer.symbols]
-        if config.synthetic is not None and config.synthetic.mono_target:
-            symbols.append(BACK_TRANSLATION_TAG)
-        if TAGS in config.augment_rates:
-            symbols += INLINE_TAGS
-        if config.context:
-            symbols.append(SEPARATOR)
-        rates = {name: rate for name, rate in config.augment_rates.items() if KINDS[name].has_other_subwords}
-        augmenter = Augmenter(rates) if rates else None
-        settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
-        tokenizer = learn_tokenizer(
-            splits.train, settings, language_tags=splits.use_tags, seed=seed, augmenter=augmenter
-        )
-        sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
-        sizes = " and ".join(f"{side.size:,}" for side in sides)
-        context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
+        tokenizer = _train_tokenizer(splits, config, seed, context)
     if config.context and not has_separator(tokenizer.source):
         raise TrainError(
             f"`data.context` needs a tokenizer with {SEPARATOR}, but this one has none; train from scratch, or leave "
