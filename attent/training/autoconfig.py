@@ -92,15 +92,16 @@ def choose_model(
     num_pairs = data_size.num_examples
     recipe = choose_recipe(num_pairs, device_type)
     size = run.size or recipe.size
-    reason = "as requested" if run.size else f"for {num_pairs:,} pairs"
-    if not run.size and size != "base":
-        too_slow = device_type == "cpu" and size != choose_recipe(num_pairs, "cuda").size
-        reason += ": a larger model would take too long on a CPU" if too_slow else ": a larger model would overfit"
     preset = presets.ARCHS[run.arch or "transformer"](tokenizer.source.size, size)
     preset = fit_to_tokenizer(preset, tokenizer)
     dropout = max(recipe.dropout, preset.encoder.dropout if size == "big" else 0.0)
     encoder, decoder = replace(preset.encoder, dropout=dropout), replace(preset.decoder, dropout=dropout)
     config = run_config.build_model_config(requested, replace(preset, encoder=encoder, decoder=decoder))
+    shapes = [[(stack.layers, stack.width) for stack in (each.encoder, each.decoder)] for each in (config, preset)]
+    reason = "as requested" if run.size or shapes[0] != shapes[1] else f"for {num_pairs:,} pairs"
+    if reason != "as requested" and size != "base":
+        too_slow = device_type == "cpu" and size != choose_recipe(num_pairs, "cuda").size
+        reason += ": a larger model would take too long on a CPU" if too_slow else ": a larger model would overfit"
     if config.encoder.dropout == dropout:
         reason += f"; dropout {dropout:g}" + (", since few pairs are easily overfitted" if dropout > 0.1 else "")
     return size, config, reason

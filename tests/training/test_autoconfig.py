@@ -69,6 +69,12 @@ def test_requested_settings_are_kept() -> None:
     assert reason == "as requested"
 
 
+def test_a_requested_shape_is_not_said_to_follow_from_the_data() -> None:
+    requested = {"model": {"encoder": {"layers": 6}, "decoder": {"layers": 2}}}
+    _, _, reason = choose_model(RunConfig(), requested, amount(600_000), tokenizer(), "cpu")
+    assert reason.startswith("as requested; dropout")
+
+
 def test_the_model_fits_the_tokenizer() -> None:
     for joint in (True, False):
         fitted = tokenizer(joint=joint)
