@@ -91,6 +91,13 @@ class SyntheticCorpus(Corpus):
         return (self.summary.pairs_file,)
 
 
+class JobKeys(NamedTuple):
+    """Hashes of all that determines the translations of a job, and of all that determines its pairs."""
+
+    translations: str
+    pairs: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class TranslationJob:
     """A text to translate, and what makes pairs of its translations."""
@@ -130,8 +137,7 @@ class TranslationJob:
             raise TrainError(f"{self.name}: there is no text to translate; give another")
         return cleaned
 
-    def compute_keys(self, held_out: Sequence[Corpus], root: Path) -> tuple[str, str]:
-        """Hashes of all that determines the translations, and of all that determines the pairs."""
+    def compute_keys(self, held_out: Sequence[Corpus], root: Path) -> JobKeys:
         models = [hash_model(locate_model(model), root) for model in self.models]
         if isinstance(self.text, Corpus):
             content: object = identify_corpus(self.text, root)
@@ -140,9 +146,8 @@ class TranslationJob:
         translated = (content, models, self.languages, self.options)
         chosen = (self.name, self.models, self.filters, self.drop_share, self.is_target)
         excluded = [identify_corpus(corpus, root) for corpus in held_out]
-        facts = repr(translated), repr((translated, chosen, excluded))
-        first, second = (hashlib.sha256(text.encode()).hexdigest()[:24] for text in facts)
-        return first, second
+        inputs = translated, (translated, chosen, excluded)
+        return JobKeys(*(hashlib.sha256(repr(each).encode()).hexdigest()[:24] for each in inputs))
 
 
 def add_synthetic_corpora(
@@ -186,7 +191,7 @@ def make_corpus(job: TranslationJob, record: Path, held_out: Sequence[Corpus], c
     summary = SyntheticSummary(**settings.read_json(record)) if record.exists() else None
     if summary is None or context.is_new:
         keys = job.compute_keys(held_out, record.parent)
-        if summary is None or summary.key != keys[1]:
+        if summary is None or summary.key != keys.pairs:
             summary = build_pairs(job, held_out, record.parent, keys, context)
             settings.write_json(asdict(summary), record)
     languages = job.languages.swap() if job.is_target else job.languages
@@ -203,11 +208,11 @@ def hash_model(folder: Path, root: Path) -> list[str]:
 
 
 def build_pairs(
-    job: TranslationJob, held_out: Sequence[Corpus], root: Path, keys: tuple[str, str], context: RunContext
+    job: TranslationJob, held_out: Sequence[Corpus], root: Path, keys: JobKeys, context: RunContext
 ) -> SyntheticSummary:
     """Translate the text of a job, choose and filter the pairs, and write them."""
     texts, references = map(list, zip(*job.read_texts().items(), strict=True))
-    translations, pairs = root / f"{keys[0]}.translations.jsonl", root / f"{keys[1]}.jsonl"
+    translations, pairs = root / f"{keys.translations}.translations.jsonl", root / f"{keys.pairs}.jsonl"
     done = count_complete_lines(translations)
     if done < len(texts):
         resumed = f", resumed after {done:,}" if done else ""
@@ -237,7 +242,7 @@ def build_pairs(
     )
     return SyntheticSummary(
         pairs_file=pairs.name,
-        key=keys[1],
+        key=keys.pairs,
         description=job.description,
         dropped=dict(dropped),
         files=[list(item) for item in hash_files([path.name for path in job.list_files()], job.list_files())],
