@@ -112,7 +112,7 @@ async def translate_all(
         different.update([answer.json["translations"][0]["text"] != answers[body["text"]]])
 
     requests = (("/v1/translate", {"text": text, "source": "en", "beam_size": beam_size, **options}) for text in texts)
-    return await run_clients(url, clients, requests, check)
+    return await run_clients(url, clients, requests, check, "X-Forwarded-For: 10.0.0.{client}\r\n")
 
 
 def print_rates(rates: dict[str, list[float]], latencies: dict[str, list[float]]) -> None:
@@ -132,7 +132,7 @@ def print_rates(rates: dict[str, list[float]], latencies: dict[str, list[float]]
 def start_server(model: Path, *flags: str) -> Iterator[str]:
     """Run `attent serve` without cache and rate limit; yield its address."""
     command = [sys.executable, "-m", "attent", "serve", str(model), "--src", "en", "--tgt", "de", "--port", "0"]
-    limits = ["--cache", "0", "--requests-per-minute", "0", "--timeout", "120", *flags]
+    limits = ["--cache", "0", "--trust-proxy", "--requests-per-minute", "0", "--timeout", "120", *flags]
     process = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -154,7 +154,7 @@ def open_corpora(
     options: ReadOptions = DEFAULT_READ_OPTIONS,
     warn: Callable[[str], None] = warnings.warn,
 ) -> list[Corpus]:
-    """Return the named corpora in order; for `en` to `de,fr` each name gives one corpus per language pair."""
+    """Return the corpora in order; for `en` to `de,fr` each name gives one for each language pair that it has."""
     if isinstance(names, str):
         names = [names]
     combinations = product(_parse_tags(languages.source), _parse_tags(languages.target))
@@ -163,11 +163,30 @@ def open_corpora(
         raise CorpusError(f"--src and --tgt are both {languages.source}: give two different languages")
     for name in names:
         _warn_of_local_files(_parse_weight(name)[0], warn)
-    groups = [[_open_corpus(name, pair, options) for pair in dict.fromkeys(pairs)] for name in names]
+    groups = _open_language_pairs(names, dict.fromkeys(pairs), options)
     groups = [group for index, group in enumerate(groups) if not any(_is_other_side(group, g) for g in groups[:index])]
     for corpora in groups:
         _check_languages_declared(corpora)
     return [corpus for corpora in groups for corpus in corpora]
+
+
+def _open_language_pairs(
+    names: Sequence[str], pairs: Iterable[LanguagePair], options: ReadOptions
+) -> list[list[Corpus]]:
+    """Return the corpora of each name. A name must have one of the pairs, and each pair must be in one corpus."""
+    groups: list[list[Corpus]] = [[] for _ in names]
+    mismatches: list[tuple[int, LanguagePair, LanguageMismatchError]] = []
+    for pair in pairs:
+        for index, name in enumerate(names):
+            try:
+                groups[index].append(_open_corpus(name, pair, options))
+            except LanguageMismatchError as error:
+                mismatches.append((index, pair, error))
+    found = {corpus.languages for group in groups for corpus in group}
+    for index, pair, mismatch in mismatches:
+        if not groups[index] or pair not in found:
+            raise mismatch
+    return groups
 
 
 def _is_other_side(group: Sequence[Corpus], earlier: Sequence[Corpus]) -> bool:

@@ -532,3 +532,17 @@ def test_a_pair_named_by_both_files_is_read_once(tmp_path: Path) -> None:
         Path(name).write_text("a\n", encoding="utf-8")
     assert len(open_corpora(names, LanguagePair("en", "de"))) == 1
     assert len(open_corpora([names[0]] * 2, LanguagePair("en", "de"))) == 2
+
+
+def test_each_corpus_gives_the_language_pairs_that_it_has() -> None:
+    write_files(a__en="1\n", a__de="2\n", b__en="3\n", b__fr="4\n")
+    corpora = open_corpora(["a", "b:2"], EN_DE_FR)
+    assert [(corpus.name, corpus.languages.target, corpus.weight) for corpus in corpora] == [
+        ("a", "de", 1),
+        ("b", "fr", 2),
+    ]
+    assert [list_texts(corpus) for corpus in corpora] == [[("1", "2")], [("3", "4")]]
+    with pytest.raises(CorpusError, match="a does not contain en and fr: it has de, en"):
+        open_corpora(["a"], EN_DE_FR)  # in no corpus
+    with pytest.raises(CorpusError, match="b does not contain en and de: it has en, fr"):
+        open_corpora(["a", "b"], LanguagePair("en", "de,cs"))  # none of the requested
