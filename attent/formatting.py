@@ -3,8 +3,6 @@
 Standard library only: every part of the package may import it.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

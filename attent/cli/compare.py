@@ -1,7 +1,5 @@
 """`attent compare`: train several models on the same data at a matched budget, and write a report."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args

@@ -1,7 +1,5 @@
 """Command-line flags of a run, derived from its settings: an annotated field is a flag; None: it was not given."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """`attent distil`: train a small, fast model on the translations of a large one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

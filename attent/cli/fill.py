@@ -1,7 +1,5 @@
 """`attent fill`: the most likely words for the masks of a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -45,7 +43,7 @@ def fill(
         print_message(f"{without_mask:,} line{'s' * (without_mask != 1)} without a mask, printed unchanged")
 
 
-def fill_block(predictor: Predictor, block: input_texts.TextBlock, top: int) -> Iterator[FilledText]:
+def fill_block(predictor: "Predictor", block: input_texts.TextBlock, top: int) -> "Iterator[FilledText]":
     """Fill texts in order. A line of a file may lack a mask and stays unchanged; a text on the command line may not."""
     from attent.decoding.predictor import FilledText
 
@@ -56,12 +54,12 @@ def fill_block(predictor: Predictor, block: input_texts.TextBlock, top: int) -> 
         yield next(filled) if number in masked else FilledText(source=text, text=text, masks=())
 
 
-def format_json(filled: FilledText) -> str:
+def format_json(filled: "FilledText") -> str:
     masks = [[asdict(prediction) for prediction in predictions] for predictions in filled.masks]
     return json.dumps({"source": filled.source, "text": filled.text, "masks": masks}, ensure_ascii=False)
 
 
-def format_text(filled: FilledText, top: int) -> str:
+def format_text(filled: "FilledText", top: int) -> str:
     from attent.decoding.output_format import replace_line_breaks
 
     if top == 1 or not filled.masks:

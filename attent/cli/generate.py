@@ -1,7 +1,5 @@
 """`attent generate`: continue one prompt, streamed, or many, one per line."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import sys
@@ -99,7 +97,7 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
 
 @dataclass(frozen=True)
 class GenerateCommand:
-    generator: Generator
+    generator: "Generator"
     options: GenerationOptions
     flags: GenerateFlags
     out: TextIO
@@ -132,7 +130,7 @@ class GenerateCommand:
         self.out.write(separator.join(map(self.format_item, generations)) + "\n")
         self.out.flush()
 
-    def generate_from_lines(self, progress: ProgressDisplay) -> None:
+    def generate_from_lines(self, progress: "ProgressDisplay") -> None:
         """Continue each line; each block is written as soon as it is done."""
         from attent.decoding.generation.generator import PromptTooLongError
         from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
@@ -161,7 +159,7 @@ class GenerateCommand:
                 self.out.write(f"{text if self.flags.json else replace_line_breaks(text)}\n")
         self.out.flush()
 
-    def format_item(self, generation: Generation) -> str:
+    def format_item(self, generation: "Generation") -> str:
         from attent.decoding.output_format import format_json_line
 
         if not self.flags.json:

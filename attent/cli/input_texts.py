@@ -1,7 +1,5 @@
 """Input of `attent fill`, `classify` and `embed`: flags, the predictor, texts from arguments, files or stdin."""
 
-# No `from __future__ import annotations`: classes of other modules inherit these flags and need their types.
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """A progress line on the terminal for commands that read lines, with messages in between."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """`attent look`: show the attention of every head as a page, a figure or JSON; measure which heads matter."""
 
-from __future__ import annotations
-
 import os
 import sys
 import webbrowser
@@ -162,7 +160,7 @@ def find_value_problem(flags: LookFlags) -> str | None:
 # ---- inspection ------------------------------------------------------------------------------------------------------
 
 
-def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[Inspector[Any], str | None]:
+def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[Inspector[Any], str | None]":
     """Return the inspector and the target language; with --data, head statistics are measured first."""
     from attent.data.pairs import LanguagePair
     from attent.decoding.loading import check_model_exists, resolve_target_lang
@@ -191,7 +189,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     return inspector, to
 
 
-def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:
+def serve_live_page(folder: Path, inspector: "Inspector[Any]", to: str | None, flags: LookFlags) -> int:
     """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
     from attent.serving.server import serve_app
@@ -241,7 +239,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
+def write_outputs(inspection: "Inspection", flags: LookFlags) -> int:
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
     elif flags.json:
@@ -261,7 +259,7 @@ def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
     return 0
 
 
-def save_figures(figure: Figure, flags: LookFlags) -> None:
+def save_figures(figure: "Figure", flags: LookFlags) -> None:
     from attent.inspection.plots import save_figure
 
     for path in (flags.png, flags.svg):

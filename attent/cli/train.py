@@ -1,7 +1,5 @@
 """`attent train`: train a model in one command, or resume a run."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

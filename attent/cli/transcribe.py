@@ -1,7 +1,5 @@
 """`attent transcribe`: recordings to text, subtitles or JSON, also while a recording grows."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -116,7 +114,7 @@ def plan_outputs(files: Sequence[Path], is_single: bool, output: Path | None, ki
 
 
 def write_transcripts(
-    results: Iterator[Transcript | AudioError],
+    results: "Iterator[Transcript | AudioError]",
     files: Sequence[Path],
     outputs: Sequence[Path | TextIO],
     transcript_format: TranscriptFormat,

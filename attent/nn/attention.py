@@ -8,8 +8,6 @@ mask:
     encoder-decoder attention  attention(x, memory, Mask(key_lengths=...))
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ All share one signature, and give zeros for a query that may attend to nothing. 
 `choose_backend`. Projections and heads are in `attention`, visibility is in `masks`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass

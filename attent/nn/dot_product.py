@@ -1,7 +1,5 @@
 """Equation 1, scaled dot-product attention (section 3.2.1), as written in the paper: the reference of every backend."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

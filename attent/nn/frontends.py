@@ -4,8 +4,6 @@ An encoder-decoder model takes any front-end on its source side; `TokenEmbedding
 computes audio frames from samples.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

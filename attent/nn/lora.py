@@ -5,8 +5,6 @@ weight, so no other code knows of it; `merge_lora` adds the update into W. For i
 y = W x + B (A x), so that many adapters share one model.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re

@@ -8,8 +8,6 @@ unchanged, so no other code needs to know which one is in use:
 Positions are integers, (T,) if all rows have the same, else (B, T) (a cache with ragged rows, packed rows).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -36,7 +34,7 @@ class Positions(nn.Module):
     def precompute(self, table_size: int, width: int, device: torch.device) -> None:
         """Compute the tables of `embed` now: inside a compiled graph they would be computed in every step."""
 
-    def compute_angles(self, positions: Tensor) -> Angles | None:
+    def compute_angles(self, positions: Tensor) -> "Angles | None":
         return None
 
     def compute_bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

@@ -6,8 +6,6 @@ et al. 2014). As in GNMT (Wu et al. 2016), only the first decoder layer attends,
 sequences, residual connections start at the second layer, and dropout follows each layer.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, cast
@@ -126,7 +124,7 @@ class LSTMBlock(nn.Module):
             self.cross_attn = Attention(StackConfig(width=config.width, heads=1, compatibility=config.attention))
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, state: "LSTMState", kv: KV | None, mask: Mask) -> Tensor:
         """Read whole sequences, one for each row: (B, T, E) -> (B, T, E)."""
         if not self.has_input_feeding:
             hidden = run_lstm(self.lstm, self.norm(x), (state.hidden[:, 0], state.cell[:, 0]))
@@ -141,8 +139,8 @@ class LSTMBlock(nn.Module):
         return self.add_context(x, hidden, context)
 
     def step(
-        self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask, *, notify_observers: bool = True
-    ) -> LSTMState:
+        self, x: Tensor, state: "LSTMState", kv: KV | None, mask: Mask, *, notify_observers: bool = True
+    ) -> "LSTMState":
         """Read one token of each of the K beams of a row, (B, K, E), and return their new state."""
         y = torch.cat([x, state.context.to(x.dtype)], -1) if self.has_input_feeding else self.norm(x)
         hidden, cell = run_lstm_cell(self.lstm, y, state)

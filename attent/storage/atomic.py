@@ -4,8 +4,6 @@ A file is written under a temporary name in the same folder, synced to disk and 
 several files that belong together; `open_output` and `write_output` for files that a user names.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

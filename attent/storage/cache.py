@@ -4,8 +4,6 @@ A folder is built under a staging name, synced to disk and renamed, by one proce
 Staging folders of interrupted builds stay, so that a build can resume.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

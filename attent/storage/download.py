@@ -5,8 +5,6 @@ kept in PATH.mark) tells whether the file is still the same. Transient errors ar
 accepted, proxies are taken from the environment, and no more bytes are read than the file may have.
 """
 
-from __future__ import annotations
-
 import errno
 import http.client
 import os

@@ -6,8 +6,6 @@ folder of attent's cache, hub/owner/repo@commit, which is a model folder like an
 Weights that are published only as a pickle are converted there.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Manifests: `manifest.json` lists the files of a folder with size and SHA-256, so that loading detects damage."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Tensors in safetensors files: written without shared memory, read as copies. A pickle is never opened."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Defaults chosen from the amount of data and the device by few rules of thumb, whose origin docs/log.md tells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

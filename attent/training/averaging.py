@@ -1,7 +1,5 @@
 """Weight averaging: of the last checkpoints of a run (section 6.1 of the paper), or of several models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Only step-N folders are checkpoints, with one exception: a save that replaces st
 .replaced-N, which stands in for step-N while that does not exist.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`attent compare`: train several models on the same data at a matched budget, resumably, and measure each of them."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -4,8 +4,6 @@ None means "chosen from the data and the machine" (`autoconfig`); the resolved r
 `UserSettings` holds only what the user has set, so that a later command can be compared with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from difflib import get_close_matches

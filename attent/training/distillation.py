@@ -4,8 +4,6 @@ A student has a deep encoder and a shallow decoder (Kasai et al. 2021): decoding
 an ordinary one, whose targets the teacher has written (`synthetic_pairs`); `attent train --out` resumes it.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -52,7 +50,7 @@ class StudentShape:
         return f"{self.encoder_layers}+{self.decoder_layers}x{self.width}"
 
     @classmethod
-    def parse(cls, text: str) -> StudentShape:
+    def parse(cls, text: str) -> "StudentShape":
         match = re.fullmatch(r"(\d+)\+(\d+)x(\d+)", text)
         shape = cls(*map(int, match.groups())) if match else None
         if shape is None or not all(vars(shape).values()) or shape.width % HEAD_WIDTH:

@@ -4,8 +4,6 @@ A resumed run truncates the log to its checkpoint, so that the file reads as if 
 log cannot be written, training warns once and continues without it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Description of a model folder, every checksum of which is verified, as rows of text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

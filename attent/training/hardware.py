@@ -1,7 +1,5 @@
 """The device, precision and compile cache of a training run."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading

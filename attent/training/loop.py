@@ -4,8 +4,6 @@ Start reading at `Trainer.run`. A checkpoint holds `TrainState` and tensors, and
 bits as training without interruption. Batches, objective and evaluator come from the task.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import math

@@ -2,8 +2,6 @@
 Markdown; the same facts give the same page.
 """
 
-from __future__ import annotations
-
 import datetime
 import platform
 from collections import Counter

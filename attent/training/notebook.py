@@ -1,7 +1,5 @@
 """The progress display in a notebook: HTML with curves, updated in place, in colors for light and dark themes."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The objective as an nn.Module: every use of parameters is in `forward`, where wrappers (DDP, FSDP2) see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

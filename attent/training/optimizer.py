@@ -3,8 +3,6 @@
 A fused one skips steps with a non-finite gradient on the device (`found_inf`), without a host synchronization.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

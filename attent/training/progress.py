@@ -1,7 +1,5 @@
 """The progress display on stderr: lines, and at a terminal a bar, drawn at most 4 times a second, in 1% of the time."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The result of a training run, as a notebook and a script use it: scores, history, what to type next."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -45,7 +43,7 @@ class TrainResult:
                 rows.setdefault(event.step, {}).update(scores)
         return [rows[step] for step in sorted(rows)]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> "DataFrame":
         """`history` as a pandas data frame with the step as its index."""
         try:
             from pandas import DataFrame

@@ -4,8 +4,6 @@ Resolve the settings, prepare the data, train, choose the best weights, score th
 loop is `loop`, what differs between tasks is `tasks`, and the folder's files are `run_folder`.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence

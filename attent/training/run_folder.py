@@ -3,8 +3,6 @@
 A folder belongs to one run, and to one process at a time. A run resumes with the settings that it began with.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Handlers are installed in the main thread only, as Python requires, and restored afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -28,7 +26,7 @@ class StopSignals:
         self.force_exit, self.can_save, self.received = force_exit, False, 0
         self._previous_handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous_handlers[number] = signal.signal(number, self._handle)

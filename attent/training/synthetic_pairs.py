@@ -8,8 +8,6 @@ The files are in `state/data/synthetic`. Each block of translations is appended 
 translates only what is missing.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Task heads (classifier, pooler, masked LM) that a pretrained model lacks and that are trained from scratch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attent.models import Model

@@ -1,7 +1,5 @@
 """The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys
@@ -66,11 +64,11 @@ class TrainBatch(Protocol):
     def __len__(self) -> int:
         """Number of rows."""
 
-    def slice_rows(self, start: int, stop: int) -> TrainBatch: ...
+    def slice_rows(self, start: int, stop: int) -> "TrainBatch": ...
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TrainBatch: ...
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TrainBatch": ...
 
-    def pin_memory(self) -> TrainBatch: ...
+    def pin_memory(self) -> "TrainBatch": ...
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """`--task caption`: texts of images, by an encoder of image patches (ViT) and a decoder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace

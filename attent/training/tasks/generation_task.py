@@ -1,7 +1,5 @@
 """Common parts of translation, speech and captions: evaluation by generating the texts of a set."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -56,7 +54,7 @@ class EvalSet:
     def language(self) -> str | None:
         return self.languages[0] if len(set(self.languages)) == 1 else None
 
-    def select(self, indices: Sequence[int]) -> EvalSet:
+    def select(self, indices: Sequence[int]) -> "EvalSet":
         return replace(
             self,
             ids=self.ids[list(indices)],
@@ -65,7 +63,7 @@ class EvalSet:
             titles=tuple(self.titles[i] for i in indices),
         )
 
-    def select_evenly(self, count: int) -> EvalSet:
+    def select_evenly(self, count: int) -> "EvalSet":
         return self.select(base.select_evenly(range(len(self)), count))
 
     def select_samples(self, outputs: Sequence[str], count: int) -> tuple[ValidationSample, ...]:

@@ -1,7 +1,5 @@
 """Batches of images with random augmentation (shift, flip, erasing), and the classification loss on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`--task images`: classify images with a ViT, from scratch or fine-tuned."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 It is named (`--replay`), or it is the sample that the model folder stores of its training data (`--store-sample`).
 """
 
-from __future__ import annotations
-
 import gzip
 import heapq
 import random

@@ -1,7 +1,5 @@
 """`--task speech`: recognize speech, or translate it, with an encoder-decoder of log-mel frames."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`--task classify`: predict the label of a text with an encoder, from scratch or pre-trained by `--task mlm`."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Common parts of the tasks on text alone: files, validation set, tokenizer, model and schedule, losses."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

@@ -3,8 +3,6 @@
 The data are prepared in `translation_data`; defaults are chosen by `attent.training.autoconfig`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Everything is cached in the run's `state/data` by the contents of the files, so that a resumed run only opens it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
