@@ -161,32 +161,20 @@ def _copy_body(
         raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
 
 
-# ---- HTTP ------------------------------------------------------------------------------------------------------------
-
-
 class _SecureRedirects(request.HTTPRedirectHandler):
-    """Follows redirects, but never from https to plain http."""
+    """Follows redirects to https and, from plain http, to http."""
 
     def redirect_request(
         self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
     ) -> request.Request | None:
-        if req.type == "https" and not newurl.lower().startswith("https:"):
-            raise web.URLError(f"it redirects from https to {newurl}")
+        allowed = ("https:",) if req.type == "https" else ("https:", "http:")
+        if not newurl.lower().startswith(allowed):
+            raise web.URLError(f"it redirects from {req.type} to {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
-    opener = request.OpenerDirector()
-    for handler in (
-        request.ProxyHandler(),
-        request.UnknownHandler(),
-        request.HTTPHandler(),
-        request.HTTPSHandler(),
-        request.HTTPDefaultErrorHandler(),
-        request.HTTPErrorProcessor(),
-        _SecureRedirects(),
-    ):
-        opener.add_handler(handler)
+    opener = request.build_opener(_SecureRedirects())
     response: http.client.HTTPResponse = opener.open(http_request, timeout=TIMEOUT_SECONDS)
     return response
 
@@ -197,9 +185,22 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
         yield
     except web.HTTPError as error:
         error.close()
-        raise _classify_http_error(remote, part, error) from error
+        answer = f"the server answered {error.code} {error.reason}"
+        if error.code == RANGE_NOT_SATISFIABLE:  # the part on disk is longer than the file
+            part.unlink(missing_ok=True)
+            raise _TransientError("the part on disk does not match the file") from error
+        if error.code in RETRYABLE_STATUSES:
+            raise _TransientError(answer) from error
+        error_type = RemoteFileMissing if error.code in MISSING_STATUSES else DownloadError
+        raise error_type(f"cannot download {remote.url}: {answer}") from error
     except web.URLError as error:
-        raise _classify_url_error(remote, error.reason) from error
+        reason: object = error.reason
+        if isinstance(reason, TimeoutError | ConnectionResetError):
+            raise _TransientError(f"the server does not answer ({reason})") from error
+        message = getattr(reason, "strerror", None) or reason
+        is_offline = isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError)
+        problem = f"no network ({message})" if is_offline else message
+        raise DownloadError(f"cannot download {remote.url}: {problem}") from error
     except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise _TransientError(f"the connection broke ({str(error) or type(error).__name__})") from error
     except OSError as error:
@@ -207,24 +208,6 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
             raise
         advice = f"free some space, or set {CACHE_ENV_VAR} to another disk"
         raise StorageError(f"{part.parent}: the disk is full ({error.strerror}); {advice}") from error
-
-
-def _classify_http_error(remote: RemoteFile, part: Path, error: web.HTTPError) -> Exception:
-    if error.code == RANGE_NOT_SATISFIABLE:  # the part on disk is longer than the file
-        part.unlink(missing_ok=True)
-        return _TransientError("the part on disk does not match the file")
-    if error.code in RETRYABLE_STATUSES:
-        return _TransientError(f"the server answered {error.code} {error.reason}")
-    error_type = RemoteFileMissing if error.code in MISSING_STATUSES else DownloadError
-    return error_type(f"cannot download {remote.url}: the server answered {error.code} {error.reason}")
-
-
-def _classify_url_error(remote: RemoteFile, reason: object) -> Exception:
-    if isinstance(reason, TimeoutError | ConnectionResetError):
-        return _TransientError(f"the server does not answer ({reason})")
-    is_offline = isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError)
-    message = getattr(reason, "strerror", None) or reason
-    return DownloadError(f"cannot download {remote.url}: {f'no network ({message})' if is_offline else message}")
 
 
 @contextmanager
