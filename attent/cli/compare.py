@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from attent.cli.config_flags import add_config_flags
-from attent.cli.train import GROUPS, DataFlag, SetFlag, limit_thread_waiting
+from attent.cli.train import GROUPS, DataFlag, SetFlag, add_config_flags, limit_thread_waiting
 from attent.training.run_options import SETTING_TABLES, Arch, Size
 
 OTHER_TABLES = ("data.images", "data.audio", "data.synthetic")  # whose settings a comparison has no flags for
@@ -72,7 +71,6 @@ def compare(
         open_display=lambda: TrainingDisplay(quiet=quiet),
         notify=lambda text: print(text, file=sys.stderr),
     )
-    title = "Table 3" if table3 else "Comparison"
-    comparison_report.write_report(results, out, title, f"Budget: {budget}.")
+    comparison_report.write_report(results, out, "Table 3" if table3 else "Comparison", f"Budget: {budget}.")
     print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")
     return int(sum(len(result.runs) for result in results) < len(entries) * len(seeds))
