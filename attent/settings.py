@@ -53,8 +53,7 @@ def to_dict(config: DataclassInstance) -> dict[str, Any]:
 
 def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json") -> C:
     """Build a `cls` from plain data and check each value; `where` is the file that errors name."""
-    config: C = _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
-    return config
+    return _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
 
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:

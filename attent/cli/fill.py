@@ -38,7 +38,8 @@ def fill(
     for block in input_texts.read_text_blocks(texts):
         for filled in fill_block(predictor, block, flags.top):
             without_mask += not filled.masks
-            input_texts.print_result(format_json(filled) if flags.json else format_text(filled, flags.top))
+            as_json = json.dumps(asdict(filled), ensure_ascii=False) if flags.json else None
+            input_texts.print_result(as_json or format_text(filled, flags.top))
     if without_mask:
         print_message(f"{without_mask:,} line{'s' * (without_mask != 1)} without a mask, printed unchanged")
 
@@ -52,11 +53,6 @@ def fill_block(predictor: "Predictor", block: input_texts.TextBlock, top: int) -
     filled = iter(predictor.fill(list(masked.values()), top, list(masked)))
     for number, text in numbered.items():
         yield next(filled) if number in masked else FilledText(source=text, text=text, masks=())
-
-
-def format_json(filled: "FilledText") -> str:
-    masks = [[asdict(prediction) for prediction in predictions] for predictions in filled.masks]
-    return json.dumps({"source": filled.source, "text": filled.text, "masks": masks}, ensure_ascii=False)
 
 
 def format_text(filled: "FilledText", top: int) -> str:

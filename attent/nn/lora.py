@@ -41,8 +41,7 @@ class LowRankUpdate(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int, new_parameters: Iterable[str] = ()) -> None:
-    """Freeze the model and add a low-rank update to each matrix of its attention and feed-forward layers. Parameters
-    that are new, such as a classifier's, are trained in full."""
+    """Freeze the model except new parameters, and add a low-rank update to each attention and feed-forward matrix."""
     model.requires_grad_(False)
     for name in new_parameters:
         model.get_parameter(name).requires_grad_(True)

@@ -197,11 +197,9 @@ class Mask:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
         if isinstance(self.q_start, Tensor):
             check_lengths(self.q_start, B, Tk, device, "q_start")
-        if self.ancestors is not None:
-            capacity = self.ancestors.shape[2] * Tq
-            if self.ancestors.shape[:2] != (B, Tq) or Tk > capacity:
-                is_now = tuple(self.ancestors.shape)
-                raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {is_now}")
+        shape = None if self.ancestors is None else tuple(self.ancestors.shape)
+        if shape is not None and (shape[:2] != (B, Tq) or Tk > shape[2] * Tq):
+            raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {shape}")
         if self.packing is not None:
             check_packing(self.packing, B, Tq, Tk, device)
 

@@ -47,9 +47,6 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and NEW_SUFFIX in path.suffixes
 
 
-# ---- files that a user names -----------------------------------------------------------------------------------------
-
-
 @contextmanager
 def output_path(path: Path) -> Iterator[Path]:
     """Yield the path to write to: `atomic_path` of a file or of a link's target, but a pipe or device itself."""

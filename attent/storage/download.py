@@ -174,9 +174,7 @@ class _SecureRedirects(request.HTTPRedirectHandler):
 
 
 def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
-    opener = request.build_opener(_SecureRedirects())
-    response: http.client.HTTPResponse = opener.open(http_request, timeout=TIMEOUT_SECONDS)
-    return response
+    return request.build_opener(_SecureRedirects()).open(http_request, timeout=TIMEOUT_SECONDS)
 
 
 @contextmanager

@@ -185,8 +185,7 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        page = f"{constants.ENDPOINT}/{repo}"
-        advice = f"request access at {page}, then log in with `hf auth login`"
+        advice = f"request access at {constants.ENDPOINT}/{repo}, then log in with `hf auth login`"
         raise FolderError(f"{repo}: the Hugging Face hub gives it only to users with access; {advice}") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         advice = "check the name; a private one needs `hf auth login`"

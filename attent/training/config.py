@@ -115,10 +115,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
 
 
 def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
-    """Raise for a setting that has no effect on this task.
-
-    Default values are accepted, since `run.toml` states them, and so is the layout of a run file.
-    """
+    """Raise for a setting without effect on this task, but not for defaults, which `run.toml` states, or its layout."""
     task = requested.get("task", "translate")
     defaults, used = dict(flatten_settings(settings.to_dict(RunConfig()))), get_task_class(task).used_settings
     for path, value in flatten_settings(requested):
@@ -152,8 +149,7 @@ def build_run_config(requested: UserSettings, where: str) -> RunConfig:
     if metric not in task.metrics:
         known = " or ".join(task.metrics)
         raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {metric}")
-    placeholder = task.placeholder_config(PLACEHOLDER_VOCAB, requested)
-    build_model_config(requested, placeholder, where)
+    build_model_config(requested, task.placeholder_config(PLACEHOLDER_VOCAB, requested), where)
     return replace(run, train=replace(run.train, metric=metric))
 
 
@@ -179,8 +175,7 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
 
 
 def _set_layer_kinds(requested: UserSettings) -> None:
-    """State the kinds of layers of `arch`, by which the keys of `model` are validated. Raise if `model` is of another
-    architecture, such as that of a run file with another --arch."""
+    """State the kinds of layers of `arch`, by which the keys of `model` are validated; raise if `model` has others."""
     arch = str(requested.get("arch"))
     is_translator = requested.get("task", "translate") == "translate"
     if arch in presets.ARCHS and is_translator and isinstance(requested.setdefault("model", {}), dict):
@@ -232,8 +227,7 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
 
 
 def merge_with_previous(requested: UserSettings, previous: UserSettings, resolved: UserSettings) -> UserSettings:
-    """Complete a command that resumes a run: settings that are not given, or that state the resolved value as
-    `run.toml` does, keep their previous values."""
+    """Keep the previous values of settings that are not given, or given with the resolved value as in `run.toml`."""
     values, changed = dict(flatten_settings(resolved)), UserSettings()
     for path, value in flatten_settings(requested):
         if value != values.get(path):

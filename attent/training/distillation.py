@@ -23,10 +23,11 @@ from attent.decoding.options import SearchOptions, SearchRequest
 from attent.interop import load_as
 from attent.interop.ctranslate2 import MAX_POSITIONS
 from attent.models import Seq2Seq, Seq2SeqConfig, build, presets
+from attent.models.folder import WEIGHTS_FILE
 from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
+from attent.training import checkpoint, run, run_folder
 from attent.training import config as run_config
-from attent.training import run, run_folder
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainError
 from attent.training.events import EventHandler, Note
@@ -111,7 +112,9 @@ def distil(
         chosen["data.synthetic.n_best"] = DEFAULT_N_BEST if n_best is None else n_best
     if size is not None:
         chosen |= StudentShape.parse(size).settings
-    is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with
+    folder = Path(out).expanduser()
+    # With a checkpoint or a model in its folder, a run keeps what it began with.
+    is_new = not (checkpoint.list_steps(folder / run_folder.STATE_FOLDER) or (folder / WEIGHTS_FILE).exists())
     if is_new and not teachers and (has_pairs or texts):
         raise TrainError("a student needs a teacher, but none is named; give the folder of a translation model")
     if is_new and teachers and not (has_pairs or texts):

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -337,10 +337,8 @@ class Trainer:
         )
         return lr * ROLLBACK_LR_FACTOR**self.state.rollbacks
 
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.config.precision == "bfloat16":
-            return torch.autocast(self.distributed.device.type, torch.bfloat16)
-        return nullcontext()
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.distributed.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     @torch.no_grad()
     def update_ema(self) -> None:
@@ -508,10 +506,8 @@ class Trainer:
         self.emit(Note(text=text, level="warning", step=self.state.step))
 
     def check_divergence(self) -> bool:
-        """Report skipped steps; return True after too many non-finite gradients in a row.
-
-        Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
-        """
+        """Report skipped steps; return True after too many non-finite gradients in a row."""
+        # Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
         in_flight, step = self.step_graphs.in_flight if self.step_graphs else None, self.state.step
         if in_flight is not None and in_flight.steps:
             step = in_flight.finished_step  # of a few steps ago
@@ -595,7 +591,10 @@ class Trainer:
         if name in METRICS and METRICS[name].lower_is_better:
             # With as many errors as words, an output is as good as none: then the loss decides.
             score = -min(score, 100.0)
-        is_best = math.isfinite(score) and math.isfinite(loss) and self.is_better(score, loss)
+        best_score, best_loss = state.best_score, state.best_loss
+        # The loss breaks ties, as between the zero scores of the first validations.
+        is_better = best_score is None or best_loss is None or (score, -loss) > (best_score, -best_loss)
+        is_best = math.isfinite(score) and math.isfinite(loss) and is_better
         if is_best:
             state.best_score, state.best_loss, state.best_step = score, loss, state.step
             state.validations_since_best = state.validations_without_progress = 0
@@ -616,12 +615,6 @@ class Trainer:
             seconds=self.update_clock(),
             samples=result.samples,
         )
-
-    def is_better(self, score: float, loss: float) -> bool:
-        """Compare with the best so far; the loss breaks ties, as between the zero scores of the first validations."""
-        if self.state.best_score is None or self.state.best_loss is None:
-            return True
-        return (score, -loss) > (self.state.best_score, -self.state.best_loss)
 
     @torch.no_grad()
     def compute_valid_loss(self, model: Model) -> float:

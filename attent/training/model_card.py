@@ -1,6 +1,4 @@
-"""`card.md`: one page about a trained model. `build_card` collects the facts of a run, `render_card` writes them as
-Markdown; the same facts give the same page.
-"""
+"""`card.md`: one page about a trained model. `build_card` collects the facts, `render_card` writes Markdown."""
 
 import datetime
 import platform

@@ -68,8 +68,13 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
                     self._print(Text(f"    {label}  {escape_invisible(text)}"))
         elif self._live is not None:
             self._draw(force=not isinstance(event, Progress))
-        elif not self.quiet:
-            self._print_event(event)
+        elif isinstance(event, Started) and not self.quiet:
+            self._print(Text(format_header(self.title, event)))
+        elif isinstance(event, Progress) and not self.quiet:
+            self._unprinted = event
+            if self._clock() - self._last_line >= LINE_INTERVAL:
+                self._last_line, self._unprinted = self._clock(), None
+                self._print(Text(format_progress(event, self._history.steps)))
 
     def _print(self, line: Text) -> None:
         """Print a permanent line above the live display; in a pipe it is never wrapped."""
@@ -90,15 +95,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
             self._live.stop()
             self._live = None
         self._is_live = False
-
-    def _print_event(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._print(Text(format_header(self.title, event)))
-        elif isinstance(event, Progress):
-            self._unprinted = event
-            if self._clock() - self._last_line >= LINE_INTERVAL:
-                self._last_line, self._unprinted = self._clock(), None
-                self._print(Text(format_progress(event, self._history.steps)))
 
 
 class EventHistory:

@@ -31,8 +31,7 @@ class TrainResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict per step that was reported or validated: step, epoch, loss, lr, tokens_per_second and others; at
-        validations also valid_loss and the metrics of the task, such as bleu."""
+        """A dict per reported step: step, epoch, loss, lr ...; of validations also valid_loss and bleu or others."""
         rows: dict[int, dict[str, Any]] = {}
         for event in read_events(self.out / LOG_FILE):
             if isinstance(event, Progress):

@@ -141,12 +141,8 @@ def pin_models(requested: UserSettings) -> None:
     """Replace the names of models on the hub by those of their commits."""
     data = requested.get("data", {})
     synthetic = data.get("synthetic", {})
-    for table, name in (
-        (requested, "init_from"),
-        (data, "tokenizer_from"),
-        (synthetic, "reverse"),
-        (synthetic, "forward"),
-    ):
+    names = (requested, "init_from"), (data, "tokenizer_from"), (synthetic, "reverse"), (synthetic, "forward")
+    for table, name in names:
         models = table.get(name)
         if isinstance(models, str):
             table[name] = find_origin(locate_model(models)) or models
@@ -231,11 +227,10 @@ class TrainSession:
         if reason != "stopped":
             scores = tuple(self.read_run_summary(trainer.state.step).get("scores", ()))
             return replace(result, scores=scores, python_example=task.describe_model(self.out).python_example)
-        result = replace(result, exit_code=self.signals.exit_code)
-        if not self.distributed.is_main:
-            return result
         again = shlex.join(["attent", "train", "--out", str(self.out)])
-        return replace(result, resume_command=again if self.distributed.world_size == 1 else "the same command")
+        again = again if self.distributed.world_size == 1 else "the same command"
+        again = again if self.distributed.is_main else ""
+        return replace(result, exit_code=self.signals.exit_code, resume_command=again)
 
     def set_up(self) -> tuple[RunConfig, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
@@ -476,8 +471,7 @@ class TrainSession:
         return self.build_result(task, trainer, finished["reason"])
 
     def choose_weights(self, trainer: Trainer, ended: Ended) -> str:
-        """Average the last checkpoints, and keep the average if it scores better than the best of them. Return which
-        weights are exported."""
+        """Keep the average of the last checkpoints if it scores better than the best; return which are exported."""
         config, best_step = trainer.config, trainer.state.best_step
         exported = f"best, step {best_step:,}" if best_step else f"last, step {ended.step:,}"
         steps = checkpoint.list_steps(self.state_dir)[-config.average :]
@@ -514,18 +508,13 @@ class TrainSession:
                 self.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=ended.step))
             task.write_analysis(model, out)
             model_card.write_card(model_card.build_card(task, run, trainer, results, ended, weights_label), card_file)
-            state, shown = trainer.state, ("name", "split", "num_examples")
-            finished: dict[str, Any] = {
-                "step": state.step,
-                "reason": ended.reason,
-                "weights": weights_label,
-                "best": state.best_score,
-            }
-            finished |= {"best_loss": state.best_loss, "scoring": get_scoring_settings(run), "unit": task.unit}
-            finished["scores"] = [
-                {name: getattr(result, name) for name in shown} | {"unit": task.unit, "metrics": dict(result.metrics)}
+            state, shown, unit = trainer.state, ("name", "split", "num_examples"), {"unit": task.unit}
+            scores = [
+                {name: getattr(result, name) for name in shown} | unit | {"metrics": dict(result.metrics)}
                 for result in results
             ]
+            finished = {"step": state.step, "reason": ended.reason, "weights": weights_label, "best": state.best_score}
+            finished |= {"best_loss": state.best_loss, "scoring": get_scoring_settings(run), **unit, "scores": scores}
             settings.write_json(finished, self.state_dir / run_folder.FINISHED_FILE)
             text = f"model: {out}; card: {card_file}; {task.describe_model(out).next_step}"
             if get_attention_layers(trainer.model):

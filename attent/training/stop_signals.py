@@ -1,7 +1,4 @@
-"""SIGINT and SIGTERM during training: the first one requests a stop after saving a checkpoint.
-
-Handlers are installed in the main thread only, as Python requires, and restored afterwards.
-"""
+"""SIGINT and SIGTERM during training: the first one requests a stop after saving a checkpoint."""
 
 import os
 import signal
@@ -27,7 +24,7 @@ class StopSignals:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # as Python requires
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous_handlers[number] = signal.signal(number, self._handle)
         return self

@@ -30,5 +30,4 @@ DATA_HELP = "; ".join(f"{name}: {text}" for name, (_, _, text) in TASKS.items())
 
 def get_task_class(name: TaskName) -> "type[Task]":
     module, _, class_name = TASKS[name][0].partition(":")
-    task: type[Task] = getattr(import_module(f"{__name__}.{module}"), class_name)
-    return task
+    return getattr(import_module(f"{__name__}.{module}"), class_name)

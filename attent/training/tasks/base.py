@@ -1,6 +1,5 @@
 """The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself."""
 
-import hashlib
 import shutil
 import sys
 import time
@@ -20,6 +19,7 @@ from attent.data.loader import PrefetchLoader, TokenBatch
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
+from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.config import DataConfig, RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -36,9 +36,6 @@ MODERN_RECIPE: dict[str, Any] = {
     "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
     "clip_norm": 1.0, "label_smoothing": 0.0,
 }  # fmt: skip
-
-
-# ---- what the loop sees ----------------------------------------------------------------------------------------------
 
 
 class TrainBatch(Protocol):
@@ -127,9 +124,6 @@ Evaluator = Callable[[Any], EvalResult]
 # (model, *, smoothing, rdrop, compile) -> a module that maps a batch to the sums of the loss and of the plain
 # cross-entropy in nats (without a gradient) over `batch.num_targets`.
 ObjectiveFactory = Callable[..., nn.Module]
-
-
-# ---- what a run sees -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +300,7 @@ class Task(ABC):
         return 0.0
 
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
-        """Write further analyses of the finished model into its folder (translation: alignment heads, head
-        statistics)."""
+        """Write further analyses of the finished model, such as head statistics, into its folder."""
 
     @abstractmethod
     def describe_data(self) -> DataSummary: ...
@@ -421,8 +414,7 @@ def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, 
     digests = []
     for path in paths:
         try:
-            with open(path.expanduser(), "rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+            digests.append(hash_file(path.expanduser()).sha256)
         except OSError:
             digests.append("")
     return tuple(zip(names, digests, strict=True))

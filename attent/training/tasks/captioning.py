@@ -116,8 +116,7 @@ class CaptionObjective(Objective):
         return self.compute_token_loss(states, labels.clamp(min=0), labels != IGNORE_INDEX, doubled)
 
     def compute_states(self, pixels: Tensor, inputs: Tensor) -> Tensor:
-        states: Tensor = self.model.decode(inputs, self.model.encode(pixels))
-        return states
+        return self.model.decode(inputs, self.model.encode(pixels))
 
 
 class CaptioningTask(GenerationTask):

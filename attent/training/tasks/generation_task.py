@@ -90,8 +90,7 @@ class GenerationTask(base.Task):
 
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> Seq2SeqConfig:
         sizes = (self.tokenizer.source.size, self.tokenizer.target.size)
-        config: Seq2SeqConfig = autoconfig.build_finetune_config(model.config, requested, sizes, origin)
-        return config
+        return autoconfig.build_finetune_config(model.config, requested, sizes, origin)
 
     def build_model(self, config: Seq2SeqConfig, pretrained: Any) -> Seq2Seq:
         if pretrained is None:

@@ -23,8 +23,7 @@ SAMPLE_FILE = "sample.tsv.gz"
 
 
 def fetch_sample(init_from: str | None, context: base.RunContext) -> Path | None:
-    """Copy the sample of the model that is fine-tuned into a new run, which can be resumed without that model; None if
-    there is none."""
+    """Copy the sample of the model that is fine-tuned into a new run, which is resumed without it; None: no sample."""
     path = context.data_dir / SAMPLE_FILE
     if context.is_new:
         content = read_side_file(locate_model(init_from), SAMPLE_FILE) if init_from else None

@@ -83,7 +83,10 @@ def load_splits(
     held_out = valid is None and data.hold_out != 0
     if held_out:
         train, valid = text_corpus.hold_out_texts(train, data.hold_out, run.train.seed, layout)
-        context.note(f"held out {_describe_held_out(valid, train)} for validation (name your own with --valid)")
+        amount = f"{len(valid.texts):,} of {len(valid.texts) + len(train.texts):,} texts"
+        if valid.name.startswith("last part"):
+            amount = f"the last part of each document, {valid.char_count:,} characters,"
+        context.note(f"held out {amount} for validation (name your own with --valid)")
     tests = []
     for path in text_corpus.list_eval_files(data.test, "test", suffixes) if data.test else files.test:
         try:
@@ -109,12 +112,6 @@ def _report_files(
     if train.skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in train.skipped.most_common(4))
         context.warn(f"{train.name}: skipped lines: {reasons}")
-
-
-def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
-    if held_out.name.startswith("last part"):
-        return f"the last part of each document, {held_out.char_count:,} characters,"
-    return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 
 class TextTask(base.Task):
@@ -212,8 +209,7 @@ class TextTask(base.Task):
         return size, run_config.build_model_config(requested, preset), reason
 
     def adapt_config(self, model: Any) -> ModelConfig:
-        config: ModelConfig = model.config
-        return config
+        return model.config
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
@@ -389,13 +385,11 @@ def hash_texts(texts: Iterable[str]) -> str:
 
 def max_positions(config: ModelConfig) -> int | None:
     """The number of learned positions; None where any length will do."""
-    positions: int | None = getattr(get_stack(config).positions, "max_length", None)
-    return positions
+    return getattr(get_stack(config).positions, "max_length", None)
 
 
 def get_stack(config: Any) -> StackConfig:
-    stack: StackConfig = getattr(config, "stack", None) or config.encoder
-    return stack
+    return getattr(config, "stack", None) or config.encoder
 
 
 def with_dropout(config: Any, rate: float) -> ModelConfig:
@@ -405,8 +399,7 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
             optional = ("attention_dropout", "activation_dropout", "output_dropout")
             rates = dict.fromkeys((field for field in optional if getattr(stack, field)), rate)
             stacks[name] = replace(stack, dropout=rate, **rates)
-    changed: ModelConfig = replace(config, **stacks)
-    return changed
+    return replace(config, **stacks)
 
 
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:

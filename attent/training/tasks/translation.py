@@ -1,7 +1,4 @@
-"""`--task translate`: an encoder-decoder model on pairs of texts, evaluated by translating.
-
-The data are prepared in `translation_data`; defaults are chosen by `attent.training.autoconfig`.
-"""
+"""`--task translate`: an encoder-decoder on pairs of texts, with the data of `translation_data`."""
 
 import shlex
 from collections import Counter
@@ -150,12 +147,10 @@ class TranslationTask(GenerationTask):
                 yield dict(zip(block, translations, strict=True))
 
     def compute_max_tokens(self, examples: EvalSet) -> float:
-        num_tokens = sum(map(len, self.tokenizer.encode_source(examples.titles))) / len(examples)
-        return num_tokens + MAX_EXTRA_TOKENS
+        return sum(map(len, self.tokenizer.encode_source(examples.titles))) / len(examples) + MAX_EXTRA_TOKENS
 
     def write_analysis(self, model: Seq2Seq, out: Path) -> None:
-        """Select the heads that align best on the validation pairs (for `translate --alignment`), and measure what each
-        head does (for `look`)."""
+        """Select the heads that align best (for `translate --alignment`), and measure what each does (for `look`)."""
         texts = self.validation
         if texts is None:
             return
@@ -164,8 +159,7 @@ class TranslationTask(GenerationTask):
         sources, references = first.titles, [str(reference) for reference in first.references]
         to = first.language if self.prepared.splits.use_tags else None
         with suppress(AlignmentError):  # pairs without words
-            selection = select_by_agreement(model, self.tokenizer, sources, references, to=to)
-            save_measured_selection(out, selection)
+            save_measured_selection(out, select_by_agreement(model, self.tokenizer, sources, references, to=to))
         translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
         stats = head_stats.measure_heads(translator, pairs, to=to, dataset="the validation pairs")
         head_stats.save_head_stats(out, stats)

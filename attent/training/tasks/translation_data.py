@@ -77,8 +77,7 @@ class PreparedData:
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     if run.init_from is None and run.data.replay not in ((), (OFF,)):
         raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
-    sample = replay.fetch_sample(run.init_from, context)
-    splits = load_corpora(run.data, run.train.seed, context, sample)
+    splits = load_corpora(run.data, run.train.seed, context, replay.fetch_sample(run.init_from, context))
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
 
