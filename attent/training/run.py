@@ -41,9 +41,8 @@ from attent.training.notebook import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.stop_signals import StopRequested, StopSignals
-from attent.training.task_heads import find_new_head_parameters
 from attent.training.tasks import TaskName, get_task_class
-from attent.training.tasks.base import RunContext, Task
+from attent.training.tasks.base import RunContext, Task, find_new_head_parameters
 
 
 @runtime_checkable
@@ -513,8 +512,9 @@ class TrainSession:
                 {name: getattr(result, name) for name in shown} | unit | {"metrics": dict(result.metrics)}
                 for result in results
             ]
-            finished = {"step": state.step, "reason": ended.reason, "weights": weights_label, "best": state.best_score}
-            finished |= {"best_loss": state.best_loss, "scoring": get_scoring_settings(run), **unit, "scores": scores}
+            finished: dict[str, Any] = {"step": state.step, "reason": ended.reason, "weights": weights_label}
+            finished |= {"best": state.best_score, "best_loss": state.best_loss, "scoring": get_scoring_settings(run)}
+            finished |= {**unit, "scores": scores}
             settings.write_json(finished, self.state_dir / run_folder.FINISHED_FILE)
             text = f"model: {out}; card: {card_file}; {task.describe_model(out).next_step}"
             if get_attention_layers(trainer.model):

@@ -28,6 +28,7 @@ from attent.training.events import EventHandler, Note, ValidationSample
 T = TypeVar("T")
 Split = Literal["validation", "test"]
 SPLIT_NAMES = ("train", "valid", "test")  # of data
+HEAD_NAMES = ("classifier", "pooler", "masked_lm")  # modules that a pretrained model may lack
 REPORT_SECONDS = 5.0  # between two progress notes
 VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
@@ -307,6 +308,14 @@ class Task(ABC):
 
     @abstractmethod
     def describe_model(self, out: Path) -> ModelDescription: ...
+
+
+def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
+    """Return the head parameters that `pretrained` lacks. A classifier for other labels is always new."""
+    known = pretrained.state_dict()
+    labels_differ = getattr(pretrained.config, "labels", ()) != getattr(model.config, "labels", ())
+    names = [name for name, _ in model.named_parameters() if name.partition(".")[0] in HEAD_NAMES]
+    return tuple(name for name in names if name not in known or (labels_differ and name.startswith("classifier.")))
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:

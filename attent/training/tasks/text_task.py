@@ -24,7 +24,7 @@ from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary
-from attent.training import autoconfig, task_heads
+from attent.training import autoconfig
 from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
 from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -404,7 +404,7 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
 
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
     model = build(config)
-    new_heads, known = set(task_heads.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
+    new_heads, known = set(base.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
     weights = {name: known[name] for name in shapes if name in known}
     folder.check_tensors(shapes, weights, "--from")
