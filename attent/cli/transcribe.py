@@ -85,8 +85,7 @@ def transcribe(
     ):
         if flags.partial:
             for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
-                out.write(piece)
-                out.flush()
+                print(piece, end="", file=out, flush=True)
             return 0
         progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
         sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)

@@ -41,9 +41,6 @@ class Positions(nn.Module):
         return None
 
 
-# --- added to the embeddings ---------------------------------------------------------------------------------------
-
-
 SinusoidOrder = Literal["interleaved", "halves", "fairseq", "marian"]
 FAIRSEQ_START = 2  # fairseq numbers positions from here: 1 is padding
 
@@ -129,9 +126,6 @@ class LearnedPositions(Positions):
 
     def embed(self, x: Tensor, positions: Tensor, table_size: int | None = None) -> Tensor:
         return x + self.weight[positions]
-
-
-# --- rotating queries and keys -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,9 +219,6 @@ class RotaryPositions(Positions):
             frequencies = self.config.scaling.scale(frequencies)
         angle = (positions[..., None] * frequencies).unsqueeze(-3)  # (1, T, D / 2) or (B, 1, T, D / 2)
         return Angles(angle.cos(), angle.sin(), self.config.order)
-
-
-# --- added to the scores -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

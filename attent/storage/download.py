@@ -110,7 +110,15 @@ def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) ->
                 validator = response.headers.get("Last-Modified", "") if is_weak else etag
                 _get_validator_path(part).write_text(validator, encoding="utf-8")
             file.seek(start)
-            _copy_body(response, file, remote, total, progress)
+            while block := response.read(BLOCK_SIZE):
+                if file.tell() + len(block) > remote.max_bytes:
+                    file.truncate(0)
+                    problem = f"sends more than the {remote.max_bytes:,} bytes it may have; nothing was kept"
+                    raise StorageError(f"{remote.url}: {problem}")
+                file.write(block)
+                progress(file.tell(), total)
+            if total is not None and file.tell() < total:
+                raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
 
 
 def _build_request(remote: RemoteFile, part: Path, offset: int) -> request.Request:
@@ -140,25 +148,6 @@ def _check_size(remote: RemoteFile, part: Path, start: int, total: int | None) -
     missing = (total or 0) - start
     if shutil.disk_usage(part.parent).free < missing:
         raise OSError(errno.ENOSPC, f"{missing:,} bytes more are needed")
-
-
-def _copy_body(
-    response: http.client.HTTPResponse,
-    file: IO[bytes],
-    remote: RemoteFile,
-    total: int | None,
-    progress: ProgressCallback,
-) -> None:
-    while block := response.read(BLOCK_SIZE):
-        if file.tell() + len(block) > remote.max_bytes:
-            file.truncate(0)
-            raise StorageError(
-                f"{remote.url}: sends more than the {remote.max_bytes:,} bytes it may have; nothing was kept"
-            )
-        file.write(block)
-        progress(file.tell(), total)
-    if total is not None and file.tell() < total:
-        raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
 
 
 class _SecureRedirects(request.HTTPRedirectHandler):
