@@ -32,7 +32,7 @@ from attent.training.distributed import DistributedContext, distribute_like, to_
 from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
 from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
-from attent.training.optimizer import AdamOptimizer, clip_gradients, compute_grad_norm
+from attent.training.optimizer import AdamOptimizer, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
 from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
@@ -158,7 +158,8 @@ class Trainer:
         grad_norm = compute_grad_norm(self.trainable_parameters.values())
         found_inf = (~grad_norm.isfinite()).float()
         if self.config.clip_norm:
-            clip_gradients(self.trainable_parameters.values(), grad_norm, self.config.clip_norm)
+            parameters = self.trainable_parameters.values()
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, grad_norm)
         self.optimizer.update_weights(found_inf)
         self.optimizer.zero_grad()
         self.metrics.record_step(grad_norm, found_inf)

@@ -305,8 +305,7 @@ class TrainSession:
             if not is_requested and run.train.steps:
                 steps = min(steps, run.train.steps)
             unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
-            finetune = run.init_from is not None
-            train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
+            train = task.fill_train_config(replace(run, train=unresolved))
             plan = f"{steps:,} steps of {step_seconds:.2f} s, about {format_duration(scoring)} for the final scores"
             self.emit(Note(text=f"{train.minutes:g} minutes{note}: {plan}"))
         if train != run.train:
@@ -380,11 +379,11 @@ class TrainSession:
         if "data.layout" in task.used_settings:
             layout = autoconfig.choose_layout(run.data.layout, config, self.distributed.device)
             run = replace(run, data=replace(run.data, layout=layout))
-        chosen = task.fill_train_config(run, size, config, finetune=pretrained is not None)
+        run = replace(run, size=size, model=config)
+        chosen = task.fill_train_config(run)
         # The precision depends on a measurement, which may differ between ranks.
         is_bf16 = self.distributed.broadcast([float(chosen.precision == "bfloat16")])[0]
-        chosen = replace(chosen, precision="bfloat16" if is_bf16 else "float32")
-        run = replace(run, size=size, model=config, train=chosen)
+        run = replace(run, train=replace(chosen, precision="bfloat16" if is_bf16 else "float32"))
         sentences = list(task.describe_choices(run, reason))
         is_planned = run.train.minutes and self.unresolved.steps is None  # then the schedule is not known yet
         for sentence in sentences[:1] if is_planned else sentences:

@@ -183,12 +183,22 @@ class CorpusStats:
     files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256 or "" if it could not be read again)
     weight: float = 1.0  # sampling weight
 
+    @classmethod
+    def from_counts(cls, name: str, num_used: int, dropped: Mapping[str, int], files: Sequence[Path]) -> Self:
+        return cls(
+            name=name,
+            num_read=num_used + sum(dropped.values()),
+            num_used=num_used,
+            dropped=tuple((reason, count) for reason, count in dropped.items() if count),
+            files=hash_files([str(path) for path in files], files),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSummary:
     corpora: tuple[CorpusStats, ...]
-    source_tokens: int
-    target_tokens: int  # 0 where there is one side only; both 0: not counted in tokens
+    source_tokens: int = 0
+    target_tokens: int = 0  # 0 where there is one side only; both 0: not counted in tokens
     data_key: str  # the first digits of a SHA-256 of the text, the filters and the tokenizer
     num_held_out: int  # examples used for validation only
     held_out_method: str  # "selected by a hash of ...", "valid.tsv", or "" without a validation set
@@ -272,8 +282,8 @@ class Task(ABC):
         """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
 
     @abstractmethod
-    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        """`run.train` with every None replaced, from the amount of data and the device."""
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        """`run.train` with every None replaced, from the amount of data, the device, `run.size` and `run.model`."""
 
     @abstractmethod
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
@@ -371,34 +381,6 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
     if requested:
         raise TrainError(problem)
     context.warn(f"{problem}; this test set was found automatically and is skipped")
-
-
-def summarize_data(
-    name: str,
-    num_used: int,
-    *,
-    dropped: Mapping[str, int],
-    files: Sequence[Path],
-    data_key: str,
-    num_held_out: int,
-    held_out_method: str,
-    num_tokens: int = 0,
-) -> DataSummary:
-    corpus = CorpusStats(
-        name=name,
-        num_read=num_used + sum(dropped.values()),
-        num_used=num_used,
-        dropped=tuple((reason, count) for reason, count in dropped.items() if count),
-        files=hash_files([str(path) for path in files], files),
-    )
-    return DataSummary(
-        corpora=(corpus,),
-        source_tokens=num_tokens,
-        target_tokens=0,
-        data_key=data_key,
-        num_held_out=num_held_out,
-        held_out_method=held_out_method,
-    )
 
 
 def train_text_tokenizer(

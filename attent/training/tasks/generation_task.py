@@ -17,15 +17,8 @@ from attent.formatting import format_count
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.weights import assign_weights
 from attent.nn.eval_mode import eval_mode
-from attent.scoring.metrics import (
-    VALIDATION_METRICS,
-    MetricScore,
-    Reference,
-    add_selected_metric,
-    compute_metrics,
-    format_metrics,
-    list_references,
-)
+from attent.scoring import metrics as scoring_metrics
+from attent.scoring.metrics import MetricScore, Reference, compute_metrics, format_metrics, list_references
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, UserSettings
@@ -81,7 +74,7 @@ class GenerationTask(base.Task):
 
     context: base.RunContext
     tokenizer: Tokenizer
-    metric_names: tuple[str, ...] = VALIDATION_METRICS  # of validations and final scores
+    metric_names: tuple[str, ...] = scoring_metrics.VALIDATION_METRICS  # of validations and final scores
     train_data: Any
     data_files: Sequence[Path]
     validation: Any
@@ -155,7 +148,7 @@ class GenerationTask(base.Task):
 
     def evaluate_examples(self, model: Seq2Seq, examples: EvalSet, run: RunConfig) -> base.EvalResult:
         outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
-        names = add_selected_metric(self.metric_names, run.train.metric)
+        names = scoring_metrics.add_selected_metric(self.metric_names, run.train.metric)
         scores = compute_metrics(outputs, examples.references, names, examples.language, resamples=0)
         metrics = {score.metric: score.value for score in scores}
         return base.EvalResult(metrics=metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
@@ -213,11 +206,9 @@ class GenerationTask(base.Task):
     def describe_data(self) -> base.DataSummary:
         train, valid = self.train_data, self.validation
         num_held_out = 0 if valid is None else len(valid)
-        return base.summarize_data(
-            self.describe_train_data(),
-            len(train),
-            dropped={"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out},
-            files=self.data_files,
+        dropped = {"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out}
+        return base.DataSummary(
+            corpora=(base.CorpusStats.from_counts(self.describe_train_data(), len(train), dropped, self.data_files),),
             data_key=train.store_key,
             num_held_out=num_held_out,
             held_out_method="" if valid is None else self.held_out_method if self.is_held_out else valid.name,

@@ -175,10 +175,9 @@ class SpeechTask(GenerationTask):
         minutes = int(self.train_data.num_samples.sum()) // (60 * SAMPLE_RATE)
         return look_up(CPU_SIZE_AND_EPOCHS if self.context.device.type == "cpu" else GPU_SIZE_AND_EPOCHS, minutes)
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
-    ) -> TrainConfig:
-        train, device = run.train, self.context.device
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        train, config, device, finetune = run.train, run.model, self.context.device, run.init_from is not None
+        assert isinstance(config, Seq2SeqConfig)
         if train.ctc and not config.ctc:
             raise TrainError(f"`train.ctc` must be 0 for a model without a CTC layer, but is {train.ctc}; leave it out")
         if train.compile:
@@ -190,7 +189,7 @@ class SpeechTask(GenerationTask):
         estimate = math.ceil(epochs / divisor * self.count_epoch_states(config) / (batch * train.accumulate))
         steps = train.steps or min(autoconfig.MAX_STEPS, max(MIN_STEPS // divisor, estimate))
         warmup = max(1, min(4_000, steps // 10)) if train.warmup is None else train.warmup
-        lr = train.lr or (FINETUNE_LR if finetune else LR_BY_SIZE[size or "small"])
+        lr = train.lr or (FINETUNE_LR if finetune else LR_BY_SIZE[run.size or "small"])
         return fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
     def count_epoch_states(self, config: Seq2SeqConfig) -> int:

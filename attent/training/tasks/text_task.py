@@ -233,9 +233,9 @@ class TextTask(base.Task):
     def build_model(self, config: Any, pretrained: Any) -> Model:
         return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
-    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        train, defaults, device = run.train, self.size_defaults, self.context.device
-        key = look_up(SIZE_BY_WIDTH, get_stack(config).width) if size is None else size
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        train, defaults, device, finetune = run.train, self.size_defaults, self.context.device, bool(run.init_from)
+        key = look_up(SIZE_BY_WIDTH, get_stack(run.model).width) if run.size is None else run.size
         default_batch = autoconfig.CPU_BATCH_TOKENS if device.type == "cpu" else defaults.batch_tokens_by_size[key]
         batch = train.batch_tokens or default_batch
         tokens = self.data_size.num_tokens
@@ -321,15 +321,12 @@ class TextTask(base.Task):
         if valid is not None and self.splits.held_out and not valid.name.startswith("last part"):
             dropped["held out for validation"] = len(valid.texts)
         method = "" if valid is None else f"the {valid.name} of the text" if self.splits.held_out else valid.name
-        return base.summarize_data(
-            train.name,
-            len(train.texts),
-            dropped=dropped,
-            files=train.files,
+        return base.DataSummary(
+            corpora=(base.CorpusStats.from_counts(train.name, len(train.texts), dropped, train.files),),
+            source_tokens=self.data_size.num_tokens,
             data_key=self.data_key,
             num_held_out=0 if valid is None else len(valid.texts),
             held_out_method=method,
-            num_tokens=self.data_size.num_tokens,
         )
 
 

@@ -83,11 +83,10 @@ class TranslationTask(GenerationTask):
         device = self.context.device.type
         return autoconfig.choose_model(run, requested, self.prepared.data_size, self.tokenizer, device)
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
-    ) -> TrainConfig:
-        data_size, device = self.prepared.data_size, self.context.device
-        return autoconfig.fill_train_config(run.train, size, config, data_size, device, finetune=finetune)
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        assert isinstance(run.model, Seq2SeqConfig)
+        data_size, device, finetune = self.prepared.data_size, self.context.device, run.init_from is not None
+        return autoconfig.fill_train_config(run.train, run.size, run.model, data_size, device, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         yield autoconfig.describe_model(run, size_reason)

@@ -214,13 +214,13 @@ def test_steps_follow_from_tokens_epochs_and_batches(tmp_path: Path) -> None:
     config = task.build_config("tiny")
     for tokens, steps in ((4_096_000, 100_000), (1_000, 2_000), (40_960_000, 300_000)):
         task.data_size = DataSize(num_examples=1, num_tokens=tokens)
-        train = task.fill_train_config(replace(run, train=TrainConfig()), "tiny", config, finetune=False)
+        train = task.fill_train_config(replace(run, size="tiny", model=config, train=TrainConfig()))
         assert (train.steps, train.batch_tokens) == (steps, 4_096)
     assert train.warmup == 4_000
     task.data_size = DataSize(num_examples=1, num_tokens=4_096_000)
-    train = task.fill_train_config(replace(run, train=TrainConfig(accumulate=4)), "tiny", config, finetune=False)
+    train = task.fill_train_config(replace(run, size="tiny", model=config, train=TrainConfig(accumulate=4)))
     assert train.steps == 25_000
-    tuned = task.fill_train_config(replace(run, train=TrainConfig()), None, config, finetune=True)
+    tuned = task.fill_train_config(replace(run, size=None, model=config, train=TrainConfig(), init_from="model"))
     assert (tuned.steps, tuned.lr, tuned.warmup) == (3_000, 5e-4, 300)
 
 
