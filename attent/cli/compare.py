@@ -64,7 +64,7 @@ def compare(
     results = comparison.compare(
         entries,
         out,
-        common=comparison.flatten(requested),
+        common=run_config.flatten_settings(requested),
         seeds=seeds,
         budget=budget,
         jobs=jobs,

@@ -58,7 +58,7 @@ def generate(
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
     from attent.cli.line_progress import ProgressDisplay, use_utf8
-    from attent.decoding.generation.generator import GenerationError, Generator
+    from attent.decoding.generation.generator import GenerationError, Generator, PromptTooLongError
 
     use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
@@ -74,8 +74,12 @@ def generate(
         try:
             if prompt is None:
                 command.generate_from_lines(progress)
+            elif options.n == 1 and not flags.json:
+                command.stream_text(prompt)
             else:
-                command.generate_from_prompt(prompt)
+                command.write_texts(prompt)
+        except PromptTooLongError as error:
+            raise InputError(f"the prompt {error.problem}") from error
         except GenerationError as error:
             raise InputError(use_flag_names(str(error), GenerationOptions)) from error
         if options.sampling is not None and flags.seed is None:
@@ -100,15 +104,6 @@ class GenerateCommand:
     generator: "Generator"
     options: GenerationOptions
     flags: GenerateFlags
-
-    def generate_from_prompt(self, prompt: str) -> None:
-        from attent.decoding.generation.generator import PromptTooLongError
-
-        write = self.stream_text if self.options.n == 1 and not self.flags.json else self.write_texts
-        try:
-            write(prompt)
-        except PromptTooLongError as error:
-            raise InputError(f"the prompt {error.problem}") from error
 
     def stream_text(self, prompt: str) -> None:
         pieces = self.generator.stream(prompt, self.options)

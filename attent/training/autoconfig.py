@@ -119,10 +119,10 @@ def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConf
 
 def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple[int, ...], origin: str) -> M:
     """Return the config with the requested dropout; `vocab_sizes` are those of its tokenizer, of each side."""
-    own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config))}
+    own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config)).items()}
     fixed = [
         path
-        for path, value in run_config.flatten_settings(requested)
+        for path, value in run_config.flatten_settings(requested).items()
         if (path in FIXED_SETTINGS or path.startswith("model."))
         and not path.endswith("dropout")
         and (path, value) not in own.items()

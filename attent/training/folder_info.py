@@ -184,7 +184,7 @@ def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
 
 def _read_run(path: Path, problems: list[str]) -> UserSettings:
     try:
-        return dict(flatten_settings(settings.read_toml_dict(path))) if path.is_file() else {}
+        return flatten_settings(settings.read_toml_dict(path)) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}

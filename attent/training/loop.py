@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -338,8 +338,10 @@ class Trainer:
         )
         return lr * ROLLBACK_LR_FACTOR**self.state.rollbacks
 
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.distributed.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.config.precision == "bfloat16":
+            return torch.autocast(self.distributed.device.type, torch.bfloat16)
+        return nullcontext()
 
     @torch.no_grad()
     def update_ema(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
-from attent.scoring.metrics import METRICS
+from attent.scoring.metrics import format_metrics
 from attent.training.events import Ended, Event, Note, Progress, Started, Validated
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
@@ -166,8 +166,8 @@ def list_progress(event: Progress, steps: int) -> list[str]:
 def format_validation(event: Validated) -> str:
     since = format_count(event.validations_since_best, "validation")
     end = "best so far" if event.best else f"best was {since} ago"
-    start = f"validated at step {event.step:,}"
-    return "  ".join([start, f"loss {event.loss:.3f}", *format_metrics(event.metrics), end])
+    metrics = format_metrics(event.metrics).replace(", ", "  ")
+    return "  ".join(filter(None, [f"validated at step {event.step:,}  loss {event.loss:.3f}", metrics, end]))
 
 
 def format_end(event: Ended, best: Validated | None) -> str:
@@ -175,13 +175,8 @@ def format_end(event: Ended, best: Validated | None) -> str:
     text = f"{reasons[event.reason]} {format_count(event.step, 'step')} in {format_duration(event.seconds)}"
     if best is None:
         return text
-    parts = [f"loss {best.loss:.3f}", *format_metrics(best.metrics)]
-    return f"{text}; best at step {best.step:,}: {', '.join(parts)}"
-
-
-def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    known = ((METRICS[name], value) for name, value in metrics.items() if name in METRICS)
-    return [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
+    scores = ", ".join(filter(None, [f"loss {best.loss:.3f}", format_metrics(best.metrics)]))
+    return f"{text}; best at step {best.step:,}: {scores}"
 
 
 def format_perplexity(value: float) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attent.formatting import format_count
+from attent.scoring.metrics import format_metrics
 from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Progress, Validated
 from attent.training.loop import StopReason
-from attent.training.progress import format_metrics
 from attent.training.run_options import TrainError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TrainResult:
         ending = "stopped after" if self.stop_reason == "stopped" else "trained for"
         yield f"{self.out}: {ending} {format_count(self.step, 'step')}"
         for scores in self.scores:
-            yield f"{scores['split']} {Path(scores['name']).name}: {', '.join(format_metrics(scores['metrics']))}"
+            yield f"{scores['split']} {Path(scores['name']).name}: {format_metrics(scores['metrics'])}"
 
     @property
     def _next_code(self) -> str:
