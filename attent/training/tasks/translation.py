@@ -23,7 +23,7 @@ from attent.storage.hub import locate_model
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
-from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
+from attent.training.config import TASK_SETTINGS, RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
 from attent.training.synthetic_pairs import SyntheticCorpus
 from attent.training.tasks import base, replay, translation_data
@@ -38,14 +38,7 @@ class TranslationTask(GenerationTask):
     objective_class = Seq2SeqObjective
     unit, source_noun = "pair", "sentences"
     metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
-    used_settings = frozenset(
-        {
-            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
-            "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens",
-            "data.layout", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from",
-            "train.keep_adapter", "train.rdrop", "train.valid_sentences", "data.context", "decode",
-        }
-    )  # fmt: skip
+    used_settings = TASK_SETTINGS - {"data.images", "data.audio", "train.ctc"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
