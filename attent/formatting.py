@@ -1,9 +1,4 @@
-"""Numbers, durations and Markdown as text, for model cards, progress lines and reports.
-
-Standard library only: every part of the package may import it.
-"""
-
-from __future__ import annotations
+"""Numbers, durations and Markdown as text. Standard library only: every part of the package may import it."""
 
 import re
 import unicodedata

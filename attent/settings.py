@@ -53,8 +53,7 @@ def to_dict(config: DataclassInstance) -> dict[str, Any]:
 
 def from_dict(cls: type[C], data: Mapping[str, Any], where: str = "config.json") -> C:
     """Build a `cls` from plain data and check each value; `where` is the file that errors name."""
-    config: C = _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
-    return config
+    return _build_dataclass(cls, data, _KeyPath(where=where, root=cls), None)
 
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:
@@ -283,7 +282,11 @@ def _convert(kind: Any, value: object, key_path: _KeyPath, base: object = None) 
     if get_origin(kind) is Literal:
         return _convert_literal(kind, value, key_path)
     if get_origin(kind) is tuple:
-        return _convert_tuple(kind, value, key_path)
+        args = get_args(kind)
+        if not isinstance(value, list | tuple) or (args[-1:] != (...,) and len(value) != len(args)):
+            raise key_path.invalid_value(_describe_type(kind), value)
+        pairs = enumerate(zip(value, _get_item_types(kind), strict=False))
+        return tuple(_convert(of, item, key_path.item(index)) for index, (item, of) in pairs)
     if len(_get_union_members(kind)) > 1:
         return _convert_union(kind, value, key_path, base)
     return _convert_scalar(kind, value, key_path)
@@ -314,22 +317,16 @@ def _convert_literal(kind: Any, value: object, key_path: _KeyPath) -> Any:
     raise SettingsError(f"{error}; did you mean {near[0]!r}?") if near else error
 
 
-def _convert_tuple(kind: Any, value: object, key_path: _KeyPath) -> tuple[Any, ...]:
-    args = get_args(kind)
-    if not isinstance(value, list | tuple) or (args[-1:] != (...,) and len(value) != len(args)):
-        raise key_path.invalid_value(_describe_type(kind), value)
-    pairs = enumerate(zip(value, _get_item_types(kind), strict=False))
-    return tuple(_convert(of, item, key_path.item(index)) for index, (item, of) in pairs)
-
-
 def _convert_union(kind: Any, value: object, key_path: _KeyPath, base: object) -> Any:
-    if value == NONE_WORD and _accepts_none_word(kind):
+    members = _get_union_members(kind)
+    words = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    if value == NONE_WORD and NoneType in members and str not in members and NONE_WORD not in words:
         return None
     if isinstance(value, Mapping) and _get_dataclasses(kind):
         classes = _get_dataclasses(kind)
         rest = value if len(classes) == 1 else {key: item for key, item in value.items() if key != "kind"}
         return _build_dataclass(_choose_dataclass(classes, value, key_path, base), rest, key_path, base)
-    present = [member for member in _get_union_members(kind) if member is not NoneType]
+    present = [member for member in members if member is not NoneType]
     if len(present) == 1 and value is not None and present[0] not in _TYPE_NAMES:
         return _convert(present[0], value, key_path, base)
     for member in sorted(present, key=lambda member: member is float):  # 3 stays an int in `float | int`
@@ -337,15 +334,9 @@ def _convert_union(kind: Any, value: object, key_path: _KeyPath, base: object) -
             return _convert(member, value, key_path)
         except SettingsError:
             continue
-    if value is None and NoneType in _get_union_members(kind):
+    if value is None and NoneType in members:
         return None
     raise key_path.invalid_value(_describe_type(kind), value)
-
-
-def _accepts_none_word(kind: Any) -> bool:
-    members = _get_union_members(kind)
-    words = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
-    return NoneType in members and str not in members and NONE_WORD not in words
 
 
 def _choose_dataclass(classes: list[Any], data: Mapping[str, Any], key_path: _KeyPath, base: object) -> Any:

@@ -568,9 +568,9 @@ FAULTS = """
 + self.state.epoch = next_position.epoch
 
 # training: worst checkpoint selected as the best
-@ training/loop.py::Trainer.is_better: training/test_loop.py
-- return (score, -loss) > (self.state.best_score, -self.state.best_loss)
-+ return (score, -loss) < (self.state.best_score, -self.state.best_loss)
+@ training/loop.py::Trainer.record_validation: training/test_loop.py
+- (score, -loss) > (best_score, -best_loss)
++ (score, -loss) < (best_score, -best_loss)
 
 # training: EMA decay inverted
 @ training/loop.py::Trainer.update_ema: training/test_loop.py

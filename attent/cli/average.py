@@ -1,7 +1,5 @@
 """`attent average`: average the weights of several models, or of the last checkpoints of a run, into one model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`attent caption`: a text for each image. See `attent.decoding.captioner`."""
 
-from __future__ import annotations
-
 import json as json_module
 import sys
 from contextlib import nullcontext

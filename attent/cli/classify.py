@@ -1,7 +1,5 @@
 """`attent classify`: labels of texts or images with probabilities."""
 
-from __future__ import annotations
-
 import json as json_module
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +42,7 @@ def classify(
             input_texts.print_result(format_line(text, prediction, flags))
 
 
-def format_line(text: str, prediction: Classification, flags: ClassifyFlags) -> str:
+def format_line(text: str, prediction: "Classification", flags: ClassifyFlags) -> str:
     from attent.decoding.output_format import replace_line_breaks
 
     probabilities = list(prediction.probabilities.items())

@@ -1,15 +1,12 @@
 """`attent compare`: train several models on the same data at a matched budget, and write a report."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from attent.cli.config_flags import add_config_flags
-from attent.cli.train import GROUPS, DataFlag, SetFlag, limit_thread_waiting
+from attent.cli.train import GROUPS, DataFlag, SetFlag, add_config_flags, limit_thread_waiting
 from attent.training.run_options import SETTING_TABLES, Arch, Size
 
 OTHER_TABLES = ("data.images", "data.audio", "data.synthetic")  # whose settings a comparison has no flags for
@@ -67,14 +64,13 @@ def compare(
     results = comparison.compare(
         entries,
         out,
-        common=comparison.flatten(requested),
+        common=run_config.flatten_settings(requested),
         seeds=seeds,
         budget=budget,
         jobs=jobs,
         open_display=lambda: TrainingDisplay(quiet=quiet),
         notify=lambda text: print(text, file=sys.stderr),
     )
-    title = "Table 3" if table3 else "Comparison"
-    comparison_report.write_report(results, out, title, f"Budget: {budget}.")
+    comparison_report.write_report(results, out, "Table 3" if table3 else "Comparison", f"Budget: {budget}.")
     print(f"report: {out / comparison_report.REPORT_FILE}, {out / comparison_report.PAGE_FILE}")
     return int(sum(len(result.runs) for result in results) < len(entries) * len(seeds))

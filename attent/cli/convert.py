@@ -1,7 +1,5 @@
 """`attent convert`: write a model in the format of attent, Hugging Face or CTranslate2, or a smaller model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """`attent data`: report on a corpus before training."""
 
-from __future__ import annotations
-
 import json as json_module
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`attent demo`: train a small model on the built-in corpus `dates`, then show translations and an attention map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -111,7 +109,7 @@ def demo_overrides(steps: int, seed: int) -> dict[str, object]:
     }
 
 
-def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
+def print_translations(model: "Seq2Seq", tokenizer: "Tokenizer") -> None:
     from attent.decoding.translator import translate_texts
 
     width = max(cell_len(text) for text, _ in TEST_DATES)
@@ -121,7 +119,7 @@ def print_translations(model: Seq2Seq, tokenizer: Tokenizer) -> None:
         print(f"  {text}{' ' * (width - cell_len(text))}   {output[:MAX_OUTPUT_CHARS]}{verdict}")
 
 
-def print_attention(model: Seq2Seq, tokenizer: Tokenizer, text: str, date: str) -> None:
+def print_attention(model: "Seq2Seq", tokenizer: "Tokenizer", text: str, date: str) -> None:
     import torch
 
     from attent.inspection import record

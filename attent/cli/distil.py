@@ -1,14 +1,11 @@
 """`attent distil`: train a small, fast model on the translations of a large one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from attent.cli.config_flags import add_config_flags
-from attent.cli.train import SetFlag, limit_thread_waiting, run_with_display
+from attent.cli.train import SetFlag, add_config_flags, limit_thread_waiting, run_with_display
 from attent.training.run_options import DISTIL_GROUPS, PythonOptions, StudentOptions
 
 GROUPS = {table: Group(title, sort_key=number) for number, (title, table) in enumerate(DISTIL_GROUPS.items())}

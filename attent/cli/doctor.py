@@ -1,7 +1,5 @@
 """`attent doctor`: check the machine and the installation. Nothing is installed or changed."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """`attent embed`: texts or images as vectors, in a NumPy file or as JSON lines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +72,7 @@ def check_usage(flags: EmbedFlags) -> None:
         raise CycloptsError(msg=problem, command_chain=("embed",))
 
 
-def save_vectors(vectors: Tensor, path: Path) -> None:
+def save_vectors(vectors: "Tensor", path: Path) -> None:
     import numpy as np
 
     from attent.storage.atomic import output_path

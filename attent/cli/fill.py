@@ -1,7 +1,5 @@
 """`attent fill`: the most likely words for the masks of a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,12 +38,13 @@ def fill(
     for block in input_texts.read_text_blocks(texts):
         for filled in fill_block(predictor, block, flags.top):
             without_mask += not filled.masks
-            input_texts.print_result(format_json(filled) if flags.json else format_text(filled, flags.top))
+            as_json = json.dumps(asdict(filled), ensure_ascii=False) if flags.json else None
+            input_texts.print_result(as_json or format_text(filled, flags.top))
     if without_mask:
         print_message(f"{without_mask:,} line{'s' * (without_mask != 1)} without a mask, printed unchanged")
 
 
-def fill_block(predictor: Predictor, block: input_texts.TextBlock, top: int) -> Iterator[FilledText]:
+def fill_block(predictor: "Predictor", block: input_texts.TextBlock, top: int) -> "Iterator[FilledText]":
     """Fill texts in order. A line of a file may lack a mask and stays unchanged; a text on the command line may not."""
     from attent.decoding.predictor import FilledText
 
@@ -56,12 +55,7 @@ def fill_block(predictor: Predictor, block: input_texts.TextBlock, top: int) -> 
         yield next(filled) if number in masked else FilledText(source=text, text=text, masks=())
 
 
-def format_json(filled: FilledText) -> str:
-    masks = [[asdict(prediction) for prediction in predictions] for predictions in filled.masks]
-    return json.dumps({"source": filled.source, "text": filled.text, "masks": masks}, ensure_ascii=False)
-
-
-def format_text(filled: FilledText, top: int) -> str:
+def format_text(filled: "FilledText", top: int) -> str:
     from attent.decoding.output_format import replace_line_breaks
 
     if top == 1 or not filled.masks:

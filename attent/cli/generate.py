@@ -1,13 +1,11 @@
 """`attent generate`: continue one prompt, streamed, or many, one per line."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import CycloptsError, Parameter
 
@@ -60,7 +58,7 @@ def generate(
     if problem := find_usage_error(prompt, flags):
         raise CycloptsError(msg=problem, command_chain=("generate",))
     from attent.cli.line_progress import ProgressDisplay, use_utf8
-    from attent.decoding.generation.generator import GenerationError, Generator
+    from attent.decoding.generation.generator import GenerationError, Generator, PromptTooLongError
 
     use_utf8(sys.stdout)
     set_options = {name: value for name in _OPTION_NAMES if (value := getattr(flags, name)) is not None}
@@ -72,12 +70,16 @@ def generate(
         prepare_loading(model, flags.threads)
         loading = {"device": flags.device, "dtype": flags.dtype, "batch_size": flags.batch_size}
         generator = Generator.load(model, **loading, notify=progress.print_message)
-        command = GenerateCommand(generator, options, flags, sys.stdout)
+        command = GenerateCommand(generator, options, flags)
         try:
             if prompt is None:
                 command.generate_from_lines(progress)
+            elif options.n == 1 and not flags.json:
+                command.stream_text(prompt)
             else:
-                command.generate_from_prompt(prompt)
+                command.write_texts(prompt)
+        except PromptTooLongError as error:
+            raise InputError(f"the prompt {error.problem}") from error
         except GenerationError as error:
             raise InputError(use_flag_names(str(error), GenerationOptions)) from error
         if options.sampling is not None and flags.seed is None:
@@ -99,47 +101,33 @@ def find_usage_error(prompt: str | None, flags: GenerateFlags) -> str | None:
 
 @dataclass(frozen=True)
 class GenerateCommand:
-    generator: Generator
+    generator: "Generator"
     options: GenerationOptions
     flags: GenerateFlags
-    out: TextIO
-
-    def generate_from_prompt(self, prompt: str) -> None:
-        from attent.decoding.generation.generator import PromptTooLongError
-
-        write = self.stream_text if self.options.n == 1 and not self.flags.json else self.write_texts
-        try:
-            write(prompt)
-        except PromptTooLongError as error:
-            raise InputError(f"the prompt {error.problem}") from error
 
     def stream_text(self, prompt: str) -> None:
         pieces = self.generator.stream(prompt, self.options)
         first = next(pieces, "")  # an error of the prompt is raised before the prompt is echoed
         try:
-            self.out.write(prompt + first if self.flags.echo else first)
-            self.out.flush()
+            print(prompt + first if self.flags.echo else first, end="", flush=True)
             for piece in pieces:
-                self.out.write(piece)
-                self.out.flush()
+                print(piece, end="", flush=True)
         finally:
-            self.out.write("\n")
-            self.out.flush()
+            print(flush=True)
 
     def write_texts(self, prompt: str) -> None:
         (generations,) = self.generator.generate([prompt], self.options)
         separator = "\n" if self.flags.json else f"\n{TEXT_SEPARATOR}\n"
-        self.out.write(separator.join(map(self.format_item, generations)) + "\n")
-        self.out.flush()
+        print(*map(self.format_item, generations), sep=separator, flush=True)
 
-    def generate_from_lines(self, progress: ProgressDisplay) -> None:
+    def generate_from_lines(self, progress: "ProgressDisplay") -> None:
         """Continue each line; each block is written as soon as it is done."""
         from attent.decoding.generation.generator import PromptTooLongError
         from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
 
         with open_input(self.flags.file, sys.stdin.buffer) as stream:
             source = build_line_source(stream, self.flags.file)
-            progress.start(source.total_bytes, quiet=self.out.isatty())
+            progress.start(source.total_bytes, quiet=sys.stdout.isatty())
             line_count = done_bytes = 0
             for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
                 texts, first = block.lines, block.first_index
@@ -158,10 +146,10 @@ class GenerateCommand:
 
         for generations in self.generator.generate(prompts, self.options, first_index=first_index):
             for text in map(self.format_item, generations):
-                self.out.write(f"{text if self.flags.json else replace_line_breaks(text)}\n")
-        self.out.flush()
+                print(text if self.flags.json else replace_line_breaks(text))
+        sys.stdout.flush()
 
-    def format_item(self, generation: Generation) -> str:
+    def format_item(self, generation: "Generation") -> str:
         from attent.decoding.output_format import format_json_line
 
         if not self.flags.json:

@@ -1,7 +1,5 @@
 """`attent info`: describe a model folder on one page: the model, its tokenizer, the progress of its training."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Input of `attent fill`, `classify` and `embed`: flags, the predictor, texts from arguments, files or stdin."""
 
-# No `from __future__ import annotations`: classes of other modules inherit these flags and need their types.
-
 import os
 import re
 import sys
@@ -51,12 +49,6 @@ def load_predictor(folder: Path, flags: TextInputFlags) -> "Predictor":
     )
 
 
-def reads_images(predictor: "Predictor") -> bool:
-    from attent.models import VisionTransformer
-
-    return isinstance(predictor.model, VisionTransformer)
-
-
 @dataclass(frozen=True)
 class TextBlock:
     texts: list[str]
@@ -66,7 +58,9 @@ class TextBlock:
 
 def read_inputs(predictor: "Predictor", arguments: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield blocks of texts, or names of images, which may also come from standard input."""
-    if reads_images(predictor) and arguments:
+    from attent.models import VisionTransformer
+
+    if isinstance(predictor.model, VisionTransformer) and arguments:
         return iter([arguments])
     return (block.texts for block in read_text_blocks(arguments))
 

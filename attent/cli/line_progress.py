@@ -1,7 +1,5 @@
 """A progress line on the terminal for commands that read lines, with messages in between."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -67,8 +65,7 @@ class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
 
     def clear(self) -> None:
         if self.is_drawn:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
+            print("\r\x1b[K", end="", file=self.stream, flush=True)
             self.is_drawn = False
 
 

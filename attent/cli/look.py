@@ -1,7 +1,5 @@
 """`attent look`: show the attention of every head as a page, a figure or JSON; measure which heads matter."""
 
-from __future__ import annotations
-
 import os
 import sys
 import webbrowser
@@ -17,8 +15,6 @@ from attent.cli.search_flags import DEFAULT_BEAM_SIZE
 from attent.decoding.options import DeviceOptions, DtypeName
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from attent.inspection.inspectors.base import Inspector
     from attent.inspection.session import Inspection
 
@@ -115,9 +111,6 @@ def look(
     return write_outputs(session.look(inspector, sentence, **options), flags)
 
 
-# ---- usage -----------------------------------------------------------------------------------------------------------
-
-
 def find_usage_problem(sentence: str | None, flags: LookFlags) -> str | None:
     outputs = {"--output": flags.out, "--png": flags.png, "--svg": flags.svg, "--json": flags.json}
     inputs = {"--target": flags.target, "--mask": flags.mask, "--text-pair": flags.text_pair}
@@ -159,10 +152,7 @@ def find_value_problem(flags: LookFlags) -> str | None:
     return None if flags.max_bleu_drop >= 0 else f"--max-bleu-drop must be 0 or more, but is {flags.max_bleu_drop}"
 
 
-# ---- inspection ------------------------------------------------------------------------------------------------------
-
-
-def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[Inspector[Any], str | None]:
+def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[Inspector[Any], str | None]":
     """Return the inspector and the target language; with --data, head statistics are measured first."""
     from attent.data.pairs import LanguagePair
     from attent.decoding.loading import check_model_exists, resolve_target_lang
@@ -191,7 +181,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> tuple[In
     return inspector, to
 
 
-def serve_live_page(folder: Path, inspector: Inspector[Any], to: str | None, flags: LookFlags) -> int:
+def serve_live_page(folder: Path, inspector: "Inspector[Any]", to: str | None, flags: LookFlags) -> int:
     """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
     from attent.serving.server import serve_app
@@ -238,10 +228,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     return 0
 
 
-# ---- output ----------------------------------------------------------------------------------------------------------
-
-
-def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
+def write_outputs(inspection: "Inspection", flags: LookFlags) -> int:
     if flags.json == "-":
         sys.stdout.buffer.write(f"{inspection.to_json()}\n".encode())
     elif flags.json:
@@ -251,7 +238,13 @@ def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
         print(flags.json)
     if flags.png or flags.svg:
         all_kinds = bool(flags.kind or flags.layers or flags.heads)
-        save_figures(inspection.plot(head=flags.heads, kind=flags.kind, all_kinds=all_kinds), flags)
+        from attent.inspection.plots import save_figure
+
+        figure = inspection.plot(head=flags.heads, kind=flags.kind, all_kinds=all_kinds)
+        for path in (flags.png, flags.svg):
+            if path is not None:
+                save_figure(figure, path.expanduser())
+                print_path(path, flags)
     if flags.out or not (flags.json or flags.png or flags.svg):
         path = (flags.out or PAGE_FILE).expanduser()
         inspection.save_html(path)
@@ -259,15 +252,6 @@ def write_outputs(inspection: Inspection, flags: LookFlags) -> int:
         if not (flags.open and open_in_browser(path.resolve().as_uri())):
             print_status(f"open {path} in a browser")
     return 0
-
-
-def save_figures(figure: Figure, flags: LookFlags) -> None:
-    from attent.inspection.plots import save_figure
-
-    for path in (flags.png, flags.svg):
-        if path is not None:
-            save_figure(figure, path.expanduser())
-            print_path(path, flags)
 
 
 def print_path(path: Path, flags: LookFlags) -> None:

@@ -1,7 +1,5 @@
 """`attent models`: list well-known published translation models for a language pair."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from cyclopts import Parameter

@@ -1,7 +1,5 @@
 """`attent score`: score a model or a file of translations on a test set. See `attent.scoring.pipeline`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +95,7 @@ def score(
     return 1 if scores.num_unreadable else 0
 
 
-def print_report(scores: ScoreReport, flags: ScoreFlags) -> None:
+def print_report(scores: "ScoreReport", flags: ScoreFlags) -> None:
     import json
 
     from rich.console import Console

@@ -1,7 +1,5 @@
 """Command-line flags of search, generation and devices, derived from the options in `attent.decoding.options`."""
 
-# No `from __future__ import annotations`: classes of other modules inherit these flags and need their types.
-
 import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`attent serve`: a web page and HTTP APIs for translators and language models."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass
@@ -101,7 +99,7 @@ def parse_adapters(texts: tuple[str, ...]) -> dict[str, str]:
     return named
 
 
-def build_options(flags: ServeFlags) -> ServerOptions:
+def build_options(flags: ServeFlags) -> "ServerOptions":
     from attent.serving.gateway import ServerOptions
     from attent.serving.limits import LOCAL_HOSTS, Limits
 

@@ -1,16 +1,15 @@
-"""`attent train`: train a model in one command, or resume a run."""
+"""`attent train`: train a model in one command, or resume a run. Its flags are derived from the settings."""
 
-from __future__ import annotations
-
+import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from attent.cli.config_flags import add_config_flags
 from attent.training.run_options import OPTION_GROUPS, PythonOptions, RunOptions
 from attent.training.tasks import DATA_HELP
 
@@ -30,6 +29,42 @@ SetFlag = Annotated[
         help="any setting of the run file: model.dropout=0.2, data.filters.script=false; repeatable",
     ),
 ]
+
+
+def add_config_flags(tables: Mapping[type, Group]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags of settings tables (dataclass -> help group) to a command, as its `**flags`.
+
+    An annotated field is a flag; None: it was not given.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(command, eval_str=True)
+        more = [flag for table, group in tables.items() for flag in _iterate_flags(table, group)]
+        parameters = [own for own in signature.parameters.values() if own.kind != own.VAR_KEYWORD]
+        parameters += [flag for flag in more if flag.name not in signature.parameters]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _iterate_flags(table: type, group: Group) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(table, include_extras=True)
+    for field in fields(table):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            kind, help_text = get_args(hint)
+            is_list = any(get_origin(option) is tuple for option in (kind, *get_args(kind)))  # also of `tuple | None`
+            parameter = Parameter(
+                help=help_text,
+                group=group,
+                consume_multiple=is_list,
+                allow_repeating=is_list or None,
+                negative_iterable="",
+            )
+            annotation: Any = Annotated[kind | None, parameter]
+            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def limit_thread_waiting() -> None:

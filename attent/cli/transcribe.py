@@ -1,7 +1,5 @@
 """`attent transcribe`: recordings to text, subtitles or JSON, also while a recording grows."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -11,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
 
 from cyclopts import CycloptsError, Parameter
 
+from attent.cli import search_flags
 from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
-from attent.cli.search_flags import (
-    check_positive,
-    derive_flags,
-    flag,
-    make_flags_class,
-    raise_usage_errors,
-    use_flag_names,
-)
+from attent.cli.search_flags import derive_flags, flag, make_flags_class
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
 from attent.decoding.transcript_format import TranscriptFormat
 
@@ -66,7 +58,7 @@ def transcribe(
     """
     names = recordings or [STDIN]
     check_usage(names, flags)
-    with raise_usage_errors("transcribe"):
+    with search_flags.raise_usage_errors("transcribe"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     files, problems = list_files(names)
     output = None if flags.output is None else Path(flags.output)
@@ -83,7 +75,7 @@ def transcribe(
     try:
         transcriber = Transcriber.load(model, **settings)
     except InputError as error:
-        message = use_flag_names(str(error), TranscribeFlags)
+        message = search_flags.use_flag_names(str(error), TranscribeFlags)
         raise CycloptsError(msg=message, command_chain=("transcribe",)) from error
     use_utf8(sys.stdout)
     to_stdout = output in (None, STDIN) or outputs is not None
@@ -93,8 +85,7 @@ def transcribe(
     ):
         if flags.partial:
             for piece in transcriber.stream(read_live_audio(sys.stdin.buffer), options):
-                out.write(piece)
-                out.flush()
+                print(piece, end="", file=out, flush=True)
             return 0
         progress.start(None, quiet=sys.stdout.isatty() and to_stdout)
         sources: Iterator[Path | BinaryIO] = (sys.stdin.buffer if file == STDIN else file for file in files)
@@ -116,7 +107,7 @@ def plan_outputs(files: Sequence[Path], is_single: bool, output: Path | None, ki
 
 
 def write_transcripts(
-    results: Iterator[Transcript | AudioError],
+    results: "Iterator[Transcript | AudioError]",
     files: Sequence[Path],
     outputs: Sequence[Path | TextIO],
     transcript_format: TranscriptFormat,
@@ -154,7 +145,7 @@ def check_usage(names: Sequence[Path], flags: TranscribeFlags) -> None:
         problem = f"{flags.output}: must be an existing folder, but is not; make the folder first"
     if problem:
         raise CycloptsError(msg=problem, command_chain=("transcribe",))
-    check_positive("transcribe", threads=flags.threads)
+    search_flags.check_positive("transcribe", threads=flags.threads)
 
 
 def list_files(names: Sequence[Path]) -> tuple[list[Path], list[str]]:

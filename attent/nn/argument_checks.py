@@ -29,9 +29,6 @@ def can_read_values(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-# --- settings ------------------------------------------------------------------------------------------------------
-
-
 def check_choice(name: str, value: str, choices: Any) -> None:
     """`choices` is a Literal."""
     if value not in get_args(choices):
@@ -62,9 +59,6 @@ def check_window(window: Any) -> None:
 
 def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-# --- inputs of a stack ---------------------------------------------------------------------------------------------
 
 
 def check_states(name: str, states: Tensor, width: int) -> None:

@@ -8,8 +8,6 @@ mask:
     encoder-decoder attention  attention(x, memory, Mask(key_lengths=...))
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +42,7 @@ class AttentionRecord:
     @cached_property
     @torch.no_grad()
     def weights(self) -> Tensor:
-        """(B, H, Tq, Tk); each row sums to one, or to zero where the query may attend to nothing. Fast kernels never
-        store weights, so that they are computed on demand."""
+        """(B, H, Tq, Tk), computed on demand; a row sums to one, or to zero where the query may attend to nothing."""
         inputs = (self.q, self.k, self.v, self.mask, self.bias, self.scale)
         return attend_explicit(*inputs, score_weight=self.score_weight)[1]
 

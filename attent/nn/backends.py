@@ -12,8 +12,6 @@ All share one signature, and give zeros for a query that may attend to nothing. 
 `choose_backend`. Projections and heads are in `attention`, visibility is in `masks`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +36,7 @@ def attend(
     backend: str = "auto",
     score_weight: Tensor | None = None,
 ) -> Tensor:
-    """Attend with the named backend, or with the fastest that supports the inputs: (B, H, Tq, D). Additive scores, by
-    `score_weight` (H, D), are computed by `explicit` alone."""
+    """Attend with the named or the fastest backend: (B, H, Tq, D). With `score_weight` (H, D), `explicit` alone."""
     mask = Mask() if mask is None else mask
     inputs = AttentionInputs(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
     check_inputs(inputs)

@@ -4,8 +4,6 @@
 puts N blocks together; `fused` computes the same with fewer kernels in training on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

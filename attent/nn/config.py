@@ -1,7 +1,5 @@
 """The configuration of a stack: every choice in which the members of the Transformer family differ."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 

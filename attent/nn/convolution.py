@@ -6,8 +6,6 @@ positions only, a step of decoding needs its last k - 1 inputs. In place of weig
 end of each stack.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, cast
 

@@ -1,7 +1,5 @@
 """Choose the device that a model runs on: the one that was requested, or the fastest that this machine has."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

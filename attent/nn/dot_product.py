@@ -1,7 +1,5 @@
 """Equation 1, scaled dot-product attention (section 3.2.1), as written in the paper: the reference of every backend."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -35,12 +33,9 @@ def attend_explicit(
     bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    score_weight: Tensor | None = None,
+    score_weight: Tensor | None = None,  # (H, D), of additive scores instead of dot products
 ) -> tuple[Tensor, Tensor]:
-    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also return the weights, before dropout.
-
-    With `score_weight` (H, D) the scores are additive instead of dot products.
-    """
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Also return the weights, before dropout."""
     mask = Mask() if mask is None else mask
     scale = q.shape[-1] ** -0.5 if scale is None else scale  # 1 / sqrt(d_k)
     k, v = repeat_kv_heads(k, q.shape[1]), repeat_kv_heads(v, q.shape[1])

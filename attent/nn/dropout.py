@@ -1,7 +1,5 @@
 """Dropout (section 5.4), with a faster generator for the CPU, where torch's takes a tenth of a training step."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

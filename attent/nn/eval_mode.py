@@ -1,7 +1,5 @@
 """Evaluation mode as a context that restores the mode of each module, also shared between threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Position-wise feed-forward network (section 3.3, equation 2): the same two layers at every position."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,10 +1,4 @@
-"""Front-ends: modules that turn a source (token ids, audio frames, image patches) into an encoder's input.
-
-An encoder-decoder model takes any front-end on its source side; `TokenEmbedding` is the default. `LogMelSpectrogram`
-computes audio frames from samples.
-"""
-
-from __future__ import annotations
+"""Front-ends of encoder-decoders: modules that embed a source (token ids, audio frames, image patches)."""
 
 import math
 from dataclasses import dataclass

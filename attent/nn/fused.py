@@ -4,8 +4,6 @@
 layer that was replaced or has a hook), it runs `Block.forward`, the reference.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -132,7 +130,7 @@ class FusedQKV(NamedTuple):
         q, k, v = (x.transpose(1, 2) for x in parts)
         return q, k, v
 
-    def with_bias_gradients(self) -> FusedQKV:
+    def with_bias_gradients(self) -> "FusedQKV":
         """Return the same values, attached to the biases for autograd."""
         qkv = self.qkv if self.qkv_bias is None else self.qkv + zeros_with_gradient(self.qkv_bias, self.qkv)
         if self.kv is None or self.kv_bias is None:

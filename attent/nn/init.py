@@ -1,7 +1,5 @@
 """Initial weights of embeddings and output layers."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

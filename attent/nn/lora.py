@@ -5,8 +5,6 @@ weight, so no other code knows of it; `merge_lora` adds the update into W. For i
 y = W x + B (A x), so that many adapters share one model.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re
@@ -43,8 +41,7 @@ class LowRankUpdate(nn.Module):
 
 
 def add_lora(model: nn.Module, rank: int, new_parameters: Iterable[str] = ()) -> None:
-    """Freeze the model and add a low-rank update to each matrix of its attention and feed-forward layers. Parameters
-    that are new, such as a classifier's, are trained in full."""
+    """Freeze the model except new parameters, and add a low-rank update to each attention and feed-forward matrix."""
     model.requires_grad_(False)
     for name in new_parameters:
         model.get_parameter(name).requires_grad_(True)

@@ -4,8 +4,6 @@ A mask is a description, not a tensor. A backend asks for the form that it needs
 however many layers share the mask. Biases (T5, ALiBi) are added to the scores and mask nothing; see `positions`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +38,7 @@ class Packing:
         row_length: int | None = None,
         max_sentences: int | None = None,
         device: torch.device | str | None = None,
-    ) -> Packing:
+    ) -> "Packing":
         """Build the packing of rows with sentences of these lengths, padded to `row_length` (None: the fullest row).
 
         Fixing `row_length` and `max_sentences` (S) gives every batch the same shapes, and so one compiled graph.
@@ -66,7 +64,7 @@ class Packing:
         packing = cls(sentence.masked_fill(is_padding, -1), positions, ends, max_length)
         return packing if device is None else packing.to(device)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packing":
         tensors = (self.segments, self.positions, self.ends)
         segments, positions, ends = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         return Packing(segments, positions, ends, self.max_length)
@@ -80,7 +78,7 @@ def memoize(form: F) -> F:
     """Compute a form of a mask once for the same arguments."""
 
     @functools.wraps(form)
-    def get(mask: Mask, *args: Any) -> Any:
+    def get(mask: "Mask", *args: Any) -> Any:
         if torch.compiler.is_compiling():  # the compiler removes common work itself; a key would fix every size
             return form(mask, *args)
         key = form, *args
@@ -199,11 +197,9 @@ class Mask:
             check_lengths(self.key_lengths, B, Tk, device, "key_lengths")
         if isinstance(self.q_start, Tensor):
             check_lengths(self.q_start, B, Tk, device, "q_start")
-        if self.ancestors is not None:
-            capacity = self.ancestors.shape[2] * Tq
-            if self.ancestors.shape[:2] != (B, Tq) or Tk > capacity:
-                is_now = tuple(self.ancestors.shape)
-                raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {is_now}")
+        shape = None if self.ancestors is None else tuple(self.ancestors.shape)
+        if shape is not None and (shape[:2] != (B, Tq) or Tk > shape[2] * Tq):
+            raise ValueError(f"`ancestors` must be of {(B, Tq)} beams and {Tk} keys at most, but is of {shape}")
         if self.packing is not None:
             check_packing(self.packing, B, Tq, Tk, device)
 

@@ -8,8 +8,6 @@ unchanged, so no other code needs to know which one is in use:
 Positions are integers, (T,) if all rows have the same, else (B, T) (a cache with ragged rows, packed rows).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -36,14 +34,11 @@ class Positions(nn.Module):
     def precompute(self, table_size: int, width: int, device: torch.device) -> None:
         """Compute the tables of `embed` now: inside a compiled graph they would be computed in every step."""
 
-    def compute_angles(self, positions: Tensor) -> Angles | None:
+    def compute_angles(self, positions: Tensor) -> "Angles | None":
         return None
 
     def compute_bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return None
-
-
-# --- added to the embeddings ---------------------------------------------------------------------------------------
 
 
 SinusoidOrder = Literal["interleaved", "halves", "fairseq", "marian"]
@@ -131,9 +126,6 @@ class LearnedPositions(Positions):
 
     def embed(self, x: Tensor, positions: Tensor, table_size: int | None = None) -> Tensor:
         return x + self.weight[positions]
-
-
-# --- rotating queries and keys -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,9 +219,6 @@ class RotaryPositions(Positions):
             frequencies = self.config.scaling.scale(frequencies)
         angle = (positions[..., None] * frequencies).unsqueeze(-3)  # (1, T, D / 2) or (B, 1, T, D / 2)
         return Angles(angle.cos(), angle.sin(), self.config.order)
-
-
-# --- added to the scores -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

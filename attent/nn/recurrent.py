@@ -6,8 +6,6 @@ et al. 2014). As in GNMT (Wu et al. 2016), only the first decoder layer attends,
 sequences, residual connections start at the second layer, and dropout follows each layer.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, cast
@@ -103,10 +101,8 @@ class LSTMEncoder(NonTransformerStack):
 
 
 def compute_reversal(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return indices (B, T, 1) that reverse the tokens of each row and leave its padding in place.
-
-    So an LSTM reads rows backward from their last token without packed sequences, which synchronize with the host.
-    """
+    """Return indices (B, T, 1) that reverse the tokens of each row and leave its padding in place."""
+    # So an LSTM reads rows backward from their last token without packed sequences, which synchronize with the host.
     positions = torch.arange(x.shape[1], device=x.device)
     ends = positions.new_full((x.shape[0], 1), x.shape[1]) if lengths is None else lengths[:, None]
     return torch.where(positions < ends, ends - 1 - positions, positions)[..., None]
@@ -126,7 +122,7 @@ class LSTMBlock(nn.Module):
             self.cross_attn = Attention(StackConfig(width=config.width, heads=1, compatibility=config.attention))
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, state: "LSTMState", kv: KV | None, mask: Mask) -> Tensor:
         """Read whole sequences, one for each row: (B, T, E) -> (B, T, E)."""
         if not self.has_input_feeding:
             hidden = run_lstm(self.lstm, self.norm(x), (state.hidden[:, 0], state.cell[:, 0]))
@@ -141,11 +137,15 @@ class LSTMBlock(nn.Module):
         return self.add_context(x, hidden, context)
 
     def step(
-        self, x: Tensor, state: LSTMState, kv: KV | None, mask: Mask, *, notify_observers: bool = True
-    ) -> LSTMState:
+        self, x: Tensor, state: "LSTMState", kv: KV | None, mask: Mask, *, notify_observers: bool = True
+    ) -> "LSTMState":
         """Read one token of each of the K beams of a row, (B, K, E), and return their new state."""
         y = torch.cat([x, state.context.to(x.dtype)], -1) if self.has_input_feeding else self.norm(x)
-        hidden, cell = run_lstm_cell(self.lstm, y, state)
+        input_weight, hidden_weight, *biases = self.lstm.all_weights[0]
+        y, *parts = (part.flatten(0, 1).to(input_weight.dtype) for part in (y, state.hidden, state.cell))
+        with torch.autocast(x.device.type, enabled=False):
+            new_parts = torch.lstm_cell(y, parts, input_weight, hidden_weight, *biases)
+        hidden, cell = (part.view_as(state.hidden) for part in new_parts)
         return LSTMState(hidden, cell, self.attend(hidden, kv, mask, notify_observers))
 
     def attend(self, hidden: Tensor, kv: KV | None, mask: Mask, notify_observers: bool = True) -> Tensor:
@@ -254,22 +254,11 @@ def make_lstm(inputs: int, width: int) -> nn.LSTM:
 
 
 def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Read whole sequences: (B, T, E) -> (B, T, width)
-
-    In the dtype of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
-    """
+    """Read whole sequences: (B, T, E) -> (B, T, width)"""
+    # Of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
     dtype = lstm.all_weights[0][0].dtype
     needs_native = torch.is_grad_enabled() and not lstm.training  # cuDNN has no backward pass in eval mode
     native = torch.backends.cudnn.flags(enabled=False) if needs_native else nullcontext()
     with torch.autocast(x.device.type, enabled=False), native:
         hidden_and_cell = None if state is None else tuple(part[None].to(dtype).contiguous() for part in state)
         return cast(Tensor, lstm(x.to(dtype), hidden_and_cell)[0])
-
-
-def run_lstm_cell(lstm: nn.LSTM, x: Tensor, state: LSTMState) -> tuple[Tensor, Tensor]:
-    """Read one token of each beam, (B, K, E), and return the new hidden state and cell."""
-    input_weight, hidden_weight, *biases = lstm.all_weights[0]
-    x, *parts = (part.flatten(0, 1).to(input_weight.dtype) for part in (x, state.hidden, state.cell))
-    with torch.autocast(x.device.type, enabled=False):
-        hidden, cell = torch.lstm_cell(x, parts, input_weight, hidden_weight, *biases)
-    return hidden.view_as(state.hidden), cell.view_as(state.cell)

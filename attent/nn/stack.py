@@ -2,8 +2,6 @@
 BERT, GPT, LLaMA, T5 and ViT. Embeddings and output layers are in `attent.models`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import cast
 

@@ -4,8 +4,6 @@ A file is written under a temporary name in the same folder, synced to disk and 
 several files that belong together; `open_output` and `write_output` for files that a user names.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -47,9 +45,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def is_temporary(path: Path) -> bool:
     """True for a temporary file or folder of this module, which a killed process leaves behind."""
     return path.name.startswith(".") and NEW_SUFFIX in path.suffixes
-
-
-# ---- files that a user names -----------------------------------------------------------------------------------------
 
 
 @contextmanager

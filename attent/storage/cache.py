@@ -4,8 +4,6 @@ A folder is built under a staging name, synced to disk and renamed, by one proce
 Staging folders of interrupted builds stay, so that a build can resume.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -45,18 +43,23 @@ def build_folder(folder: Path, build: Callable[[Path], None], is_complete: Calla
     """Return `folder`; unless it is complete, `build` fills a staging folder that is renamed to it."""
     if is_complete(folder):
         return folder
-    with ensure_writable(folder.parent), hold_lock(_get_lock_path(folder)):
-        if not is_complete(folder):
-            staging = folder.with_name(f"{folder.name}.part")
-            staging.mkdir(exist_ok=True)
-            if folder.is_dir():  # incomplete; a person may have put files there
-                for path in folder.iterdir():
-                    os.replace(path, staging / path.name)
-                folder.rmdir()
-            build(staging)
-            fsync_tree(staging)
-            os.rename(staging, folder)
-            fsync_path(folder.parent)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with hold_lock(_get_lock_path(folder)):
+            if not is_complete(folder):
+                staging = folder.with_name(f"{folder.name}.part")
+                staging.mkdir(exist_ok=True)
+                if folder.is_dir():  # incomplete; a person may have put files there
+                    for path in folder.iterdir():
+                        os.replace(path, staging / path.name)
+                    folder.rmdir()
+                build(staging)
+                fsync_tree(staging)
+                os.rename(staging, folder)
+                fsync_path(folder.parent)
+    except OSError as error:
+        where, reason = error.filename or folder.parent, error.strerror or type(error).__name__
+        raise StorageError(f"{where}: cannot be written ({reason}); {CACHE_ADVICE}") from error
     return folder
 
 
@@ -70,17 +73,6 @@ def remove_abandoned(parent: Path) -> None:
 
 def _get_lock_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
-
-
-@contextmanager
-def ensure_writable(folder: Path) -> Iterator[None]:
-    """Create `folder` if needed and turn OS errors of the block into a StorageError with advice."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise StorageError(f"{error.filename or folder}: cannot be written ({reason}); {CACHE_ADVICE}") from error
 
 
 @contextmanager

@@ -5,8 +5,6 @@ kept in PATH.mark) tells whether the file is still the same. Transient errors ar
 accepted, proxies are taken from the environment, and no more bytes are read than the file may have.
 """
 
-from __future__ import annotations
-
 import errno
 import http.client
 import os
@@ -112,7 +110,15 @@ def _try_download(remote: RemoteFile, part: Path, progress: ProgressCallback) ->
                 validator = response.headers.get("Last-Modified", "") if is_weak else etag
                 _get_validator_path(part).write_text(validator, encoding="utf-8")
             file.seek(start)
-            _copy_body(response, file, remote, total, progress)
+            while block := response.read(BLOCK_SIZE):
+                if file.tell() + len(block) > remote.max_bytes:
+                    file.truncate(0)
+                    problem = f"sends more than the {remote.max_bytes:,} bytes it may have; nothing was kept"
+                    raise StorageError(f"{remote.url}: {problem}")
+                file.write(block)
+                progress(file.tell(), total)
+            if total is not None and file.tell() < total:
+                raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
 
 
 def _build_request(remote: RemoteFile, part: Path, offset: int) -> request.Request:
@@ -144,53 +150,20 @@ def _check_size(remote: RemoteFile, part: Path, start: int, total: int | None) -
         raise OSError(errno.ENOSPC, f"{missing:,} bytes more are needed")
 
 
-def _copy_body(
-    response: http.client.HTTPResponse,
-    file: IO[bytes],
-    remote: RemoteFile,
-    total: int | None,
-    progress: ProgressCallback,
-) -> None:
-    while block := response.read(BLOCK_SIZE):
-        if file.tell() + len(block) > remote.max_bytes:
-            file.truncate(0)
-            raise StorageError(
-                f"{remote.url}: sends more than the {remote.max_bytes:,} bytes it may have; nothing was kept"
-            )
-        file.write(block)
-        progress(file.tell(), total)
-    if total is not None and file.tell() < total:
-        raise _TransientError(f"the connection closed after {file.tell():,} of {total:,} bytes")
-
-
-# ---- HTTP ------------------------------------------------------------------------------------------------------------
-
-
 class _SecureRedirects(request.HTTPRedirectHandler):
-    """Follows redirects, but never from https to plain http."""
+    """Follows redirects to https and, from plain http, to http."""
 
     def redirect_request(
         self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
     ) -> request.Request | None:
-        if req.type == "https" and not newurl.lower().startswith("https:"):
-            raise web.URLError(f"it redirects from https to {newurl}")
+        allowed = ("https:",) if req.type == "https" else ("https:", "http:")
+        if not newurl.lower().startswith(allowed):
+            raise web.URLError(f"it redirects from {req.type} to {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _open_url(http_request: request.Request) -> http.client.HTTPResponse:
-    opener = request.OpenerDirector()
-    for handler in (
-        request.ProxyHandler(),
-        request.UnknownHandler(),
-        request.HTTPHandler(),
-        request.HTTPSHandler(),
-        request.HTTPDefaultErrorHandler(),
-        request.HTTPErrorProcessor(),
-        _SecureRedirects(),
-    ):
-        opener.add_handler(handler)
-    response: http.client.HTTPResponse = opener.open(http_request, timeout=TIMEOUT_SECONDS)
-    return response
+    return request.build_opener(_SecureRedirects()).open(http_request, timeout=TIMEOUT_SECONDS)
 
 
 @contextmanager
@@ -199,9 +172,22 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
         yield
     except web.HTTPError as error:
         error.close()
-        raise _classify_http_error(remote, part, error) from error
+        answer = f"the server answered {error.code} {error.reason}"
+        if error.code == RANGE_NOT_SATISFIABLE:  # the part on disk is longer than the file
+            part.unlink(missing_ok=True)
+            raise _TransientError("the part on disk does not match the file") from error
+        if error.code in RETRYABLE_STATUSES:
+            raise _TransientError(answer) from error
+        error_type = RemoteFileMissing if error.code in MISSING_STATUSES else DownloadError
+        raise error_type(f"cannot download {remote.url}: {answer}") from error
     except web.URLError as error:
-        raise _classify_url_error(remote, error.reason) from error
+        reason: object = error.reason
+        if isinstance(reason, TimeoutError | ConnectionResetError):
+            raise _TransientError(f"the server does not answer ({reason})") from error
+        message = getattr(reason, "strerror", None) or reason
+        is_offline = isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError)
+        problem = f"no network ({message})" if is_offline else message
+        raise DownloadError(f"cannot download {remote.url}: {problem}") from error
     except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
         raise _TransientError(f"the connection broke ({str(error) or type(error).__name__})") from error
     except OSError as error:
@@ -209,24 +195,6 @@ def _classify_errors(remote: RemoteFile, part: Path) -> Iterator[None]:
             raise
         advice = f"free some space, or set {CACHE_ENV_VAR} to another disk"
         raise StorageError(f"{part.parent}: the disk is full ({error.strerror}); {advice}") from error
-
-
-def _classify_http_error(remote: RemoteFile, part: Path, error: web.HTTPError) -> Exception:
-    if error.code == RANGE_NOT_SATISFIABLE:  # the part on disk is longer than the file
-        part.unlink(missing_ok=True)
-        return _TransientError("the part on disk does not match the file")
-    if error.code in RETRYABLE_STATUSES:
-        return _TransientError(f"the server answered {error.code} {error.reason}")
-    error_type = RemoteFileMissing if error.code in MISSING_STATUSES else DownloadError
-    return error_type(f"cannot download {remote.url}: the server answered {error.code} {error.reason}")
-
-
-def _classify_url_error(remote: RemoteFile, reason: object) -> Exception:
-    if isinstance(reason, TimeoutError | ConnectionResetError):
-        return _TransientError(f"the server does not answer ({reason})")
-    is_offline = isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError)
-    message = getattr(reason, "strerror", None) or reason
-    return DownloadError(f"cannot download {remote.url}: {f'no network ({message})' if is_offline else message}")
 
 
 @contextmanager

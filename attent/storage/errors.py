@@ -1,7 +1,5 @@
 """The base of all errors that a user can correct: each message names the file and says what to do."""
 
-from __future__ import annotations
-
 
 class AttentError(ValueError):
     """A mistake of the user, or input that cannot be used. A notebook shows its message without a traceback.

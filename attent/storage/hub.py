@@ -6,8 +6,6 @@ folder of attent's cache, hub/owner/repo@commit, which is a model folder like an
 Weights that are published only as a pickle are converted there.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -51,24 +49,21 @@ def get_model_name(folder: Path) -> str:
 
 
 def find_origin(folder: str | os.PathLike[str]) -> str | None:
-    path, root = Path(folder).expanduser().resolve(), get_hub_folder().resolve()
+    path, root = Path(folder).expanduser().resolve(), (get_cache_folder() / "hub").resolve()
     return path.relative_to(root).as_posix() if path.parent.parent == root else None
-
-
-def get_hub_folder() -> Path:
-    return get_cache_folder() / "hub"
 
 
 def download_model(repo: str, revision: str) -> Path:
     """Return the folder of a model on the hub; what is in a cache is not requested again."""
-    folder = get_hub_folder() / f"{repo}@{revision}"
+    hub_folder = get_cache_folder() / "hub"
+    folder = hub_folder / f"{repo}@{revision}"
     if COMMIT.fullmatch(revision) and is_complete(folder):
         return folder
     with explain_hub_errors(repo, revision):
         snapshot = fetch_small_files(repo, revision)
     if not (snapshot / CONFIG_FILE).is_file():
         raise FolderError(f"{repo}: has no {CONFIG_FILE} on the Hugging Face hub; give a model of transformers")
-    folder = get_hub_folder() / f"{repo}@{snapshot.name}"
+    folder = hub_folder / f"{repo}@{snapshot.name}"
 
     def build(staging: Path) -> None:
         with explain_hub_errors(repo, revision):
@@ -148,7 +143,11 @@ def link_files(repo: str, snapshot: Path, weights: list[str], staging: Path) -> 
         verify_blob(repo, snapshot / name)
         (staging / name).unlink(missing_ok=True)
         if not name.endswith(".bin"):
-            link_or_copy((snapshot / name).resolve(), staging / name)
+            source = (snapshot / name).resolve()
+            try:  # a hard link takes no space, and keeps the file if the other cache is cleared
+                os.link(source, staging / name)
+            except OSError:  # another disk, or one without links
+                shutil.copyfile(source, staging / name)
     pickles = [snapshot / name for name in weights if name.endswith(".bin")]
     if pickles:
         print(f"{repo}: converting {PICKLE_FILE} to safetensors, in a process with limits", file=sys.stderr)
@@ -174,14 +173,6 @@ def verify_blob(repo: str, path: Path) -> None:
         )
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link takes no space, and keeps the file if the other cache is cleared."""
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(source, target)
-
-
 @contextmanager
 def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
     where = f"{repo}: is not a folder here, and"
@@ -194,8 +185,7 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        page = f"{constants.ENDPOINT}/{repo}"
-        advice = f"request access at {page}, then log in with `hf auth login`"
+        advice = f"request access at {constants.ENDPOINT}/{repo}, then log in with `hf auth login`"
         raise FolderError(f"{repo}: the Hugging Face hub gives it only to users with access; {advice}") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         advice = "check the name; a private one needs `hf auth login`"
@@ -205,17 +195,14 @@ def explain_hub_errors(repo: str, revision: str) -> Iterator[None]:
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, HTTPError) as error:
         cache = Path(constants.HF_HUB_CACHE)
         advice = f"where there is a network, run `hf download {repo}{f' --revision {revision}' * (revision != 'main')}`"
+        cause: BaseException = error.__cause__ or error
+        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+        if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+            reason = "HF_HUB_OFFLINE is set"
         copy = f"copy the folder models--{repo.replace('/', '--')} of its cache ($HF_HOME/hub) into {cache}"
-        raise FolderError(f"{where} cannot be downloaded ({explain_cause(error)}); {advice}, and {copy}") from error
+        raise FolderError(f"{where} cannot be downloaded ({reason}); {advice}, and {copy}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free some space, or set HF_HOME to a folder on another disk"
             raise StorageError(f"{constants.HF_HUB_CACHE}: the disk is full; {advice}") from error
         raise StorageError(f"{repo}: cannot be downloaded ({str(error).splitlines()[0]}); run again") from error
-
-
-def explain_cause(error: Exception) -> str:
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        return "HF_HUB_OFFLINE is set"
-    cause = error.__cause__ or error
-    return str(cause).splitlines()[0] if str(cause) else type(cause).__name__

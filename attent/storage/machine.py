@@ -1,7 +1,5 @@
 """Cores and memory that this process may use, also in a container."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Manifests: `manifest.json` lists the files of a folder with size and SHA-256, so that loading detects damage."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -57,7 +55,14 @@ def read_manifest(path: Path, label: str = "model") -> dict[str, ManifestEntry]:
         raise FolderError(
             f"{path}: must have `format_version` {FORMAT_VERSION} and `files`; copy the {label} again or update attent"
         )
-    return {name: _parse_entry(path, name, entry, label) for name, entry in files.items()}
+    entries = {}
+    for name, entry in files.items():
+        match entry:
+            case {"sha256": str(digest), "bytes": int(size), **rest} if not rest and type(size) is int:
+                entries[name] = ManifestEntry(digest, size)
+            case _:
+                raise FolderError(f"{path}: `files.{name:.80}` must have `sha256` and `bytes`; copy the {label} again")
+    return entries
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -65,14 +70,6 @@ def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]
     if len(data) < len(pairs):
         raise ValueError("a key occurs twice")
     return data
-
-
-def _parse_entry(path: Path, name: str, data: object, label: str) -> ManifestEntry:
-    entry = data if isinstance(data, dict) else {}
-    size, digest = entry.get("bytes"), entry.get("sha256")
-    if entry.keys() != {"bytes", "sha256"} or type(size) is not int or not isinstance(digest, str):
-        raise FolderError(f"{path}: `files.{name:.80}` must have `sha256` and `bytes`; copy the {label} again")
-    return ManifestEntry(digest, size)
 
 
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:

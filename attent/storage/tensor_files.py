@@ -1,7 +1,5 @@
 """Tensors in safetensors files: written without shared memory, read as copies. A pickle is never opened."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -78,18 +76,13 @@ def untie_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
     tied: dict[str, str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        owner = first.setdefault(_memory_key(name, tensor), name)
+        check_storable(name, tensor)
+        # Two names have the same key exactly when they are the same values in the same memory.
+        layout = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
+        key = (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), layout)
+        owner = first.setdefault(key if tensor.numel() else name, name)
         if owner == name:
             stored[name] = to_standalone_cpu(tensor, storages)
         else:
             tied[name] = owner
     return stored, tied
-
-
-def _memory_key(name: str, tensor: Tensor) -> object:
-    """Return a key that two names share exactly when they are the same values in the same memory."""
-    check_storable(name, tensor)
-    if tensor.numel() == 0:
-        return name
-    layout = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.stride())
-    return (tensor.device, tensor.dtype, tensor.shape, tensor.is_conj(), tensor.is_neg(), layout)

@@ -3,8 +3,6 @@
 A pickle can run any code, so `torch.load(weights_only=True)` takes tensors and plain containers only, within limits.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Defaults chosen from the amount of data and the device by few rules of thumb, whose origin docs/log.md tells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -121,10 +119,10 @@ def fit_to_tokenizer(config: Seq2SeqConfig, tokenizer: Tokenizer) -> Seq2SeqConf
 
 def build_finetune_config(config: M, requested: UserSettings, vocab_sizes: tuple[int, ...], origin: str) -> M:
     """Return the config with the requested dropout; `vocab_sizes` are those of its tokenizer, of each side."""
-    own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config))}
+    own = {f"model.{name}": value for name, value in run_config.flatten_settings(settings.to_dict(config)).items()}
     fixed = [
         path
-        for path, value in run_config.flatten_settings(requested)
+        for path, value in run_config.flatten_settings(requested).items()
         if (path in FIXED_SETTINGS or path.startswith("model."))
         and not path.endswith("dropout")
         and (path, value) not in own.items()

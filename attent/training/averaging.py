@@ -1,7 +1,5 @@
 """Weight averaging: of the last checkpoints of a run (section 6.1 of the paper), or of several models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -47,7 +45,23 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
         raise TrainError(f"{out}: exists, and nothing is overwritten; give another --out")
     models = [locate_model(folder) for folder in models]
     model = build(load(models[0]).config)
-    weights, description = _average_run(models[0], last) if len(models) == 1 else _average_models(models)
+    if len(models) == 1:
+        state_dir = models[0] / STATE_FOLDER
+        steps = checkpoint.list_steps(state_dir)[-last:]
+        if len(steps) < 2:
+            raise TrainError(
+                f"{models[0]}: must have 2 checkpoints or more, but has {len(steps)}; name several models, or keep "
+                "more checkpoints with --keep-last when training"
+            )
+        weights = average_checkpoints([checkpoint.checkpoint_path(state_dir, step) for step in steps])
+        description = f"the checkpoints at steps {', '.join(f'{step:,}' for step in steps)}"
+    else:
+        for path in models[1:]:
+            if read_tokenizer(path) != read_tokenizer(models[0]):
+                problem = f"must have the tokenizer of {models[0]}, but has another; give models of one run"
+                raise TrainError(f"{path}: {problem}")
+        weights = average_weights(dict(load(path).named_parameters()) for path in models)
+        description = format_count(len(models), "model")
     parameters = dict(model.named_parameters())
     if not weights.keys() <= parameters.keys():
         raise TrainError(f"{models[0]}: its checkpoints hold LoRA factors, which have no average; average its models")
@@ -57,22 +71,3 @@ def write_average(models: Sequence[Path], out: Path, last: int) -> str:
     extra_files = read_extra_files(models[0]) if (models[0] / MANIFEST_FILE).exists() else {}
     write_model(out, model, read_tokenizer(models[0]), extra_files)
     return description
-
-
-def _average_run(run: Path, last: int) -> tuple[dict[str, Tensor], str]:
-    steps = checkpoint.list_steps(run / STATE_FOLDER)[-last:]
-    if len(steps) < 2:
-        raise TrainError(
-            f"{run}: must have 2 checkpoints or more, but has {len(steps)}; name several models, or keep more "
-            "checkpoints with --keep-last when training"
-        )
-    weights = average_checkpoints([checkpoint.checkpoint_path(run / STATE_FOLDER, step) for step in steps])
-    return weights, f"the checkpoints at steps {', '.join(f'{step:,}' for step in steps)}"
-
-
-def _average_models(models: Sequence[Path]) -> tuple[dict[str, Tensor], str]:
-    for path in models[1:]:
-        if read_tokenizer(path) != read_tokenizer(models[0]):
-            raise TrainError(f"{path}: must have the tokenizer of {models[0]}, but has another; give models of one run")
-    weights = average_weights(dict(load(path).named_parameters()) for path in models)
-    return weights, format_count(len(models), "model")

@@ -8,8 +8,6 @@ Only step-N folders are checkpoints, with one exception: a save that replaces st
 .replaced-N, which stands in for step-N while that does not exist.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -49,14 +47,18 @@ class Checkpoint:
 
 def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
     """Write `state/step-N`. Whatever happens meanwhile, older checkpoints load, and this one is complete or missing."""
-    state_dir = Path(state_dir)
     with (
         _wrap_errors(state_dir),
         manifest.explain_save_errors(state_dir, "checkpoint", lambda: bool(list_steps(state_dir))),
     ):
         target = checkpoint_path(state_dir, checkpoint.step)
         state = encode_json(checkpoint.state, STATE_FILE)
-        groups = {group: _prepare_group(tensors) for group, tensors in checkpoint.tensors.items()}
+        groups: dict[str, dict[str, Tensor]] = {}
+        for group, tensors in checkpoint.tensors.items():
+            storages = set[int]()
+            for name, tensor in tensors.items():
+                check_storable(name, tensor)
+            groups[group] = {name: to_standalone_cpu(tensor, storages) for name, tensor in tensors.items()}
         make_folder(state_dir)
         _clean_up(state_dir)
         try:
@@ -69,13 +71,6 @@ def save_checkpoint(state_dir: Path, checkpoint: Checkpoint) -> Path:
             with suppress(OSError):  # the next save or prune removes what is left
                 _clean_up(state_dir)
     return target
-
-
-def _prepare_group(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        check_storable(name, tensor)
-    return {name: to_standalone_cpu(tensor, storages) for name, tensor in tensors.items()}
 
 
 def _write_staged(staged: Path, state: bytes, groups: Mapping[str, dict[str, Tensor]]) -> Path:
@@ -130,11 +125,7 @@ def _remove(path: Path) -> None:
 
 
 def prune_checkpoints(state_dir: Path, keep: Collection[int]) -> None:
-    """Remove all checkpoints but those of the steps `keep` and the newest, and leftovers of interrupted saves.
-
-    The newest is the last one with all files in full length. Each is renamed before its first file is removed.
-    """
-    state_dir = Path(state_dir)
+    """Remove all checkpoints but those of `keep` and the newest with all its files, and leftovers of killed saves."""
     if not state_dir.is_dir():
         return
     with _wrap_errors(state_dir, "old checkpoints cannot be removed"):
@@ -157,7 +148,6 @@ def _has_all_files(folder: Path) -> bool:
 
 def list_steps(state_dir: Path) -> list[int]:
     """Return the steps with a checkpoint, ascending; `load_checkpoint` checks whether one is intact."""
-    state_dir = Path(state_dir)
     with _wrap_errors(state_dir):
         names = [path.name for path in state_dir.iterdir() if path.is_dir()] if state_dir.is_dir() else []
     matches = (re.fullmatch(f"(?:{STEP_PREFIX}|{re.escape(REPLACED_PREFIX)})([0-9]{{8,15}})", name) for name in names)
@@ -166,7 +156,6 @@ def list_steps(state_dir: Path) -> list[int]:
 
 def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Checkpoint:
     """Load the checkpoint `state/step-N`, or only some groups of its tensors, after verifying every byte."""
-    folder = Path(folder)
     match = re.fullmatch(f"{STEP_PREFIX}([0-9]{{8,15}})", folder.name)
     if match is None:
         raise CheckpointError(f"{folder}: must be a checkpoint folder; give one such as step-00000120")
@@ -187,7 +176,6 @@ def load_checkpoint(folder: Path, groups: Collection[str] | None = None) -> Chec
 
 def load_newest(state_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Load the newest intact checkpoint, None if there is none at all; `warn` is called for each newer, damaged one."""
-    state_dir = Path(state_dir)
     errors: list[CheckpointError] = []
     for step in reversed(list_steps(state_dir)):
         try:

@@ -1,7 +1,5 @@
 """`attent compare`: train several models on the same data at a matched budget, resumably, and measure each of them."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math
@@ -116,19 +114,15 @@ def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
     for path in paths:
         tables = settings.read_toml_dict(path)
         stem = path.resolve().parent.name if path.name == run_folder.RUN_FILE else path.stem
-        defaults = flatten(tables.get("common", {}) if "entries" in tables else tables)
+        defaults = run_config.flatten_settings(tables.get("common", {}) if "entries" in tables else tables)
         if "entries" not in tables:
             defaults.pop("data.layout", None)  # chosen for that model alone
         for name, table in tables.get("entries", {stem: {}}).items():
             if name in entries:
                 raise TrainError(f"{path}: entries must have different names, but two are called `{name}`; rename one")
-            own = flatten(table)
+            own = run_config.flatten_settings(table)
             entries[name] = ComparisonEntry(name=name, label=own.pop("label", name), settings=own, defaults=defaults)
     return list(entries.values())
-
-
-def flatten(tables: run_config.UserSettings) -> FlatSettings:
-    return dict(run_config.flatten_settings(tables))
 
 
 def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> PlannedRun:
@@ -139,7 +133,8 @@ def plan_run(entry: ComparisonEntry, common: FlatSettings, seed: int) -> Planned
         defaults.pop("train.minutes", None)  # from which a run.toml has its steps
     merged: FlatSettings = {}
     for part in (defaults, common, entry.settings, {"train.seed": seed}):
-        merged |= flatten(run_config.read_user_settings(None, part, ()))  # which expands `model.dropout` to both stacks
+        requested = run_config.read_user_settings(None, part, ())  # which expands `model.dropout` to both stacks
+        merged |= run_config.flatten_settings(requested)
     run_config.read_user_settings(None, merged, ())
     return PlannedRun(name=f"{entry.name}-seed{seed}", settings=merged)
 

@@ -1,7 +1,5 @@
 """The report of `attent compare`: Markdown, SVG figures (matplotlib) and one HTML page with the figures in it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -142,7 +140,7 @@ def average_by_length(result: EntryResult) -> list[float]:
     return [fmean(bleu for _, _, bleu in group) for group in zip(*(run.by_length for run in result.runs), strict=False)]
 
 
-def plot_scores(results: Sequence[EntryResult]) -> Figure:
+def plot_scores(results: Sequence[EntryResult]) -> "Figure":
     figure = create_figure(7, 0.8 + 0.28 * len(results))
     axes = figure.subplots()
     for row, result in enumerate(results):
@@ -156,7 +154,7 @@ def plot_scores(results: Sequence[EntryResult]) -> Figure:
     return figure
 
 
-def plot_curves(results: Sequence[EntryResult]) -> Figure:
+def plot_curves(results: Sequence[EntryResult]) -> "Figure":
     figure = create_figure(12, 3.8)
     panels = figure.subplots(1, 3)
     for result, color, marker in zip(results, COLORS, MARKERS, strict=False):

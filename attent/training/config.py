@@ -4,8 +4,6 @@ None means "chosen from the data and the machine" (`autoconfig`); the resolved r
 `UserSettings` holds only what the user has set, so that a later command can be compared with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from difflib import get_close_matches
@@ -82,7 +80,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
     """Merge a run file, flags such as {"train.lr": 0.001} and `--set` overrides, in this order, and validate them."""
     requested: UserSettings = settings.read_toml_dict(file) if file else {}
     where = str(file) if file else "settings"
-    in_file = dict(flatten_settings(requested))
+    in_file = flatten_settings(requested)
     named_paths = flags.keys() | {override.partition("=")[0].strip() for override in overrides}
     if {"train.steps", "train.minutes"} <= named_paths:
         raise TrainError("`minutes` and `steps` must not both be given: the steps follow from the minutes; give one")
@@ -117,13 +115,10 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
 
 
 def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
-    """Raise for a setting that has no effect on this task.
-
-    Default values are accepted, since `run.toml` states them, and so is the layout of a run file.
-    """
+    """Raise for a setting without effect on this task, but not for defaults, which `run.toml` states, or its layout."""
     task = requested.get("task", "translate")
-    defaults, used = dict(flatten_settings(settings.to_dict(RunConfig()))), get_task_class(task).used_settings
-    for path, value in flatten_settings(requested):
+    defaults, used = flatten_settings(settings.to_dict(RunConfig())), get_task_class(task).used_settings
+    for path, value in flatten_settings(requested).items():
         tables = accumulate(path.split("."), "{}.{}".format)  # a.b.c -> a, a.b, a.b.c
         table = next((name for name in reversed(list(tables)) if name in TASK_SETTINGS), None)
         is_file_layout = path == "data.layout" and path in in_file
@@ -154,8 +149,7 @@ def build_run_config(requested: UserSettings, where: str) -> RunConfig:
     if metric not in task.metrics:
         known = " or ".join(task.metrics)
         raise TrainError(f"`train.metric` must be {known} for --task {run.task}, but is {metric}")
-    placeholder = task.placeholder_config(PLACEHOLDER_VOCAB, requested)
-    build_model_config(requested, placeholder, where)
+    build_model_config(requested, task.placeholder_config(PLACEHOLDER_VOCAB, requested), where)
     return replace(run, train=replace(run.train, metric=metric))
 
 
@@ -181,8 +175,7 @@ def set_path(tables: UserSettings, path: list[str], value: Any) -> None:
 
 
 def _set_layer_kinds(requested: UserSettings) -> None:
-    """State the kinds of layers of `arch`, by which the keys of `model` are validated. Raise if `model` is of another
-    architecture, such as that of a run file with another --arch."""
+    """State the kinds of layers of `arch`, by which the keys of `model` are validated; raise if `model` has others."""
     arch = str(requested.get("arch"))
     is_translator = requested.get("task", "translate") == "translate"
     if arch in presets.ARCHS and is_translator and isinstance(requested.setdefault("model", {}), dict):
@@ -234,10 +227,9 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
 
 
 def merge_with_previous(requested: UserSettings, previous: UserSettings, resolved: UserSettings) -> UserSettings:
-    """Complete a command that resumes a run: settings that are not given, or that state the resolved value as
-    `run.toml` does, keep their previous values."""
-    values, changed = dict(flatten_settings(resolved)), UserSettings()
-    for path, value in flatten_settings(requested):
+    """Keep the previous values of settings that are not given, or given with the resolved value as in `run.toml`."""
+    values, changed = flatten_settings(resolved), UserSettings()
+    for path, value in flatten_settings(requested).items():
         if value != values.get(path):
             set_path(changed, path.split("."), value)
     return _merge_tables(previous, changed)
@@ -245,14 +237,14 @@ def merge_with_previous(requested: UserSettings, previous: UserSettings, resolve
 
 def diff_settings(previous: UserSettings, current: UserSettings) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ: path -> (old, new), None if not set."""
-    old, new = dict(flatten_settings(previous)), dict(flatten_settings(current))
+    old, new = flatten_settings(previous), flatten_settings(current)
     return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
 
 
-def flatten_settings(tables: UserSettings, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield every setting with its path, such as `train.lr`."""
+def flatten_settings(tables: UserSettings, prefix: str = "") -> dict[str, Any]:
+    """Return every setting by its path, such as `train.lr`."""
+    flat: dict[str, Any] = {}
     for name, value in tables.items():
-        if isinstance(value, dict):
-            yield from flatten_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        path = f"{prefix}{name}"
+        flat |= flatten_settings(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat

@@ -1,7 +1,5 @@
 """`curves.svg`: losses, metrics and learning rate of a run, drawn from its events; notebooks show the same panels."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence

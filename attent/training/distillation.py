@@ -4,8 +4,6 @@ A student has a deep encoder and a shallow decoder (Kasai et al. 2021): decoding
 an ordinary one, whose targets the teacher has written (`synthetic_pairs`); `attent train --out` resumes it.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -25,10 +23,11 @@ from attent.decoding.options import SearchOptions, SearchRequest
 from attent.interop import load_as
 from attent.interop.ctranslate2 import MAX_POSITIONS
 from attent.models import Seq2Seq, Seq2SeqConfig, build, presets
+from attent.models.folder import WEIGHTS_FILE
 from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
+from attent.training import checkpoint, run, run_folder
 from attent.training import config as run_config
-from attent.training import run, run_folder
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainError
 from attent.training.events import EventHandler, Note
@@ -52,7 +51,7 @@ class StudentShape:
         return f"{self.encoder_layers}+{self.decoder_layers}x{self.width}"
 
     @classmethod
-    def parse(cls, text: str) -> StudentShape:
+    def parse(cls, text: str) -> "StudentShape":
         match = re.fullmatch(r"(\d+)\+(\d+)x(\d+)", text)
         shape = cls(*map(int, match.groups())) if match else None
         if shape is None or not all(vars(shape).values()) or shape.width % HEAD_WIDTH:
@@ -113,7 +112,9 @@ def distil(
         chosen["data.synthetic.n_best"] = DEFAULT_N_BEST if n_best is None else n_best
     if size is not None:
         chosen |= StudentShape.parse(size).settings
-    is_new = not run_folder.has_begun(Path(out).expanduser())  # a run keeps what it began with
+    folder = Path(out).expanduser()
+    # With a checkpoint or a model in its folder, a run keeps what it began with.
+    is_new = not (checkpoint.list_steps(folder / run_folder.STATE_FOLDER) or (folder / WEIGHTS_FILE).exists())
     if is_new and not teachers and (has_pairs or texts):
         raise TrainError("a student needs a teacher, but none is named; give the folder of a translation model")
     if is_new and teachers and not (has_pairs or texts):

@@ -4,8 +4,6 @@ Every rank makes the same batches and computes its share of the micro-batches, s
 speed and not the gradient. Weights are replicated (DDP) or sharded (FSDP2). Only rank 0 writes files and emits events.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -4,12 +4,10 @@ A resumed run truncates the log to its checkpoint, so that the file reads as if 
 log cannot be written, training warns once and continues without it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from io import FileIO
@@ -37,7 +35,8 @@ class EventLog:
         self.history: list[Event] = []
         try:
             objects = list(_read_objects(self.path)) if self.path.is_file() else []
-            earlier = [(line, data) for line, data in objects if from_step and _get_step(data) <= from_step]
+            steps = [step if isinstance(step := data.get("step"), int | float) else 0 for _, data in objects]
+            earlier = [item for item, step in zip(objects, steps, strict=True) if from_step and step <= from_step]
             self.history = [event for _, data in earlier if (event := _parse_event(data)) is not None]
             earlier_lines = b"".join(line for line, _ in earlier)
             if self.path.is_file() and self.path.stat().st_size != len(earlier_lines):
@@ -93,11 +92,6 @@ def _read_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 continue
             if isinstance(data, dict):
                 yield line.rstrip(b"\r\n") + b"\n", data
-
-
-def _get_step(data: Mapping[str, Any]) -> float:
-    step = data.get("step")
-    return step if isinstance(step, int | float) else 0
 
 
 def _parse_event(data: dict[str, Any]) -> Event | None:

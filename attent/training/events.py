@@ -1,7 +1,5 @@
 """Events of a training run. Times are seconds of training, summed over all sessions of a resumed run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

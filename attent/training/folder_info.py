@@ -1,7 +1,5 @@
 """Description of a model folder, every checksum of which is verified, as rows of text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,7 +51,10 @@ def inspect_folder(folder: Path) -> FolderInfo:
     problems: list[str] = []
     run = _read_run(root / RUN_FILE, problems)
     training = list(_describe_training(root, run, problems))
-    rows = [("folder", str(root)), *_describe_origin(root), *_describe_sizes(root)]
+    rows = [("folder", str(root))]
+    if origin := read_origin(root):
+        rows.append(("origin", f"{origin} of the Hugging Face hub"))
+    rows += _describe_sizes(root)
     try:
         rows += _describe_model(interop.load(root), root, run)  # verifies the checksums of attent folders
     except FolderError as error:
@@ -64,11 +65,6 @@ def inspect_folder(folder: Path) -> FolderInfo:
         rows.append(("model", "none, or none that can be read"))
     rows += _describe_tokenizer(root, problems)
     return FolderInfo([*(("PROBLEM", problem) for problem in problems), *rows, *training], problems)
-
-
-def _describe_origin(root: Path) -> Rows:
-    if origin := read_origin(root):
-        yield "origin", f"{origin} of the Hugging Face hub"
 
 
 def _describe_sizes(root: Path) -> Rows:
@@ -83,9 +79,6 @@ def _describe_sizes(root: Path) -> Rows:
     state = sizes[STATE_FOLDER]
     resuming = f", of which {format_bytes(state)} only for resuming ({STATE_FOLDER}/)" if state else ""
     yield "on disk", format_bytes(sizes.total()) + resuming
-
-
-# ---- model and tokenizer ---------------------------------------------------------------------------------------------
 
 
 def _describe_model(model: Model, root: Path, run: Mapping[str, Any]) -> Rows:
@@ -149,9 +142,6 @@ def _describe_tokenizer(root: Path, problems: list[str]) -> Rows:
     yield "", f"SHA-256 {tokenizer.fingerprint[:16]}…"
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
-
-
 def _describe_training(root: Path, run: Mapping[str, Any], problems: list[str]) -> Rows:
     state, log, events = root / STATE_FOLDER, root / LOG_FILE, list[Event]()
     if not (state.is_dir() or (root / RUN_FILE).is_file() or log.is_file()):
@@ -194,7 +184,7 @@ def _describe_scores(path: Path, step: int | None, problems: list[str]) -> Rows:
 
 def _read_run(path: Path, problems: list[str]) -> UserSettings:
     try:
-        return dict(flatten_settings(settings.read_toml_dict(path))) if path.is_file() else {}
+        return flatten_settings(settings.read_toml_dict(path)) if path.is_file() else {}
     except (settings.SettingsError, OSError) as error:
         problems.append(str(error))
         return {}

@@ -1,14 +1,11 @@
 """The device, precision and compile cache of a training run."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -40,10 +37,8 @@ def pick_precision(device: torch.device) -> Precision:
 
 
 def measure_bf16_speedup(device_type: str) -> float | None:
-    """Time a bfloat16 matrix product against float32 (above 1: faster). None: the device does not support it.
-
-    Measured, because the processor's flags say only that the instructions exist, not that torch uses them.
-    """
+    """Time a bfloat16 matrix product against float32 (above 1: faster). None: the device does not support it."""
+    # Measured, because the processor's flags say only that the instructions exist, not that torch uses them.
     width = 512 if device_type == "cpu" else 4096  # a few milliseconds on either
     try:
         full = _time_matmul(torch.rand(width, width, device=device_type))
@@ -103,19 +98,17 @@ def describe_device(device: torch.device, precision: Precision, compiled: bool) 
     return ", ".join([get_device_name(device), precision, *(["compiled"] if compiled else [])])
 
 
-def persist_compile_cache() -> Path | None:
-    """Put torch's compile cache, unless the user set one, where it survives a reboot; None if not writable."""
-    if os.environ.get(INDUCTOR_CACHE_ENV, _default_inductor_cache()) != _default_inductor_cache():
-        return Path(os.environ[INDUCTOR_CACHE_ENV])
-    try:
-        folder = get_cache_folder() / "compiled"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, StorageError):
-        return None
-    if not os.access(folder, os.W_OK):
-        return None
-    os.environ[INDUCTOR_CACHE_ENV] = str(folder)
-    return folder
+def persist_compile_cache() -> None:
+    """Put torch's compile cache, unless the user set one, where it survives a reboot, if that is writable."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    default = os.path.abspath(default_cache_dir())
+    if os.environ.get(INDUCTOR_CACHE_ENV, default) == default:
+        with suppress(OSError, StorageError):
+            folder = get_cache_folder() / "compiled"
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                os.environ[INDUCTOR_CACHE_ENV] = str(folder)
 
 
 def preload_libraries(device: torch.device) -> threading.Thread:
@@ -129,9 +122,3 @@ def preload_libraries(device: torch.device) -> threading.Thread:
     thread = threading.Thread(target=load, name="preload-libraries", daemon=True)
     thread.start()
     return thread
-
-
-def _default_inductor_cache() -> str:
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    return os.path.abspath(default_cache_dir())

@@ -4,8 +4,6 @@ Start reading at `Trainer.run`. A checkpoint holds `TrainState` and tensors, and
 bits as training without interruption. Batches, objective and evaluator come from the task.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import math
@@ -34,7 +32,7 @@ from attent.training.distributed import DistributedContext, distribute_like, to_
 from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
 from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
-from attent.training.optimizer import AdamOptimizer, clip_gradients, compute_grad_norm
+from attent.training.optimizer import AdamOptimizer, compute_grad_norm
 from attent.training.run_folder import STATE_FOLDER
 from attent.training.schedule import compute_lr
 from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
@@ -160,7 +158,8 @@ class Trainer:
         grad_norm = compute_grad_norm(self.trainable_parameters.values())
         found_inf = (~grad_norm.isfinite()).float()
         if self.config.clip_norm:
-            clip_gradients(self.trainable_parameters.values(), grad_norm, self.config.clip_norm)
+            parameters = self.trainable_parameters.values()
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_norm, grad_norm)
         self.optimizer.update_weights(found_inf)
         self.optimizer.zero_grad()
         self.metrics.record_step(grad_norm, found_inf)
@@ -510,10 +509,8 @@ class Trainer:
         self.emit(Note(text=text, level="warning", step=self.state.step))
 
     def check_divergence(self) -> bool:
-        """Report skipped steps; return True after too many non-finite gradients in a row.
-
-        Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
-        """
+        """Report skipped steps; return True after too many non-finite gradients in a row."""
+        # Reading the counters synchronizes a GPU, so they are polled every 10 steps, or come with the graphs' events.
         in_flight, step = self.step_graphs.in_flight if self.step_graphs else None, self.state.step
         if in_flight is not None and in_flight.steps:
             step = in_flight.finished_step  # of a few steps ago
@@ -597,7 +594,10 @@ class Trainer:
         if name in METRICS and METRICS[name].lower_is_better:
             # With as many errors as words, an output is as good as none: then the loss decides.
             score = -min(score, 100.0)
-        is_best = math.isfinite(score) and math.isfinite(loss) and self.is_better(score, loss)
+        best_score, best_loss = state.best_score, state.best_loss
+        # The loss breaks ties, as between the zero scores of the first validations.
+        is_better = best_score is None or best_loss is None or (score, -loss) > (best_score, -best_loss)
+        is_best = math.isfinite(score) and math.isfinite(loss) and is_better
         if is_best:
             state.best_score, state.best_loss, state.best_step = score, loss, state.step
             state.validations_since_best = state.validations_without_progress = 0
@@ -618,12 +618,6 @@ class Trainer:
             seconds=self.update_clock(),
             samples=result.samples,
         )
-
-    def is_better(self, score: float, loss: float) -> bool:
-        """Compare with the best so far; the loss breaks ties, as between the zero scores of the first validations."""
-        if self.state.best_score is None or self.state.best_loss is None:
-            return True
-        return (score, -loss) > (self.state.best_score, -self.state.best_loss)
 
     @torch.no_grad()
     def compute_valid_loss(self, model: Model) -> float:

@@ -4,8 +4,6 @@ The logits of a whole batch, larger than everything else in a small model, are n
 computed in the forward pass, while a chunk's probabilities are available; `backward` only scales them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -222,7 +220,7 @@ class _Chunk(NamedTuple):
     padding: Tensor | None  # (n, 1)
 
     @classmethod
-    def from_tokens(cls, states: Tensor, targets: Tensor, token_mask: Tensor | None) -> _Chunk:
+    def from_tokens(cls, states: Tensor, targets: Tensor, token_mask: Tensor | None) -> "_Chunk":
         expanded = targets.expand(len(states), -1)[..., None]
         sum_dtype = torch.promote_types(states.dtype, torch.float32)
         if token_mask is None:

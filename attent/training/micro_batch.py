@@ -4,8 +4,6 @@ The gradient of a batch is the sum over its micro-batches, so splitting changes 
 The split does not depend on the number of ranks, as long as there are enough micro-batches for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

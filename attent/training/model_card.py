@@ -1,8 +1,4 @@
-"""`card.md`: one page about a trained model. `build_card` collects the facts of a run, `render_card` writes them as
-Markdown; the same facts give the same page.
-"""
-
-from __future__ import annotations
+"""`card.md`: one page about a trained model. `build_card` collects the facts, `render_card` writes Markdown."""
 
 import datetime
 import platform

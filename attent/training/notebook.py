@@ -1,7 +1,5 @@
 """The progress display in a notebook: HTML with curves, updated in place, in colors for light and dark themes."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,17 +8,10 @@ from html import escape
 from typing import Any
 
 from attent.formatting import escape_invisible
+from attent.training import progress
 from attent.training.curves import COLORS, render_panels
 from attent.training.events import Ended, Event, Note, Progress, Validated
-from attent.training.progress import (
-    MAX_DRAW_FRACTION,
-    EventHistory,
-    TrainingDisplay,
-    format_end,
-    format_header,
-    format_validation,
-    list_progress,
-)
+from attent.training.progress import EventHistory, TrainingDisplay, format_end
 
 MIN_REDRAW_INTERVAL = 1.0  # seconds
 
@@ -73,7 +64,7 @@ class NotebookDisplay(AbstractContextManager["NotebookDisplay"]):
         else:
             self._handle.update(self)
         seconds = time.monotonic() - start
-        self._next_draw = start + max(MIN_REDRAW_INTERVAL, seconds / MAX_DRAW_FRACTION)
+        self._next_draw = start + max(MIN_REDRAW_INTERVAL, seconds / progress.MAX_DRAW_FRACTION)
 
     def __repr__(self) -> str:
         """The text for notebooks that show no HTML."""
@@ -87,16 +78,18 @@ class NotebookDisplay(AbstractContextManager["NotebookDisplay"]):
         history = self._history
         if history.started is not None:
             done = history.progress.step if history.progress else history.started.step
-            yield _render_line(format_header(self._title, history.started), "white-space: pre-wrap; font-weight: bold")
+            header = progress.format_header(self._title, history.started)
+            yield _render_line(header, "white-space: pre-wrap; font-weight: bold")
             yield (
                 '<div style="height: 6px; margin: 4px 0; border-radius: 3px; background: rgba(128, 128, 128, 0.3)">'
                 f'<div style="height: 6px; border-radius: 3px; background: {COLORS[1]}; '
                 f'width: {100 * done / max(history.steps, 1):.1f}%"></div></div>'
             )
         if history.progress is not None:
-            yield _render_line("   ".join(list_progress(history.progress, history.steps)), "white-space: pre-wrap")
+            parts = progress.list_progress(history.progress, history.steps)
+            yield _render_line("   ".join(parts), "white-space: pre-wrap")
         if history.validated is not None:
-            yield _render_line(format_validation(history.validated), "white-space: pre-wrap")
+            yield _render_line(progress.format_validation(history.validated), "white-space: pre-wrap")
         yield from render_panels(self._curve_events)[:2]
         for note in self._notes:
             if note.level == "warning":

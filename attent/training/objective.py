@@ -1,7 +1,5 @@
 """The objective as an nn.Module: every use of parameters is in `forward`, where wrappers (DDP, FSDP2) see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -122,8 +120,7 @@ class SingleStackObjective(Objective):
 
     def compute_states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
         """(B, T) -> (B, T, E)"""
-        states: Tensor = self.model(ids, lengths, packing=packing)
-        return states
+        return self.model(ids, lengths, packing=packing)
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -139,8 +136,7 @@ class CausalLMObjective(SingleStackObjective):
     """Next-token prediction. Padding follows the text, where causal attention does not see it."""
 
     def compute_states(self, ids: Tensor, lengths: Tensor | None, packing: Packing | None) -> Tensor:
-        states: Tensor = self.model.compute_states(ids, packing=packing)
-        return states
+        return self.model.compute_states(ids, packing=packing)
 
     def compute_loss(self, states: Tensor, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
         states = self.model.output.prepare_states(states).flatten(0, 1)  # (B, T, E) -> (N, E)

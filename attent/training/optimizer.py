@@ -3,14 +3,12 @@
 A fused one skips steps with a non-finite gradient on the device (`found_inf`), without a host synchronization.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from attent.training.distributed import distribute_like, is_sharded, to_full_tensor
+from attent.training.distributed import distribute_like, to_full_tensor
 from attent.training.run_options import TrainConfig
 
 NamedParameters = Mapping[str, nn.Parameter]
@@ -90,14 +88,3 @@ def compute_grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the global gradient norm as a tensor, without a host synchronization."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return to_full_tensor(torch.nn.utils.get_total_norm(grads))
-
-
-@torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], grad_norm: Tensor, max_norm: float) -> None:
-    factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if grads and not any(is_sharded(grad) for grad in grads):
-        torch._foreach_mul_(grads, factor)
-        return
-    for grad in grads:
-        grad.mul_(factor)

@@ -1,10 +1,8 @@
 """The progress display on stderr: lines, and at a terminal a bar, drawn at most 4 times a second, in 1% of the time."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from attent.formatting import escape_invisible, format_count, format_duration, format_percent, format_short
-from attent.scoring.metrics import METRICS
+from attent.scoring.metrics import format_metrics
 from attent.training.events import Ended, Event, Note, Progress, Started, Validated
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
@@ -70,8 +68,13 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
                     self._print(Text(f"    {label}  {escape_invisible(text)}"))
         elif self._live is not None:
             self._draw(force=not isinstance(event, Progress))
-        elif not self.quiet:
-            self._print_event(event)
+        elif isinstance(event, Started) and not self.quiet:
+            self._print(Text(format_header(self.title, event)))
+        elif isinstance(event, Progress) and not self.quiet:
+            self._unprinted = event
+            if self._clock() - self._last_line >= LINE_INTERVAL:
+                self._last_line, self._unprinted = self._clock(), None
+                self._print(Text(format_progress(event, self._history.steps)))
 
     def _print(self, line: Text) -> None:
         """Print a permanent line above the live display; in a pipe it is never wrapped."""
@@ -92,15 +95,6 @@ class TrainingDisplay(AbstractContextManager["TrainingDisplay"]):
             self._live.stop()
             self._live = None
         self._is_live = False
-
-    def _print_event(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._print(Text(format_header(self.title, event)))
-        elif isinstance(event, Progress):
-            self._unprinted = event
-            if self._clock() - self._last_line >= LINE_INTERVAL:
-                self._last_line, self._unprinted = self._clock(), None
-                self._print(Text(format_progress(event, self._history.steps)))
 
 
 class EventHistory:
@@ -172,8 +166,8 @@ def list_progress(event: Progress, steps: int) -> list[str]:
 def format_validation(event: Validated) -> str:
     since = format_count(event.validations_since_best, "validation")
     end = "best so far" if event.best else f"best was {since} ago"
-    start = f"validated at step {event.step:,}"
-    return "  ".join([start, f"loss {event.loss:.3f}", *format_metrics(event.metrics), end])
+    metrics = format_metrics(event.metrics).replace(", ", "  ")
+    return "  ".join(filter(None, [f"validated at step {event.step:,}  loss {event.loss:.3f}", metrics, end]))
 
 
 def format_end(event: Ended, best: Validated | None) -> str:
@@ -181,13 +175,8 @@ def format_end(event: Ended, best: Validated | None) -> str:
     text = f"{reasons[event.reason]} {format_count(event.step, 'step')} in {format_duration(event.seconds)}"
     if best is None:
         return text
-    parts = [f"loss {best.loss:.3f}", *format_metrics(best.metrics)]
-    return f"{text}; best at step {best.step:,}: {', '.join(parts)}"
-
-
-def format_metrics(metrics: Mapping[str, float]) -> list[str]:
-    known = ((METRICS[name], value) for name, value in metrics.items() if name in METRICS)
-    return [f"{metric.title} {metric.format_value(value)}" for metric, value in known]
+    scores = ", ".join(filter(None, [f"loss {best.loss:.3f}", format_metrics(best.metrics)]))
+    return f"{text}; best at step {best.step:,}: {scores}"
 
 
 def format_perplexity(value: float) -> str:

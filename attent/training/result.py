@@ -1,7 +1,5 @@
 """The result of a training run, as a notebook and a script use it: scores, history, what to type next."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -9,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attent.formatting import format_count
+from attent.scoring.metrics import format_metrics
 from attent.training.event_log import LOG_FILE, read_events
 from attent.training.events import Progress, Validated
 from attent.training.loop import StopReason
-from attent.training.progress import format_metrics
 from attent.training.run_options import TrainError
 
 if TYPE_CHECKING:
@@ -33,8 +31,7 @@ class TrainResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict per step that was reported or validated: step, epoch, loss, lr, tokens_per_second and others; at
-        validations also valid_loss and the metrics of the task, such as bleu."""
+        """A dict per reported step: step, epoch, loss, lr ...; of validations also valid_loss and bleu or others."""
         rows: dict[int, dict[str, Any]] = {}
         for event in read_events(self.out / LOG_FILE):
             if isinstance(event, Progress):
@@ -45,7 +42,7 @@ class TrainResult:
                 rows.setdefault(event.step, {}).update(scores)
         return [rows[step] for step in sorted(rows)]
 
-    def to_frame(self) -> DataFrame:
+    def to_frame(self) -> "DataFrame":
         """`history` as a pandas data frame with the step as its index."""
         try:
             from pandas import DataFrame
@@ -64,7 +61,7 @@ class TrainResult:
         ending = "stopped after" if self.stop_reason == "stopped" else "trained for"
         yield f"{self.out}: {ending} {format_count(self.step, 'step')}"
         for scores in self.scores:
-            yield f"{scores['split']} {Path(scores['name']).name}: {', '.join(format_metrics(scores['metrics']))}"
+            yield f"{scores['split']} {Path(scores['name']).name}: {format_metrics(scores['metrics'])}"
 
     @property
     def _next_code(self) -> str:

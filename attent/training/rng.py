@@ -4,8 +4,6 @@ Dropout is a function of (seed, step, batch, micro-batch) alone: validation, a r
 and neither does the number of ranks. So checkpoints need no states of generators.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

@@ -4,8 +4,6 @@ Resolve the settings, prepare the data, train, choose the best weights, score th
 loop is `loop`, what differs between tasks is `tasks`, and the folder's files are `run_folder`.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +41,8 @@ from attent.training.notebook import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.stop_signals import StopRequested, StopSignals
-from attent.training.task_heads import find_new_head_parameters
 from attent.training.tasks import TaskName, get_task_class
-from attent.training.tasks.base import RunContext, Task
+from attent.training.tasks.base import RunContext, Task, find_new_head_parameters
 
 
 @runtime_checkable
@@ -143,12 +140,8 @@ def pin_models(requested: UserSettings) -> None:
     """Replace the names of models on the hub by those of their commits."""
     data = requested.get("data", {})
     synthetic = data.get("synthetic", {})
-    for table, name in (
-        (requested, "init_from"),
-        (data, "tokenizer_from"),
-        (synthetic, "reverse"),
-        (synthetic, "forward"),
-    ):
+    names = (requested, "init_from"), (data, "tokenizer_from"), (synthetic, "reverse"), (synthetic, "forward")
+    for table, name in names:
         models = table.get(name)
         if isinstance(models, str):
             table[name] = find_origin(locate_model(models)) or models
@@ -233,11 +226,10 @@ class TrainSession:
         if reason != "stopped":
             scores = tuple(self.read_run_summary(trainer.state.step).get("scores", ()))
             return replace(result, scores=scores, python_example=task.describe_model(self.out).python_example)
-        result = replace(result, exit_code=self.signals.exit_code)
-        if not self.distributed.is_main:
-            return result
         again = shlex.join(["attent", "train", "--out", str(self.out)])
-        return replace(result, resume_command=again if self.distributed.world_size == 1 else "the same command")
+        again = again if self.distributed.world_size == 1 else "the same command"
+        again = again if self.distributed.is_main else ""
+        return replace(result, exit_code=self.signals.exit_code, resume_command=again)
 
     def set_up(self) -> tuple[RunConfig, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
@@ -313,8 +305,7 @@ class TrainSession:
             if not is_requested and run.train.steps:
                 steps = min(steps, run.train.steps)
             unresolved = replace(self.unresolved, steps=steps, threads=train.threads, precision=train.precision)
-            finetune = run.init_from is not None
-            train = task.fill_train_config(replace(run, train=unresolved), run.size, run.model, finetune=finetune)
+            train = task.fill_train_config(replace(run, train=unresolved))
             plan = f"{steps:,} steps of {step_seconds:.2f} s, about {format_duration(scoring)} for the final scores"
             self.emit(Note(text=f"{train.minutes:g} minutes{note}: {plan}"))
         if train != run.train:
@@ -388,11 +379,11 @@ class TrainSession:
         if "data.layout" in task.used_settings:
             layout = autoconfig.choose_layout(run.data.layout, config, self.distributed.device)
             run = replace(run, data=replace(run.data, layout=layout))
-        chosen = task.fill_train_config(run, size, config, finetune=pretrained is not None)
+        run = replace(run, size=size, model=config)
+        chosen = task.fill_train_config(run)
         # The precision depends on a measurement, which may differ between ranks.
         is_bf16 = self.distributed.broadcast([float(chosen.precision == "bfloat16")])[0]
-        chosen = replace(chosen, precision="bfloat16" if is_bf16 else "float32")
-        run = replace(run, size=size, model=config, train=chosen)
+        run = replace(run, train=replace(chosen, precision="bfloat16" if is_bf16 else "float32"))
         sentences = list(task.describe_choices(run, reason))
         is_planned = run.train.minutes and self.unresolved.steps is None  # then the schedule is not known yet
         for sentence in sentences[:1] if is_planned else sentences:
@@ -478,8 +469,7 @@ class TrainSession:
         return self.build_result(task, trainer, finished["reason"])
 
     def choose_weights(self, trainer: Trainer, ended: Ended) -> str:
-        """Average the last checkpoints, and keep the average if it scores better than the best of them. Return which
-        weights are exported."""
+        """Keep the average of the last checkpoints if it scores better than the best; return which are exported."""
         config, best_step = trainer.config, trainer.state.best_step
         exported = f"best, step {best_step:,}" if best_step else f"last, step {ended.step:,}"
         steps = checkpoint.list_steps(self.state_dir)[-config.average :]
@@ -516,18 +506,14 @@ class TrainSession:
                 self.emit(Note(text=f"{result.split} {result.name}: {result.summary}", step=ended.step))
             task.write_analysis(model, out)
             model_card.write_card(model_card.build_card(task, run, trainer, results, ended, weights_label), card_file)
-            state, shown = trainer.state, ("name", "split", "num_examples")
-            finished: dict[str, Any] = {
-                "step": state.step,
-                "reason": ended.reason,
-                "weights": weights_label,
-                "best": state.best_score,
-            }
-            finished |= {"best_loss": state.best_loss, "scoring": get_scoring_settings(run), "unit": task.unit}
-            finished["scores"] = [
-                {name: getattr(result, name) for name in shown} | {"unit": task.unit, "metrics": dict(result.metrics)}
+            state, shown, unit = trainer.state, ("name", "split", "num_examples"), {"unit": task.unit}
+            scores = [
+                {name: getattr(result, name) for name in shown} | unit | {"metrics": dict(result.metrics)}
                 for result in results
             ]
+            finished: dict[str, Any] = {"step": state.step, "reason": ended.reason, "weights": weights_label}
+            finished |= {"best": state.best_score, "best_loss": state.best_loss, "scoring": get_scoring_settings(run)}
+            finished |= {**unit, "scores": scores}
             settings.write_json(finished, self.state_dir / run_folder.FINISHED_FILE)
             text = f"model: {out}; card: {card_file}; {task.describe_model(out).next_step}"
             if get_attention_layers(trainer.model):

@@ -1,9 +1,4 @@
-"""The folder of a run: file names, the checks before training writes into it, and its lock.
-
-A folder belongs to one run, and to one process at a time. A run resumes with the settings that it began with.
-"""
-
-from __future__ import annotations
+"""The folder of a run, which belongs to one run and to one process at a time: file names, checks, lock."""
 
 import json
 from collections.abc import Iterator
@@ -55,11 +50,6 @@ def check_folder(out: Path, requested: UserSettings) -> None:
         probe = state / ".probe"
         probe.write_bytes(b"")
         probe.unlink()
-
-
-def has_begun(out: Path) -> bool:
-    """True if the folder has a checkpoint or a model, so that its settings are fixed."""
-    return bool(checkpoint.list_steps(out / STATE_FOLDER)) or (out / WEIGHTS_FILE).exists()
 
 
 def names_data(requested: UserSettings) -> bool:

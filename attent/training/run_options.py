@@ -4,8 +4,6 @@ The annotations are the help texts of the flags of `attent train` and of the arg
 imports torch, so that `attent train --help` is fast.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """State of the training loop besides tensors: what checkpoints store, and metrics since the last report."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,9 +1,4 @@
-"""SIGINT and SIGTERM during training: the first one requests a stop after saving a checkpoint.
-
-Handlers are installed in the main thread only, as Python requires, and restored afterwards.
-"""
-
-from __future__ import annotations
+"""SIGINT and SIGTERM during training: the first one requests a stop after saving a checkpoint."""
 
 import os
 import signal
@@ -28,8 +23,8 @@ class StopSignals:
         self.force_exit, self.can_save, self.received = force_exit, False, 0
         self._previous_handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # as Python requires
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous_handlers[number] = signal.signal(number, self._handle)
         return self

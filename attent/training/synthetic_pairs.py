@@ -8,8 +8,6 @@ The files are in `state/data/synthetic`. Each block of translations is appended 
 translates only what is missing.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -132,7 +130,9 @@ class TranslationJob:
             texts = {pair.source: pair.target for pair in self.text if isinstance(pair, Pair)}
         else:
             texts = dict.fromkeys(read_texts(self.list_files(), "lines").texts, "")
-        cleaned = {clean_text(text): reference for text, reference in texts.items() if text.strip()}
+        # Each as one line that can be written as UTF-8.
+        lines = {text: text.strip().replace("\n", " ").encode(errors="replace").decode() for text in texts}
+        cleaned = {lines[text]: reference for text, reference in texts.items() if text.strip()}
         if not cleaned:
             raise TrainError(f"{self.name}: there is no text to translate; give another")
         return cleaned
@@ -153,8 +153,7 @@ class TranslationJob:
 def add_synthetic_corpora(
     config: DataConfig, train: list[Corpus], held_out: Sequence[Corpus], seed: int, context: RunContext
 ) -> list[Corpus]:
-    """Return the training corpora, their targets replaced if requested, and those made from monolingual text. No text
-    of a validation or test set becomes a pair."""
+    """Return the training corpora, their targets replaced if requested, and those made from monolingual text."""
     if config.synthetic is None:
         return train
     root = context.data_dir / FOLDER
@@ -249,14 +248,6 @@ def build_pairs(
     )
 
 
-def clean_text(text: str) -> str:
-    """A text as one line that can be written as UTF-8."""
-    return text.strip().replace("\n", " ").encode(errors="replace").decode()
-
-
-# ---- translation -----------------------------------------------------------------------------------------------------
-
-
 def count_complete_lines(path: Path) -> int:
     """Count the translations of a run that was killed, and cut off a line that is not complete."""
     path.touch()
@@ -279,10 +270,9 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
     model_source, model_target = pipeline.languages
     for requested, known in ((source, model_source), (target, None if to else model_target)):
         if requested and known and not is_same_language(requested, known):
-            problem = (
-                f"must translate {source} to {target}, but translates {model_source or '?'} to {model_target or '?'}"
-            )
-            raise TrainError(f"{job.models[0]}: {problem}; give another model")
+            actual = f"{model_source or '?'} to {model_target or '?'}"
+            problem = f"must translate {source} to {target}, but translates {actual}; give another model"
+            raise TrainError(f"{job.models[0]}: {problem}")
     content = "\n".join(texts[done:]).encode()
     lines = LineSource(
         name=job.name, chunks=[content], has_more=lambda: True, total_bytes=len(content), first_index=done
@@ -313,9 +303,6 @@ def encode_candidates(line: str) -> bytes:
         per_token = round(log_prob / max(1, len(each["tokens"]) + each["finished"]), 4)
         candidates.append(Candidate(each["hyp"], per_token, each["finished"]))
     return (json.dumps(candidates, ensure_ascii=False) + "\n").encode()
-
-
-# ---- selection -------------------------------------------------------------------------------------------------------
 
 
 def choose_closest(lines: Sequence[bytes], references: Sequence[str]) -> list[Candidate]:

@@ -4,6 +4,7 @@ number must come out as without one. What only a GPU can show runs with `--devic
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -351,15 +352,17 @@ def test_what_is_compiled_is_kept_in_our_cache_unless_a_person_said_where(
 ) -> None:
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(INDUCTOR_CACHE_ENV, str(tmp_path / "theirs"))
-    assert persist_compile_cache() == tmp_path / "theirs"
+    persist_compile_cache()
+    assert Path(cache_dir()) == tmp_path / "theirs"
     monkeypatch.delenv(INDUCTOR_CACHE_ENV)
     monkeypatch.setenv(INDUCTOR_CACHE_ENV, cache_dir())  # torch's own choice, which it writes there itself
-    assert persist_compile_cache() == tmp_path / "cache" / "compiled"
+    persist_compile_cache()
     assert Path(cache_dir()) == tmp_path / "cache" / "compiled"
     (tmp_path / "file").write_text("")
     monkeypatch.delenv(INDUCTOR_CACHE_ENV)
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "file"))
-    assert persist_compile_cache() is None
+    persist_compile_cache()
+    assert INDUCTOR_CACHE_ENV not in os.environ
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

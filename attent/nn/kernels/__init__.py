@@ -15,8 +15,6 @@ Each has a reference implementation elsewhere, and is used only where `can_use_k
 the CUDA builds of torch; nothing here that needs it is imported without it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -6,8 +6,6 @@ gradient and the sum and writes both gradients. It draws the dropout mask again 
 gradients of the bias and of the norm's weights in the same pass.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

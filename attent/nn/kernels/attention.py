@@ -3,8 +3,6 @@
 All return the same values as `attend_explicit`, and zeros for a query that may attend to nothing.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import cast

@@ -1,8 +1,6 @@
 """Softmax, label-smoothed cross-entropy and its gradient, in place, for one pass or for R-Drop's two. The logits are by
 far the largest tensor of a training step, so they are read from memory once and overwritten once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 A graph reads and writes the same memory at each replay. Which tensors stay in place is the caller's business.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ Philox, which torch uses, costs a GPU more time than the rest of a normalization
 The two seeds, three multiplications and the shifts between them (the finalizer of MurmurHash3) are ten.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -2,8 +2,6 @@
 gradient and sums it into the bias's gradient in one pass.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

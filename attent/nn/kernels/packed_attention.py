@@ -10,8 +10,6 @@ gradients are written in the same layout, without a copy. The gradients of that 
 tokens, to which each tile adds its part. The rule is `Mask.allows` for a packing, causal or not.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

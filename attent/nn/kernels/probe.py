@@ -1,7 +1,5 @@
 """The smallest kernel, which shows whether Triton works on a device: it needs a driver and a C compiler."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,8 +1,6 @@
 """Sums over many rows, for the gradients of biases and norms. Each program of a kernel sums its own rows; the partial
 sums are added here, always in the same order."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Two workarounds for scaled_dot_product_attention at inference on CUDA, in plain PyTorch (no Triton needed)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

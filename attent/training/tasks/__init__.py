@@ -3,8 +3,6 @@
 Task modules are imported on first use: this module is part of `attent train --help`, which must not import torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +28,6 @@ TASK_HELP = ", ".join(f"{name}: {text}" for name, (_, text, _) in TASKS.items())
 DATA_HELP = "; ".join(f"{name}: {text}" for name, (_, _, text) in TASKS.items())
 
 
-def get_task_class(name: TaskName) -> type[Task]:
+def get_task_class(name: TaskName) -> "type[Task]":
     module, _, class_name = TASKS[name][0].partition(":")
-    task: type[Task] = getattr(import_module(f"{__name__}.{module}"), class_name)
-    return task
+    return getattr(import_module(f"{__name__}.{module}"), class_name)

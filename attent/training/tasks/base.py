@@ -1,8 +1,5 @@
 """The interface between a task and the training loop: batches, objective, evaluator, and the `Task` class itself."""
 
-from __future__ import annotations
-
-import hashlib
 import shutil
 import sys
 import time
@@ -22,6 +19,7 @@ from attent.data.loader import PrefetchLoader, TokenBatch
 from attent.formatting import format_duration
 from attent.models import Model, ModelConfig
 from attent.storage.atomic import atomic_path
+from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_monolingual_tokenizer
 from attent.training.config import DataConfig, RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -30,6 +28,7 @@ from attent.training.events import EventHandler, Note, ValidationSample
 T = TypeVar("T")
 Split = Literal["validation", "test"]
 SPLIT_NAMES = ("train", "valid", "test")  # of data
+HEAD_NAMES = ("classifier", "pooler", "masked_lm")  # modules that a pretrained model may lack
 REPORT_SECONDS = 5.0  # between two progress notes
 VALID_BATCH_TOKENS = 4096  # per validation batch, unless a single row is longer
 # Training settings of the tasks that are newer than the paper's recipe: weight decay, a learning rate that falls to
@@ -38,9 +37,6 @@ MODERN_RECIPE: dict[str, Any] = {
     "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
     "clip_norm": 1.0, "label_smoothing": 0.0,
 }  # fmt: skip
-
-
-# ---- what the loop sees ----------------------------------------------------------------------------------------------
 
 
 class TrainBatch(Protocol):
@@ -66,11 +62,11 @@ class TrainBatch(Protocol):
     def __len__(self) -> int:
         """Number of rows."""
 
-    def slice_rows(self, start: int, stop: int) -> TrainBatch: ...
+    def slice_rows(self, start: int, stop: int) -> "TrainBatch": ...
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> TrainBatch: ...
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TrainBatch": ...
 
-    def pin_memory(self) -> TrainBatch: ...
+    def pin_memory(self) -> "TrainBatch": ...
 
 
 @dataclass(frozen=True)
@@ -131,9 +127,6 @@ Evaluator = Callable[[Any], EvalResult]
 ObjectiveFactory = Callable[..., nn.Module]
 
 
-# ---- what a run sees -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     data_dir: Path  # for files that are made once and reused: `state/data` of the run
@@ -190,12 +183,22 @@ class CorpusStats:
     files: tuple[tuple[str, str], ...] = ()  # (name, SHA-256 or "" if it could not be read again)
     weight: float = 1.0  # sampling weight
 
+    @classmethod
+    def from_counts(cls, name: str, num_used: int, dropped: Mapping[str, int], files: Sequence[Path]) -> Self:
+        return cls(
+            name=name,
+            num_read=num_used + sum(dropped.values()),
+            num_used=num_used,
+            dropped=tuple((reason, count) for reason, count in dropped.items() if count),
+            files=hash_files([str(path) for path in files], files),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSummary:
     corpora: tuple[CorpusStats, ...]
-    source_tokens: int
-    target_tokens: int  # 0 where there is one side only; both 0: not counted in tokens
+    source_tokens: int = 0
+    target_tokens: int = 0  # 0 where there is one side only; both 0: not counted in tokens
     data_key: str  # the first digits of a SHA-256 of the text, the filters and the tokenizer
     num_held_out: int  # examples used for validation only
     held_out_method: str  # "selected by a hash of ...", "valid.tsv", or "" without a validation set
@@ -279,8 +282,8 @@ class Task(ABC):
         """A model of this config, with the weights of `pretrained` where it has them (None: from scratch)."""
 
     @abstractmethod
-    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        """`run.train` with every None replaced, from the amount of data and the device."""
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        """`run.train` with every None replaced, from the amount of data, the device, `run.size` and `run.model`."""
 
     @abstractmethod
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
@@ -308,14 +311,21 @@ class Task(ABC):
         return 0.0
 
     def write_analysis(self, model: Any, out: Path) -> None:  # noqa: B027 - most tasks have none
-        """Write further analyses of the finished model into its folder (translation: alignment heads, head
-        statistics)."""
+        """Write further analyses of the finished model, such as head statistics, into its folder."""
 
     @abstractmethod
     def describe_data(self) -> DataSummary: ...
 
     @abstractmethod
     def describe_model(self, out: Path) -> ModelDescription: ...
+
+
+def find_new_head_parameters(model: Model, pretrained: Any) -> tuple[str, ...]:
+    """Return the head parameters that `pretrained` lacks. A classifier for other labels is always new."""
+    known = pretrained.state_dict()
+    labels_differ = getattr(pretrained.config, "labels", ()) != getattr(model.config, "labels", ())
+    names = [name for name, _ in model.named_parameters() if name.partition(".")[0] in HEAD_NAMES]
+    return tuple(name for name in names if name not in known or (labels_differ and name.startswith("classifier.")))
 
 
 def build_python_example(class_name: str, folder: Path | str, call: str) -> str:
@@ -373,34 +383,6 @@ def reject_or_skip_test_set(problem: str, requested: bool, context: RunContext) 
     context.warn(f"{problem}; this test set was found automatically and is skipped")
 
 
-def summarize_data(
-    name: str,
-    num_used: int,
-    *,
-    dropped: Mapping[str, int],
-    files: Sequence[Path],
-    data_key: str,
-    num_held_out: int,
-    held_out_method: str,
-    num_tokens: int = 0,
-) -> DataSummary:
-    corpus = CorpusStats(
-        name=name,
-        num_read=num_used + sum(dropped.values()),
-        num_used=num_used,
-        dropped=tuple((reason, count) for reason, count in dropped.items() if count),
-        files=hash_files([str(path) for path in files], files),
-    )
-    return DataSummary(
-        corpora=(corpus,),
-        source_tokens=num_tokens,
-        target_tokens=0,
-        data_key=data_key,
-        num_held_out=num_held_out,
-        held_out_method=held_out_method,
-    )
-
-
 def train_text_tokenizer(
     texts: Sequence[str],
     config: TokenizerConfig,
@@ -423,8 +405,7 @@ def hash_files(names: Sequence[str], paths: Sequence[Path]) -> tuple[tuple[str, 
     digests = []
     for path in paths:
         try:
-            with open(path.expanduser(), "rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+            digests.append(hash_file(path.expanduser()).sha256)
         except OSError:
             digests.append("")
     return tuple(zip(names, digests, strict=True))

@@ -1,7 +1,5 @@
 """`--task caption`: texts of images, by an encoder of image patches (ViT) and a decoder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -40,7 +38,7 @@ from attent.training.tasks import base
 from attent.training.tasks import image_classification as classification
 from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
 from attent.training.tasks.image_batches import ShuffledLoader, augment_pixels
-from attent.training.tasks.text_task import hash_texts
+from attent.training.tasks.text_task import get_stack, hash_texts
 
 DROPOUT = 0.1
 WIDTH_MULTIPLE = 16  # of padded targets, so that there are few shapes to compile
@@ -118,8 +116,7 @@ class CaptionObjective(Objective):
         return self.compute_token_loss(states, labels.clamp(min=0), labels != IGNORE_INDEX, doubled)
 
     def compute_states(self, pixels: Tensor, inputs: Tensor) -> Tensor:
-        states: Tensor = self.model.decode(inputs, self.model.encode(pixels))
-        return states
+        return self.model.decode(inputs, self.model.encode(pixels))
 
 
 class CaptioningTask(GenerationTask):
@@ -268,18 +265,11 @@ class CaptioningTask(GenerationTask):
         model.source_embedding.load_state_dict(weights)
         return model
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
-    ) -> TrainConfig:
-        num_patches = classification.count_positions(get_frontend(config))
-        return classification.fill_image_train_config(
-            run.train,
-            self.context.device,
-            len(self.train_data),
-            num_patches,
-            config.encoder.width,
-            finetune=finetune and not self.is_new_decoder,
-        )
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        num_patches, width = classification.count_positions(get_frontend(run.model)), get_stack(run.model).width
+        finetune, device = bool(run.init_from) and not self.is_new_decoder, self.context.device
+        sizes = len(self.train_data), num_patches, width
+        return classification.fill_image_train_config(run.train, device, *sizes, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         batches = self.build_train_batches(run)

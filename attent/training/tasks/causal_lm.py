@@ -1,7 +1,5 @@
 """`--task lm`: predict the next token with a decoder-only model; each validation generates a greedy sample."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Common parts of translation, speech and captions: evaluation by generating the texts of a set."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -19,15 +17,8 @@ from attent.formatting import format_count
 from attent.models import Seq2Seq, Seq2SeqConfig, build, build_empty
 from attent.models.weights import assign_weights
 from attent.nn.eval_mode import eval_mode
-from attent.scoring.metrics import (
-    VALIDATION_METRICS,
-    MetricScore,
-    Reference,
-    add_selected_metric,
-    compute_metrics,
-    format_metrics,
-    list_references,
-)
+from attent.scoring import metrics as scoring_metrics
+from attent.scoring.metrics import MetricScore, Reference, compute_metrics, format_metrics, list_references
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, UserSettings
@@ -56,7 +47,7 @@ class EvalSet:
     def language(self) -> str | None:
         return self.languages[0] if len(set(self.languages)) == 1 else None
 
-    def select(self, indices: Sequence[int]) -> EvalSet:
+    def select(self, indices: Sequence[int]) -> "EvalSet":
         return replace(
             self,
             ids=self.ids[list(indices)],
@@ -65,7 +56,7 @@ class EvalSet:
             titles=tuple(self.titles[i] for i in indices),
         )
 
-    def select_evenly(self, count: int) -> EvalSet:
+    def select_evenly(self, count: int) -> "EvalSet":
         return self.select(base.select_evenly(range(len(self)), count))
 
     def select_samples(self, outputs: Sequence[str], count: int) -> tuple[ValidationSample, ...]:
@@ -83,7 +74,7 @@ class GenerationTask(base.Task):
 
     context: base.RunContext
     tokenizer: Tokenizer
-    metric_names: tuple[str, ...] = VALIDATION_METRICS  # of validations and final scores
+    metric_names: tuple[str, ...] = scoring_metrics.VALIDATION_METRICS  # of validations and final scores
     train_data: Any
     data_files: Sequence[Path]
     validation: Any
@@ -92,8 +83,7 @@ class GenerationTask(base.Task):
 
     def build_finetune_config(self, model: Any, requested: UserSettings, origin: str) -> Seq2SeqConfig:
         sizes = (self.tokenizer.source.size, self.tokenizer.target.size)
-        config: Seq2SeqConfig = autoconfig.build_finetune_config(model.config, requested, sizes, origin)
-        return config
+        return autoconfig.build_finetune_config(model.config, requested, sizes, origin)
 
     def build_model(self, config: Seq2SeqConfig, pretrained: Any) -> Seq2Seq:
         if pretrained is None:
@@ -158,7 +148,7 @@ class GenerationTask(base.Task):
 
     def evaluate_examples(self, model: Seq2Seq, examples: EvalSet, run: RunConfig) -> base.EvalResult:
         outputs = self.generate(model, examples, run, SearchOptions(beam_size=1, length_penalty=0.0))
-        names = add_selected_metric(self.metric_names, run.train.metric)
+        names = scoring_metrics.add_selected_metric(self.metric_names, run.train.metric)
         scores = compute_metrics(outputs, examples.references, names, examples.language, resamples=0)
         metrics = {score.metric: score.value for score in scores}
         return base.EvalResult(metrics=metrics, samples=examples.select_samples(outputs, NUM_SAMPLES))
@@ -216,11 +206,9 @@ class GenerationTask(base.Task):
     def describe_data(self) -> base.DataSummary:
         train, valid = self.train_data, self.validation
         num_held_out = 0 if valid is None else len(valid)
-        return base.summarize_data(
-            self.describe_train_data(),
-            len(train),
-            dropped={"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out},
-            files=self.data_files,
+        dropped = {"not usable": len(train.skipped), "held out for validation": num_held_out * self.is_held_out}
+        return base.DataSummary(
+            corpora=(base.CorpusStats.from_counts(self.describe_train_data(), len(train), dropped, self.data_files),),
             data_key=train.store_key,
             num_held_out=num_held_out,
             held_out_method="" if valid is None else self.held_out_method if self.is_held_out else valid.name,

@@ -1,7 +1,5 @@
 """Batches of images with random augmentation (shift, flip, erasing), and the classification loss on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,5 +126,4 @@ class ImageObjective(Objective):
         return loss, F.cross_entropy(logits.detach(), labels, reduction="none").sum()
 
     def compute_states(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.model(self.model.normalize(pixels))
-        return logits
+        return self.model(self.model.normalize(pixels))

@@ -1,7 +1,5 @@
 """`--task images`: classify images with a ViT, from scratch or fine-tuned."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +23,7 @@ from attent.training.run_options import DataConfig, TrainConfig
 from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.image_batches import ImageLoader, ImageObjective
-from attent.training.tasks.text_classification import add_confidence_interval
+from attent.training.tasks.text_classification import build_accuracy_scores
 
 MAX_HELD_OUT = 5_000  # images: enough for an accuracy to half a percent
 GPU_BATCH_IMAGES, CPU_BATCH_IMAGES, VALID_BATCH_IMAGES = 512, 128, 500
@@ -146,11 +144,12 @@ class ImageClassificationTask(base.Task):
             model.load_state_dict(weights, strict=False)
         return model
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: VisionConfig, *, finetune: bool
-    ) -> TrainConfig:
-        count, tokens, width = len(self.train_images), count_positions(config), config.stack.width
-        return fill_image_train_config(run.train, self.context.device, count, tokens, width, finetune=finetune)
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        assert isinstance(run.model, VisionConfig)
+        sizes, finetune = (count_positions(run.model), run.model.stack.width), run.init_from is not None
+        return fill_image_train_config(
+            run.train, self.context.device, len(self.train_images), *sizes, finetune=finetune
+        )
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         batches = self.build_train_batches(run)
@@ -191,12 +190,10 @@ class ImageClassificationTask(base.Task):
         skipped, split = len(self.train_images.skipped), self.train_split
         files = (split.images, split.labels) if isinstance(split, image_data.IdxSplit) else ()  # none of a folder
         method = "" if self.validation is None else self.validation.name
-        return base.summarize_data(
-            self.train_images.name,
-            len(self.train_images),
-            dropped={"no image": skipped},
-            files=files,
-            data_key=self.train_images.store_key,
+        train = self.train_images
+        return base.DataSummary(
+            corpora=(base.CorpusStats.from_counts(train.name, len(train), {"no image": skipped}, files),),
+            data_key=train.store_key,
             num_held_out=0 if self.validation is None else len(self.validation),
             held_out_method="drawn from each class in proportion" if self.is_held_out else method,
         )
@@ -262,15 +259,7 @@ def measure_accuracy(
 
 
 def score_images(model: VisionTransformer, images: ImageDataset, name: str, split: base.Split) -> base.FinalScores:
-    metrics, interval = add_confidence_interval(measure_accuracy(model, images), len(images))
-    return base.FinalScores(
-        name=name,
-        split=split,
-        num_examples=len(images),
-        metrics=metrics,
-        summary=f"accuracy {metrics['accuracy']:.2f}% (95% confidence interval {interval})",
-        extra_columns=(("95% interval", interval),),
-    )
+    return build_accuracy_scores(name, split, measure_accuracy(model, images), len(images), "images")
 
 
 def choose_patch(image_size: int) -> int:

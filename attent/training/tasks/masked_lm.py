@@ -1,7 +1,5 @@
 """`--task mlm`: predict masked or replaced tokens with an encoder (BERT, Devlin et al. 2019)."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

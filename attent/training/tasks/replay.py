@@ -3,8 +3,6 @@
 It is named (`--replay`), or it is the sample that the model folder stores of its training data (`--store-sample`).
 """
 
-from __future__ import annotations
-
 import gzip
 import heapq
 import random
@@ -25,8 +23,7 @@ SAMPLE_FILE = "sample.tsv.gz"
 
 
 def fetch_sample(init_from: str | None, context: base.RunContext) -> Path | None:
-    """Copy the sample of the model that is fine-tuned into a new run, which can be resumed without that model; None if
-    there is none."""
+    """Copy the sample of the model that is fine-tuned into a new run, which is resumed without it; None: no sample."""
     path = context.data_dir / SAMPLE_FILE
     if context.is_new:
         content = read_side_file(locate_model(init_from), SAMPLE_FILE) if init_from else None

@@ -1,7 +1,5 @@
 """`--task spans`: remove spans of a text and predict them with an encoder-decoder (T5, Raffel et al. 2020)."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`--task speech`: recognize speech, or translate it, with an encoder-decoder of log-mel frames."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attent.data.audio import (
-    AudioDataConfig,
-    Recording,
-    RecordingDataset,
-    choose_text_columns,
-    find_recordings,
-    has_translations,
-    prepare_recordings,
-)
+from attent.data import audio as audio_data
+from attent.data.audio import AudioDataConfig, Recording, RecordingDataset, has_translations
 from attent.data.batch_plan import WIDTH_MULTIPLE
 from attent.data.media_store import describe_skipped
 from attent.decoding.options import SearchOptions
@@ -118,7 +109,7 @@ class SpeechTask(GenerationTask):
         for name, recordings in splits:
             report = self.context.track_progress(f"reading {name}", "recordings", len(recordings))
             data_dir = self.context.data_dir
-            dataset = prepare_recordings(recordings, name, self.audio_options, data_dir, progress=report)
+            dataset = audio_data.prepare_recordings(recordings, name, self.audio_options, data_dir, progress=report)
             if problem := describe_skipped(dataset.name, dataset.skipped):
                 self.context.warn(problem)
             datasets.append(dataset)
@@ -172,8 +163,7 @@ class SpeechTask(GenerationTask):
     def choose_model(self, run: RunConfig, requested: UserSettings) -> tuple[Size, Seq2SeqConfig, str]:
         on_cpu = self.context.device.type == "cpu"
         size = run.size or self.choose_size_and_epochs()[0]
-        hours = format_hours(self.train_data)
-        reason = "as requested" if run.size else f"for {hours}" + " on a CPU" * on_cpu
+        reason = "as requested" if run.size else f"for {format_hours(self.train_data)}" + " on a CPU" * on_cpu
         preset = fit_to_tokenizer(build_speech_config(size, self.tokenizer.target.size), self.tokenizer)
         samples = np.quantile(self.train_data.num_samples, MAX_FRAMES_QUANTILE)
         frontend = replace(get_frontend(preset), max_frames=math.ceil(samples / HOP_SAMPLES))
@@ -182,13 +172,12 @@ class SpeechTask(GenerationTask):
         return size, build_model_config(requested, preset), reason
 
     def choose_size_and_epochs(self) -> tuple[Size, int]:
-        minutes = int(count_seconds(self.train_data)) // 60
+        minutes = int(self.train_data.num_samples.sum()) // (60 * SAMPLE_RATE)
         return look_up(CPU_SIZE_AND_EPOCHS if self.context.device.type == "cpu" else GPU_SIZE_AND_EPOCHS, minutes)
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
-    ) -> TrainConfig:
-        train, device = run.train, self.context.device
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        train, config, device, finetune = run.train, run.model, self.context.device, run.init_from is not None
+        assert isinstance(config, Seq2SeqConfig)
         if train.ctc and not config.ctc:
             raise TrainError(f"`train.ctc` must be 0 for a model without a CTC layer, but is {train.ctc}; leave it out")
         if train.compile:
@@ -200,7 +189,7 @@ class SpeechTask(GenerationTask):
         estimate = math.ceil(epochs / divisor * self.count_epoch_states(config) / (batch * train.accumulate))
         steps = train.steps or min(autoconfig.MAX_STEPS, max(MIN_STEPS // divisor, estimate))
         warmup = max(1, min(4_000, steps // 10)) if train.warmup is None else train.warmup
-        lr = train.lr or (FINETUNE_LR if finetune else LR_BY_SIZE[size or "small"])
+        lr = train.lr or (FINETUNE_LR if finetune else LR_BY_SIZE[run.size or "small"])
         return fill_defaults(train, device, batch_tokens=batch, steps=steps, warmup=warmup, lr=lr)
 
     def count_epoch_states(self, config: Seq2SeqConfig) -> int:
@@ -304,8 +293,8 @@ class SpeechTask(GenerationTask):
 
 
 def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]]:
-    columns = choose_text_columns(data.src, data.tgt)
-    splits = base.find_splits(data, lambda path: find_recordings(path, columns), "recordings")
+    columns = audio_data.choose_text_columns(data.src, data.tgt)
+    splits = base.find_splits(data, lambda path: audio_data.find_recordings(path, columns), "recordings")
     for split in ("train", "valid"):
         if parts := splits[split]:
             joined = [entry for _, part in parts for entry in part]
@@ -313,12 +302,8 @@ def find_splits(data: DataConfig) -> dict[str, list[tuple[str, list[Recording]]]
     return splits
 
 
-def count_seconds(recordings: RecordingDataset) -> float:
-    return int(recordings.num_samples.sum()) / SAMPLE_RATE
-
-
 def format_hours(recordings: RecordingDataset) -> str:
-    minutes = count_seconds(recordings) / 60
+    minutes = int(recordings.num_samples.sum()) / SAMPLE_RATE / 60
     return f"{minutes / 60:,.1f} hours of audio" if minutes >= 60 else f"{minutes:.2g} minutes of audio"
 
 

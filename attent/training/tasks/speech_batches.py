@@ -3,8 +3,6 @@
 Speeds and masks are drawn on the host, as part of a batch; frames are computed and masked on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,7 +65,7 @@ class SpeechBatch(RowBatch):
     def row_length(self) -> int:
         return max(int(count_states(self.num_samples, self.fixed_frames).max()), self.target.ids.shape[1])
 
-    def slice_rows(self, start: int, stop: int) -> SpeechBatch:
+    def slice_rows(self, start: int, stop: int) -> "SpeechBatch":
         rows = super().slice_rows(start, stop)
         # Recordings at most twice as fast have at most twice as many samples before the change of speed.
         width = int(rows.num_samples.max()) * (1 if self.speeds is None else 2)

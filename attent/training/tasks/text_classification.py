@@ -1,7 +1,5 @@
 """`--task classify`: predict the label of a text with an encoder, from scratch or pre-trained by `--task mlm`."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter
@@ -101,16 +99,9 @@ class TextClassificationTask(EncoderTask):
         total, num_targets = self.compute_loss(model, self.get_eval_batches(texts))
         predictions = self.predict_labels(model, texts)
         accuracy = compute_accuracy(predictions, texts)
-        metrics, interval = add_confidence_interval(accuracy, len(predictions))
-        return base.FinalScores(
-            name=texts.name,
-            split=split,
-            num_examples=len(predictions),
-            metrics={"loss": total / max(1, num_targets)} | metrics,
-            summary=f"accuracy {accuracy:.2f}% (95% confidence interval {interval}, {len(predictions):,} texts)",
-            extra_columns=(("95% interval", interval),),
-            samples=base.select_samples(texts.texts, texts.labels, predictions, NUM_CARD_SAMPLES),
-        )
+        scores = build_accuracy_scores(texts.name, split, accuracy, len(predictions), "texts")
+        samples = base.select_samples(texts.texts, texts.labels, predictions, NUM_CARD_SAMPLES)
+        return replace(scores, metrics={"loss": total / max(1, num_targets), **scores.metrics}, samples=samples)
 
     def describe_model(self, out: Path) -> base.ModelDescription:
         folder = shlex.quote(str(out))
@@ -153,10 +144,18 @@ def compute_accuracy(predictions: Sequence[str], texts: TextCorpus) -> float:
     return 100 * correct / max(1, len(predictions))
 
 
-def add_confidence_interval(accuracy: float, count: int) -> tuple[dict[str, float], str]:
-    """Return the metrics of an accuracy in percent with its 95% confidence interval, and the interval as text."""
+def build_accuracy_scores(name: str, split: base.Split, accuracy: float, count: int, unit: str) -> base.FinalScores:
+    """The scores of an accuracy in percent, with its 95% confidence interval."""
     low, high = (100 * bound for bound in compute_wilson_interval(accuracy / 100, count))
-    return {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}, f"{low:.2f} to {high:.2f}"
+    interval = f"{low:.2f} to {high:.2f}"
+    return base.FinalScores(
+        name=name,
+        split=split,
+        num_examples=count,
+        metrics={"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high},
+        summary=f"accuracy {accuracy:.2f}% (95% confidence interval {interval}, {count:,} {unit})",
+        extra_columns=(("95% interval", interval),),
+    )
 
 
 def compute_wilson_interval(proportion: float, count: int, z: float = 1.96) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """Common parts of the tasks on text alone: files, validation set, tokenizer, model and schedule, losses."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time
@@ -26,7 +24,7 @@ from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer import Tokenizer
 from attent.text.vocabulary import Vocabulary
-from attent.training import autoconfig, task_heads
+from attent.training import autoconfig
 from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
 from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
@@ -85,7 +83,10 @@ def load_splits(
     held_out = valid is None and data.hold_out != 0
     if held_out:
         train, valid = text_corpus.hold_out_texts(train, data.hold_out, run.train.seed, layout)
-        context.note(f"held out {_describe_held_out(valid, train)} for validation (name your own with --valid)")
+        amount = f"{len(valid.texts):,} of {len(valid.texts) + len(train.texts):,} texts"
+        if valid.name.startswith("last part"):
+            amount = f"the last part of each document, {valid.char_count:,} characters,"
+        context.note(f"held out {amount} for validation (name your own with --valid)")
     tests = []
     for path in text_corpus.list_eval_files(data.test, "test", suffixes) if data.test else files.test:
         try:
@@ -111,12 +112,6 @@ def _report_files(
     if train.skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in train.skipped.most_common(4))
         context.warn(f"{train.name}: skipped lines: {reasons}")
-
-
-def _describe_held_out(held_out: TextCorpus, train: TextCorpus) -> str:
-    if held_out.name.startswith("last part"):
-        return f"the last part of each document, {held_out.char_count:,} characters,"
-    return f"{len(held_out.texts):,} of {len(held_out.texts) + len(train.texts):,} texts"
 
 
 class TextTask(base.Task):
@@ -214,8 +209,7 @@ class TextTask(base.Task):
         return size, run_config.build_model_config(requested, preset), reason
 
     def adapt_config(self, model: Any) -> ModelConfig:
-        config: ModelConfig = model.config
-        return config
+        return model.config
 
     @classmethod
     def adapt_run(cls, run: RunConfig, requested: UserSettings, config: ModelConfig, report: EventHandler) -> RunConfig:
@@ -239,9 +233,9 @@ class TextTask(base.Task):
     def build_model(self, config: Any, pretrained: Any) -> Model:
         return build(config) if pretrained is None else load_pretrained(config, pretrained)
 
-    def fill_train_config(self, run: RunConfig, size: Size | None, config: Any, *, finetune: bool) -> TrainConfig:
-        train, defaults, device = run.train, self.size_defaults, self.context.device
-        key = look_up(SIZE_BY_WIDTH, get_stack(config).width) if size is None else size
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        train, defaults, device, finetune = run.train, self.size_defaults, self.context.device, bool(run.init_from)
+        key = look_up(SIZE_BY_WIDTH, get_stack(run.model).width) if run.size is None else run.size
         default_batch = autoconfig.CPU_BATCH_TOKENS if device.type == "cpu" else defaults.batch_tokens_by_size[key]
         batch = train.batch_tokens or default_batch
         tokens = self.data_size.num_tokens
@@ -327,15 +321,12 @@ class TextTask(base.Task):
         if valid is not None and self.splits.held_out and not valid.name.startswith("last part"):
             dropped["held out for validation"] = len(valid.texts)
         method = "" if valid is None else f"the {valid.name} of the text" if self.splits.held_out else valid.name
-        return base.summarize_data(
-            train.name,
-            len(train.texts),
-            dropped=dropped,
-            files=train.files,
+        return base.DataSummary(
+            corpora=(base.CorpusStats.from_counts(train.name, len(train.texts), dropped, train.files),),
+            source_tokens=self.data_size.num_tokens,
             data_key=self.data_key,
             num_held_out=0 if valid is None else len(valid.texts),
             held_out_method=method,
-            num_tokens=self.data_size.num_tokens,
         )
 
 
@@ -391,13 +382,11 @@ def hash_texts(texts: Iterable[str]) -> str:
 
 def max_positions(config: ModelConfig) -> int | None:
     """The number of learned positions; None where any length will do."""
-    positions: int | None = getattr(get_stack(config).positions, "max_length", None)
-    return positions
+    return getattr(get_stack(config).positions, "max_length", None)
 
 
 def get_stack(config: Any) -> StackConfig:
-    stack: StackConfig = getattr(config, "stack", None) or config.encoder
-    return stack
+    return getattr(config, "stack", None) or config.encoder
 
 
 def with_dropout(config: Any, rate: float) -> ModelConfig:
@@ -407,13 +396,12 @@ def with_dropout(config: Any, rate: float) -> ModelConfig:
             optional = ("attention_dropout", "activation_dropout", "output_dropout")
             rates = dict.fromkeys((field for field in optional if getattr(stack, field)), rate)
             stacks[name] = replace(stack, dropout=rate, **rates)
-    changed: ModelConfig = replace(config, **stacks)
-    return changed
+    return replace(config, **stacks)
 
 
 def load_pretrained(config: ModelConfig, pretrained: Any) -> Model:
     model = build(config)
-    new_heads, known = set(task_heads.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
+    new_heads, known = set(base.find_new_head_parameters(model, pretrained)), pretrained.state_dict()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if name not in new_heads}
     weights = {name: known[name] for name in shapes if name in known}
     folder.check_tensors(shapes, weights, "--from")

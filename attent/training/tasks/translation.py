@@ -1,9 +1,4 @@
-"""`--task translate`: an encoder-decoder model on pairs of texts, evaluated by translating.
-
-The data are prepared in `translation_data`; defaults are chosen by `attent.training.autoconfig`.
-"""
-
-from __future__ import annotations
+"""`--task translate`: an encoder-decoder on pairs of texts, with the data of `translation_data`."""
 
 import shlex
 from collections import Counter
@@ -28,7 +23,7 @@ from attent.storage.hub import locate_model
 from attent.text.language_id import LANGUAGES_FILE
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
-from attent.training.config import RunConfig, Size, TrainConfig, UserSettings
+from attent.training.config import TASK_SETTINGS, RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
 from attent.training.synthetic_pairs import SyntheticCorpus
 from attent.training.tasks import base, replay, translation_data
@@ -43,14 +38,7 @@ class TranslationTask(GenerationTask):
     objective_class = Seq2SeqObjective
     unit, source_noun = "pair", "sentences"
     metrics = (DEFAULT_METRIC, *(name for name in SELECTION_METRICS if name != DEFAULT_METRIC), "loss")
-    used_settings = frozenset(
-        {
-            "arch", "data.src", "data.tgt", "data.tags", "data.subword_sampling", "data.augment", "data.too_long",
-            "data.filters", "data.read_options", "data.tokenizer", "data.tokenizer.joint", "data.max_tokens",
-            "data.layout", "data.replay", "data.store_sample", "data.synthetic", "data.tokenizer_from",
-            "train.keep_adapter", "train.rdrop", "train.valid_sentences", "data.context", "decode",
-        }
-    )  # fmt: skip
+    used_settings = TASK_SETTINGS - {"data.images", "data.audio", "train.ctc"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> None:
         self.prepared = translation_data.prepare_data(run, tokenizer, context)
@@ -88,11 +76,10 @@ class TranslationTask(GenerationTask):
         device = self.context.device.type
         return autoconfig.choose_model(run, requested, self.prepared.data_size, self.tokenizer, device)
 
-    def fill_train_config(
-        self, run: RunConfig, size: Size | None, config: Seq2SeqConfig, *, finetune: bool
-    ) -> TrainConfig:
-        data_size, device = self.prepared.data_size, self.context.device
-        return autoconfig.fill_train_config(run.train, size, config, data_size, device, finetune=finetune)
+    def fill_train_config(self, run: RunConfig) -> TrainConfig:
+        assert isinstance(run.model, Seq2SeqConfig)
+        data_size, device, finetune = self.prepared.data_size, self.context.device, run.init_from is not None
+        return autoconfig.fill_train_config(run.train, run.size, run.model, data_size, device, finetune=finetune)
 
     def describe_choices(self, run: RunConfig, size_reason: str) -> Iterator[str]:
         yield autoconfig.describe_model(run, size_reason)
@@ -152,12 +139,10 @@ class TranslationTask(GenerationTask):
                 yield dict(zip(block, translations, strict=True))
 
     def compute_max_tokens(self, examples: EvalSet) -> float:
-        num_tokens = sum(map(len, self.tokenizer.encode_source(examples.titles))) / len(examples)
-        return num_tokens + MAX_EXTRA_TOKENS
+        return sum(map(len, self.tokenizer.encode_source(examples.titles))) / len(examples) + MAX_EXTRA_TOKENS
 
     def write_analysis(self, model: Seq2Seq, out: Path) -> None:
-        """Select the heads that align best on the validation pairs (for `translate --alignment`), and measure what each
-        head does (for `look`)."""
+        """Select the heads that align best (for `translate --alignment`), and measure what each does (for `look`)."""
         texts = self.validation
         if texts is None:
             return
@@ -166,8 +151,7 @@ class TranslationTask(GenerationTask):
         sources, references = first.titles, [str(reference) for reference in first.references]
         to = first.language if self.prepared.splits.use_tags else None
         with suppress(AlignmentError):  # pairs without words
-            selection = select_by_agreement(model, self.tokenizer, sources, references, to=to)
-            save_measured_selection(out, selection)
+            save_measured_selection(out, select_by_agreement(model, self.tokenizer, sources, references, to=to))
         translator, pairs = Translator(model, self.tokenizer), zip(sources, references, strict=True)
         stats = head_stats.measure_heads(translator, pairs, to=to, dataset="the validation pairs")
         head_stats.save_head_stats(out, stats)

@@ -3,8 +3,6 @@
 Everything is cached in the run's `state/data` by the contents of the files, so that a resumed run only opens it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,8 +77,7 @@ class PreparedData:
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     if run.init_from is None and run.data.replay not in ((), (OFF,)):
         raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
-    sample = replay.fetch_sample(run.init_from, context)
-    splits = load_corpora(run.data, run.train.seed, context, sample)
+    splits = load_corpora(run.data, run.train.seed, context, replay.fetch_sample(run.init_from, context))
     return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
 
 

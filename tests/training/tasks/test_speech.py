@@ -510,7 +510,7 @@ def test_parts_of_corpora_are_joined_by_purpose(monkeypatch: pytest.MonkeyPatch)
         "b": {"train": [make_recording("b1")], "valid": [make_recording("b2")], "test": [make_recording("b3")]},
         "c": {"test": [make_recording("c1")]},
     }
-    monkeypatch.setattr("attent.training.tasks.speech.find_recordings", lambda path, columns: corpora[path])
+    monkeypatch.setattr("attent.data.audio.find_recordings", lambda path, columns: corpora[path])
 
     def list_names(data: DataConfig) -> dict[str, list[tuple[str, list[str]]]]:
         splits = find_splits(data).items()

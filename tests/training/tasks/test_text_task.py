@@ -18,11 +18,10 @@ from attent.nn.lora import add_lora
 from attent.storage.errors import FolderError
 from attent.text.bulk_encoder import EncodedSentences
 from attent.text.tokenizer_training import TokenizerConfig
-from attent.training import task_heads
 from attent.training.autoconfig import DataSize, look_up
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.events import Note
-from attent.training.tasks import get_task_class
+from attent.training.tasks import base, get_task_class
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.text_classification import TextClassificationTask
 from attent.training.tasks.text_task import (
@@ -127,17 +126,17 @@ def encoder(**changes: Any) -> TextEncoder:
 def test_only_heads_are_new() -> None:
     pretrained, config = encoder(), replace(CONFIG, masked_lm=False, pooler=True, labels=("a", "b"))
     model = load_pretrained(config, pretrained)
-    new = task_heads.find_new_head_parameters(model, pretrained)
+    new = base.find_new_head_parameters(model, pretrained)
     assert set(new) == {"pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"}
     for name, parameter in model.named_parameters():
         assert name in new or torch.equal(parameter, pretrained.state_dict()[name])
     again = load_pretrained(config, model)
-    assert task_heads.find_new_head_parameters(again, model) == ()
-    assert task_heads.find_new_head_parameters(load_pretrained(replace(config, labels=("b", "a")), model), model) == (
+    assert base.find_new_head_parameters(again, model) == ()
+    assert base.find_new_head_parameters(load_pretrained(replace(config, labels=("b", "a")), model), model) == (
         "classifier.weight",
         "classifier.bias",
     )
-    assert set(task_heads.find_new_head_parameters(load_pretrained(CONFIG, model), model)) == {
+    assert set(base.find_new_head_parameters(load_pretrained(CONFIG, model), model)) == {
         f"masked_lm.{name}" for name in ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "output.bias")
     }
 
@@ -150,7 +149,7 @@ def test_a_stack_of_another_shape_is_refused() -> None:
 def test_new_heads_are_trained_beside_lora() -> None:
     pretrained = encoder()
     model = load_pretrained(replace(CONFIG, masked_lm=False, pooler=True, labels=("a", "b")), pretrained)
-    new = task_heads.find_new_head_parameters(model, pretrained)
+    new = base.find_new_head_parameters(model, pretrained)
     add_lora(model, 2, new)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert {name for name in trainable if not name.endswith((".up", ".down"))} == set(new)
@@ -215,13 +214,13 @@ def test_steps_follow_from_tokens_epochs_and_batches(tmp_path: Path) -> None:
     config = task.build_config("tiny")
     for tokens, steps in ((4_096_000, 100_000), (1_000, 2_000), (40_960_000, 300_000)):
         task.data_size = DataSize(num_examples=1, num_tokens=tokens)
-        train = task.fill_train_config(replace(run, train=TrainConfig()), "tiny", config, finetune=False)
+        train = task.fill_train_config(replace(run, size="tiny", model=config, train=TrainConfig()))
         assert (train.steps, train.batch_tokens) == (steps, 4_096)
     assert train.warmup == 4_000
     task.data_size = DataSize(num_examples=1, num_tokens=4_096_000)
-    train = task.fill_train_config(replace(run, train=TrainConfig(accumulate=4)), "tiny", config, finetune=False)
+    train = task.fill_train_config(replace(run, size="tiny", model=config, train=TrainConfig(accumulate=4)))
     assert train.steps == 25_000
-    tuned = task.fill_train_config(replace(run, train=TrainConfig()), None, config, finetune=True)
+    tuned = task.fill_train_config(replace(run, size=None, model=config, train=TrainConfig(), init_from="model"))
     assert (tuned.steps, tuned.lr, tuned.warmup) == (3_000, 5e-4, 300)
 
 
