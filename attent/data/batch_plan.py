@@ -1,7 +1,5 @@
 """Batch plans: which pairs form which batch of an epoch, a pure function of lengths, config, seed and epoch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

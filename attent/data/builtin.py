@@ -4,8 +4,6 @@ Each becomes a cached folder of train, valid and test files with SOURCE.json: th
 which is verified at every use. A folder that a person puts there by hand is used as it is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

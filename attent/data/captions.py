@@ -1,7 +1,5 @@
 """Images with captions, one or more rows for each, from .tsv files; `images` decodes and stores the images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

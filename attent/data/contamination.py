@@ -1,7 +1,5 @@
 """Test set contamination: test sentences in streamed training data, but for case, spaces and punctuation."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

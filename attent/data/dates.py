@@ -14,8 +14,6 @@ If a language has digits of its own, half of its formats use them. Narrow and no
 direction marks are removed, as on a keyboard. The same Babel version gives the same bytes on every machine.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Advice from a corpus report: what to look at before training, the most important first."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass

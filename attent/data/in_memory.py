@@ -1,7 +1,5 @@
 """Parallel text in memory (pairs, dicts, tables with named columns), stored as JSON Lines for the corpus readers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

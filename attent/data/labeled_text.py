@@ -1,7 +1,5 @@
 """Texts with labels, from .tsv (with a header, or label columns found by their values) or .jsonl files."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ of the sentences alone: it is the same on every machine and in both directions, 
 splits, since pairs that share a sentence with valid or test are removed from train.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import zipfile

@@ -5,8 +5,6 @@ longest pair first, each into the row where it leaves the least space. With leng
 it fills rows of 256 to 98%.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

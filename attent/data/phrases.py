@@ -9,8 +9,6 @@ in gender and number, so that a small model has something to learn. Hashes choos
 the same files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path

@@ -7,8 +7,6 @@ A whole epoch is drawn with arrays and becomes a token store of pairs, which `lo
 n tokens always gives sides of the same lengths, so that all epochs have one shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@
 each also with .gz, .xz or .zst. Validation and test files in the folder of a `train...` file are found by their names.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

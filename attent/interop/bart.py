@@ -4,8 +4,6 @@ fairseq's models: the layers have Marian's names. BART and mBART have learned po
 M2M-100 and NLLB (its dense models) fairseq's sinusoids; all but BART are pre-norm with a norm after each stack.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """BERT as `transformers` stores it <-> our TextEncoder. The next-sentence head is dropped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The common part of BERT and ViT folders: the class of `transformers`, and the labels of a classifier."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write a model folder in another format (attent, Hugging Face, CTranslate2), with its tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal

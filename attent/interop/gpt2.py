@@ -1,7 +1,5 @@
 """GPT-2 as `transformers` stores it <-> our CausalLM. Matrices are stored as (inputs, outputs)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Symbolic links are followed, since the hub's cache uses them; file names in an index must be plain names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

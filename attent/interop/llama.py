@@ -1,7 +1,5 @@
 """LLaMA (1 to 3, and others of the same `model_type`) as `transformers` stores it <-> our CausalLM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq: the paper's model with an output bias."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

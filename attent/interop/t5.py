@@ -4,8 +4,6 @@ Pre-norm with RMS, no biases, unscaled scores, and a relative bias that all laye
 whether the output layer is tied to the embedding; the config tells whether states are scaled before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ Dropping pieces does not change the segmentation of text that consists of kept p
   and every piece is kept with all pieces that are merged on the way to it.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections import Counter

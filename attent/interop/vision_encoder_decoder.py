@@ -4,8 +4,6 @@ The encoder is that of `vit`, the decoder that of `bert` or `gpt2`: tensors behi
 config.json. Here are the cross-attention, the projection between widths, and the decoder's first and last token.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """ViT as `transformers` stores it, with a convolution of patches, <-> our VisionTransformer, with a linear layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whisper as `transformers` stores it <-> our Seq2Seq of audio; configs of search and preprocessing are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole models built from the one Stack: a config in, a torch module out; and back from a folder on disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import overload

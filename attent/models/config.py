@@ -6,8 +6,6 @@ EncoderConfig   encoder of text          BERT
 VisionConfig    encoder of images        ViT
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace

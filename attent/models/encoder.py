@@ -1,7 +1,5 @@
 """The encoder-only text model (BERT), with heads for masked words and for labels of whole texts."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Weights between a model and its folder: which tensors to save, which are tied, and how to assign them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ tokens in a text, such as `</s>` or `>>deu<<`, are encoded as letters. Each load
 name, and a prefix for the names in errors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args

@@ -5,8 +5,6 @@ the beginning of a word if there is one, else anywhere, else the first letter. I
 follows the label, as in `ファイル(_F)`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Strings with `translatable="false"` and references (`@string/x`) stay. Plurals g
 needs in addition.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

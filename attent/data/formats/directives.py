@@ -6,8 +6,6 @@ the sequence, such as all of Lisp, and so must a character that begins no known 
 than the language allows, since a translation must have exactly the directives of its source.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

@@ -5,8 +5,6 @@ formatting and links are paired codes. Images, notes, breaks and fields (page nu
 the archive are copied.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -5,8 +5,6 @@ HTML standard gives byte offsets, so that everything but the translated text sta
 of their tags ends a run of text.
 """
 
-from __future__ import annotations
-
 import codecs
 import html
 import re

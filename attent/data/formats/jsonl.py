@@ -3,8 +3,6 @@ also one level down under "translation". Without requested languages, the first 
 which is the source in the whole file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

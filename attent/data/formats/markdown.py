@@ -5,8 +5,6 @@ A paragraph is translated as a whole and wrapped to its former width; it keeps i
 The parser covers Markdown as people write it, not every rule of CommonMark.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

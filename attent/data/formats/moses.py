@@ -1,7 +1,5 @@
 """Moses format: two files, in which line n of one is the translation of line n of the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 

@@ -4,8 +4,6 @@ A translation must have the same placeholders as its source, equally often, with
 (`%s`, `%d`) must keep their order. A text whose formats are known (`directives`) is checked by their rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is fil
 of each plural form follows from the rule in the header.
 """
 
-from __future__ import annotations
-
 import codecs
 import gettext
 import re

@@ -4,8 +4,6 @@ Properties in ASCII get `\uXXXX` escapes, which every version of Java reads. A v
 MessageFormat, in which an apostrophe is doubled.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

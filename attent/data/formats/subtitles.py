@@ -4,8 +4,6 @@ A sentence that continues in the next cue is translated as a whole, and its tran
 proportion to the text that they had. Speakers in one cue (lines that begin with a dash) are separate.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from bisect import bisect

@@ -3,8 +3,6 @@
 Without names, the header must name a source and a target, by role or language: empty cells of the target are filled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ the first counts. Pre-translation adds a variant where the target language is mi
 `prop` that asks for review. No timestamp is written, so that the same file always gives the same result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from xml.sax.saxutils import quoteattr
 

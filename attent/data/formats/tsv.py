@@ -8,8 +8,6 @@ unquoted. A cell that merely begins or ends with a quote is text. A quoted cell 
 if it is distinguishable from stray quotes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 All offsets are bytes of the file's text in UTF-8; `FileText.encode_edited` converts back to the file's own encoding.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

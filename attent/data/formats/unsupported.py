@@ -4,8 +4,6 @@ Some are documents that attent translates if their name says so; most it does no
 The patterns match the beginning of such files and hardly any text: prose may begin with a brace, a tag or a quote.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -7,8 +7,6 @@ state-qualifier="mt-suggestion"`; in 2.x the segment stays `initial` with our `s
 state, `translated`, as done by a person. Locked, approved and final units stay empty.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Needs PyYAML, whose parser gives positions. Aliases are not expanded. A translat
 written in double quotes, and a folded block (`>`) as a literal one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence
