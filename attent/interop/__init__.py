@@ -73,26 +73,19 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def read_model_type(path: Path) -> str:
-    model_type = hf_folder.read_json(path).get("model_type")
-    if model_type is None and is_ctranslate2_folder(path.parent):
-        raise FolderError(
-            f"{path.parent}: is a CTranslate2 model, which cannot be converted back; give its original, "
-            f"with which `attent translate` uses CTranslate2 by itself"
-        )
+    model_type, folder = hf_folder.read_json(path).get("model_type"), path.parent
+    if model_type is None and (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
+        advice = "give its original, with which `attent translate` uses CTranslate2 by itself"
+        raise FolderError(f"{folder}: is a CTranslate2 model, which cannot be converted back; {advice}")
     if model_type is None:
-        raise FolderError(
-            f'{path}: must have "format": "attent" or a `model_type`, but has neither; '
-            f"give a folder that attent or transformers has saved"
-        )
+        advice = "give a folder that attent or transformers has saved"
+        raise FolderError(f'{path}: must have "format": "attent" or a `model_type`, but has neither; {advice}')
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise FolderError(
-            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {', '.join(FAMILIES)}"
+            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {known}"
         )
     return model_type
-
-
-def is_ctranslate2_folder(folder: Path) -> bool:
-    return (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json"))
 
 
 def load_as(

@@ -1,9 +1,8 @@
 """Conversion between Hugging Face folders and our models: the parts that all families share.
 
 A family is a table of tensor names (`TensorMapping`), a dataclass of the config keys that describe the model, and lists
-of the keys that must have one value or change nothing (`ConfigKeys`). Any other key is rejected by name, and so is any
-tensor without a mapping. Errors are found in the headers of the files, before a tensor is read; then each tensor is
-read straight into its final dtype and device, one by one.
+of the keys that must have one value or change nothing (`ConfigKeys`); any other key or tensor is rejected by name.
+Errors are found before a tensor is read; then each is read straight into its final dtype and device.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from attent import settings
 from attent.interop import hf_folder
-from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models.folder import check_tensors
 from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_like, collect_tensors, find_tied_names
 from attent.nn import StackConfig
@@ -118,10 +117,7 @@ def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys
     all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
     required = all_required.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):
-        raise FolderError(
-            f"{where}: `{key}` must be {required[0]!r} for a {keys.family} model that attent can compute, but is "
-            f"{quote_value(value)}"
-        )
+        raise make_key_error(where, key, repr(required[0]), f"{keys.family} model", value)
     alias_of = keys.aliases.get(key)
     if alias_of is not None and not is_same_value(value, data.get(alias_of)):
         raise FolderError(
@@ -148,12 +144,8 @@ def merge_generation_tokens(data: dict[str, Any], root: Path, keys: ConfigKeys[F
     generation = hf_folder.read_json(path) if path.exists() else {}
     for key in keys.token_keys:
         here, in_generation = data.get(key), generation.get(key)
-        if (
-            here is not None
-            and in_generation is not None
-            and here not in (in_generation, [in_generation])
-            and in_generation != [here]
-        ):
+        is_same = here in (in_generation, [in_generation]) or in_generation == [here]
+        if here is not None and in_generation is not None and not is_same:
             raise FolderError(
                 f"{path}: `{key}` must be that of {hf_folder.CONFIG_FILE}, {quote_value(here)}, but is "
                 f"{quote_value(in_generation)}; give both files the one that the model was trained with"

@@ -95,10 +95,12 @@ def open_tensors(root: Path) -> dict[str, LazyTensor]:
         if (root / INDEX_FILE).is_file():
             return open_shards(root)
     except OSError as error:
-        raise FolderError(
-            f"{error.filename or root}: cannot be read ({error.strerror}); check its permissions"
-        ) from error
-    raise FolderError(explain_missing_weights(root))
+        path = error.filename or root
+        raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
+    problem = f"holds only {pickles[0]}: a pickle can run code and is never opened here" if pickles else "does not"
+    files = f"{WEIGHTS_FILE} (or {INDEX_FILE})"
+    raise FolderError(f"{root}: must hold {files}, but {problem}; download the weights in that format")
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
@@ -142,12 +144,6 @@ def resolve_shard(root: Path, name: str) -> Path:
     return root / name
 
 
-def explain_missing_weights(root: Path) -> str:
-    pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
-    problem = f"holds only {pickles[0]}: a pickle can run code and is never opened here" if pickles else "does not"
-    return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but {problem}; download the weights in that format"
-
-
 def write_folder(
     folder: StrPath,
     *,
@@ -174,3 +170,8 @@ def to_json_bytes(data: Mapping[str, Any]) -> bytes:
 
 def quote_value(value: object) -> str:
     return f"`{value}`" if isinstance(value, str) and len(value) < 80 else reprlib.repr(value)
+
+
+def make_key_error(where: Path, key: str, required: str, kind: str, value: object, advice: str = "") -> FolderError:
+    problem = f"`{key}` must be {required} for a {kind} that attent can compute, but is {quote_value(value)}"
+    return FolderError(f"{where}: {problem}{advice}")

@@ -15,7 +15,7 @@ import torch
 
 from attent.interop import bert, conversion, gpt2, hf_folder, vit
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build_empty
 from attent.models.folder import check_tensors
 from attent.models.pruning import restore_heads
@@ -138,10 +138,8 @@ def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
     if not isinstance(data, dict):
         raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
     if data.get("model_type") not in MODEL_TYPES[side]:
-        raise FolderError(
-            f"{path}: `{side}.model_type` must be {' or '.join(MODEL_TYPES[side])} for a {FAMILY} model that "
-            f"attent can compute, but is {quote_value(data.get('model_type'))}"
-        )
+        required = " or ".join(MODEL_TYPES[side])
+        raise make_key_error(path, f"{side}.model_type", required, f"{FAMILY} model", data.get("model_type"))
     return data, path.with_name(f"{path.name}, `{side}`")
 
 

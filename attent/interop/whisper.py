@@ -11,7 +11,7 @@ from torch import Tensor
 from attent import settings
 from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
-from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, make_key_error
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import has_manifest, read_side_file
 from attent.models.pruning import restore_heads
@@ -152,10 +152,8 @@ def check_features(root: Path, mel_bins: int) -> None:
         for key, value in required.items():
             actual = features.get(key, value) if isinstance(features, dict) else None
             if actual != value:
-                raise FolderError(
-                    f"{root / name}: `{key}` must be {value} for a Whisper model that attent can compute, but is "
-                    f"{quote_value(actual)}; get the model's own file"
-                )
+                advice = "; get the model's own file"
+                raise make_key_error(root / name, key, str(value), "Whisper model", actual, advice)
 
 
 def read_kept_files(folder: StrPath) -> dict[str, bytes]:

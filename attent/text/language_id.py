@@ -5,14 +5,12 @@ training text of a model, in whose folder it is stored (16 KB per language), or 
 corpora before training. Callers warn; nothing is decided by it. Error rates are in docs/log.md (Languages).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import safetensors
@@ -66,7 +64,7 @@ class LanguageIdentifier:
     log_probs: Mapping[str, Array]  # language -> (NUM_BUCKETS,)
 
     @classmethod
-    def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> LanguageIdentifier:
+    def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> Self:
         counts: dict[str, Array] = {}
         for tag, texts in (*sources.items(), *targets.items()):
             hashes = _hash_ngrams(_limit_length(texts))[0]
@@ -83,7 +81,7 @@ class LanguageIdentifier:
         return safetensors.numpy.save({name: self.log_probs[tag].astype("<f2") for name, tag in names.items()})
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> LanguageIdentifier | None:
+    def from_bytes(cls, content: bytes) -> "LanguageIdentifier | None":
         """Return the identifier of a file; None if it is of another version."""
         try:
             tables = safetensors.numpy.load(content)
@@ -94,7 +92,7 @@ class LanguageIdentifier:
         return cls(sides["source"], sides["target"], {tag: table.astype("<f4") for _, _, tag, table in names})
 
     @classmethod
-    def merge(cls, identifiers: Sequence[LanguageIdentifier]) -> LanguageIdentifier:
+    def merge(cls, identifiers: "Sequence[LanguageIdentifier]") -> Self:
         """Return one identifier of all languages; one that several know is taken from the first."""
         log_probs = {tag: table for each in reversed(identifiers) for tag, table in each.log_probs.items()}
         sources = dict.fromkeys(tag for each in identifiers for tag in each.sources)

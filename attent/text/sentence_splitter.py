@@ -5,8 +5,6 @@ full stop (`abbreviations.toml`) and at the next one. In doubt they do not split
 once better than half a sentence.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import unicodedata
@@ -109,7 +107,7 @@ def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int
 
 @dataclass(frozen=True)
 class _BoundaryRules:
-    abbreviations: AbbreviationRules
+    abbreviations: "AbbreviationRules"
     stops: str
 
     def ends_sentence(self, text: str, sentence: int, token: int, stop: int, following: int) -> bool:

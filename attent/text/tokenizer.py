@@ -1,13 +1,11 @@
 """The tokenizer of a model: the vocabularies of both sides, and their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
@@ -53,7 +51,7 @@ class Tokenizer:
     languages: tuple[str, str] | None = None  # source and target, where both sides begin with their language
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Tokenizer:
+    def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Self:
         """Load a tokenizer from file contents; `where` prefixes the names in errors."""
         for layout in TOKENIZER_FORMATS:
             if layout.required_files[0] in files:
@@ -95,7 +93,7 @@ class Tokenizer:
             digest.update(" ".join(self.languages).encode())
         return digest.hexdigest()
 
-    def bind_languages(self, source: str | None, target: str | None) -> Tokenizer:
+    def bind_languages(self, source: str | None, target: str | None) -> "Tokenizer":
         """Return the tokenizer of a language pair, in any notation, if texts begin with it (M2M-100, NLLB)."""
         known = list(self.source.language_ids)
         if not known:
@@ -152,7 +150,7 @@ class Tokenizer:
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path) -> "Tokenizer":
         folder = Path(folder)
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"

@@ -1,7 +1,5 @@
 """Training of tokenizers on a sample of the corpus, in bounded time and memory, deterministic to the byte."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -109,7 +107,7 @@ class CorpusSample:
     lines: list[str]
     total_chars: int  # of the whole corpus
 
-    def __add__(self, other: CorpusSample) -> CorpusSample:
+    def __add__(self, other: "CorpusSample") -> "CorpusSample":
         return CorpusSample(self.lines + other.lines, self.total_chars + other.total_chars)
 
 

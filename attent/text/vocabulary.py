@@ -4,8 +4,6 @@ Folders are handled by `tokenizer`, other formats by `tokenizer_formats`. Models
 without a piece is encoded as bytes, and `▁`, which SentencePiece uses for the space, is escaped here.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -137,7 +135,7 @@ class SentencePieceVocabulary(Vocabulary):
         self.sentinels = tuple(sentinels[n] for n in sorted(sentinels))
         self.sentinels = self.sentinels or tuple(range(own + extra_ids - 1, own - 1, -1))  # T5's ids count downwards
 
-    def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[Any, ...]]:
+    def __reduce__(self) -> "tuple[type[SentencePieceVocabulary], tuple[Any, ...]]":
         return SentencePieceVocabulary, self._arguments
 
     def _find_end(self, options: SentencePieceOptions) -> int:
