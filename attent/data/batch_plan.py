@@ -46,9 +46,9 @@ class BatchConfig:
         if self.max_tokens < 1:
             raise AttentError(f"`max_tokens` must be 1 or more, but is {self.max_tokens}")
         if self.batch_tokens < self.max_tokens:
+            required = f"hold the longest sentence (`max_tokens`={self.max_tokens})"
             raise AttentError(
-                f"`batch_tokens` must hold the longest sentence (`max_tokens`={self.max_tokens}), but is "
-                f"{self.batch_tokens}; raise one or lower the other"
+                f"`batch_tokens` must {required}, but is {self.batch_tokens}; raise one or lower the other"
             )
 
 

@@ -85,9 +85,8 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     try:
         build_folder(folder, build, is_complete=lambda path: any(path.glob("train*")))
     except download.DownloadError as error:
-        raise CorpusError(
-            f"{key}: {error}. Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
-        ) from error
+        advice = f"Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
+        raise CorpusError(f"{key}: {error}. {advice}") from error
     except StorageError as error:
         raise error if isinstance(error, CorpusError) else CorpusError(str(error)) from error
     _verify_checksums(folder)
@@ -110,10 +109,8 @@ def _verify_checksums(folder: Path) -> None:
         path = folder / Path(name).name
         if not path.is_file() or hash_file(path).sha256 != expected:
             problem = "has changed" if path.exists() else "is missing"
-            raise CorpusError(
-                f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete "
-                f"{SOURCE_FILE} to use it as it is"
-            )
+            advice = f"delete the folder {folder} and run again, or delete {SOURCE_FILE} to use it as it is"
+            raise CorpusError(f"{path}: {problem} since it was made; {advice}")
 
 
 def _make_phrases(staging: Path) -> None:

@@ -74,9 +74,6 @@ def is_short(text: str) -> bool:
     return len(set(_UNSPACED_LETTER.sub(r" \g<0> ", fold_texts([text])[0]).split())) < MIN_WORDS
 
 
-# ---- matches ---------------------------------------------------------------------------------------------------------
-
-
 class ContaminationChecker:
     """Compares training data with a test set: `update` with chunks of it, then `compute` the result."""
 

@@ -3,8 +3,6 @@
 A `Corpus` describes the files: it is cheap to create and reads them each time that it is iterated over.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +104,7 @@ class Corpus:
         status = [(file.path, file.path.stat()) for file in self.input_files if file.path]
         return [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in status]
 
-    def get_sibling_split(self, split: str) -> Corpus | None:
+    def get_sibling_split(self, split: str) -> "Corpus | None":
         """Return the `valid` or `test` files of the same folder, or None."""
         files = tuple(file for name, file in self.sibling_files if name == split)
         return replace(self, parallel_files=files, sibling_files=(), ignored_files=(), split=None) if files else None
@@ -189,10 +187,8 @@ def _check_languages_declared(corpora: Sequence[Corpus]) -> None:
         if len(requested) > 1 and registry.is_language_ambiguous(file, requested):
             first, second = ("-".join(pair.tags) for pair in requested[:2])
             advice = registry.FORMATS[file.format].labeling_advice if file.format else "declare them in it"
-            raise CorpusError(
-                f"{file.name} does not declare its languages and would be read as both {first} and {second}: "
-                f"{advice}, or give only one --src and one --tgt"
-            )
+            problem = f"does not declare its languages and would be read as both {first} and {second}"
+            raise CorpusError(f"{file.name} {problem}: {advice}, or give only one --src and one --tgt")
 
 
 def _parse_tags(requested: str | None) -> list[str] | list[None]:
@@ -208,9 +204,8 @@ def _parse_tags(requested: str | None) -> list[str] | list[None]:
 def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> Corpus:
     name, weight = _parse_weight(typed)
     if not name:
-        raise CorpusError(
-            "the name of a corpus is empty: give a file, a folder, a built-in name, or - for standard input"
-        )
+        advice = "give a file, a folder, a built-in name, or - for standard input"
+        raise CorpusError(f"the name of a corpus is empty: {advice}")
     corpus = Corpus(name=name, weight=weight, languages=languages, parallel_files=(), options=options)
     if name == "-":
         return replace(corpus, parallel_files=(ParallelFile(None, (InputFile(None),)),))
@@ -243,13 +238,12 @@ def _warn_of_local_files(name: str, warn: Callable[[str], None]) -> None:
             warn(f"using the built-in corpus {name}; to use your own, write ./{name}")
 
 
-def _list_moses_files(path: Path) -> list[_FolderFile]:
+def _list_moses_files(path: Path) -> "list[_FolderFile]":
     """List the files whose common stem is this path."""
     return [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]
 
 
 def _fill_declared_languages(corpus: Corpus) -> Corpus:
-    """Fill open sides with the languages that all files declare."""
     requested = corpus.languages
     if not requested.is_open or not all(file.is_regular for file in corpus.input_files):
         return corpus
@@ -410,10 +404,8 @@ def _check_sniffed_format(path: Path) -> None:
     head, _ = streams.peek_head(InputFile(path).read_blocks())
     first = next(streams.read_lines([head], str(path)), "")
     if registry.sniff_format(head, str(path)) == "tsv" and (isinstance(first, BadLine) or "\t" not in first):
-        raise CorpusError(
-            f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; text without translations "
-            "is for attent train --task lm or mlm"
-        )
+        advice = "text without translations is for attent train --task lm or mlm"
+        raise CorpusError(f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; {advice}")
 
 
 def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -> Corpus:

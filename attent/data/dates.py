@@ -2,16 +2,10 @@
 
     Thursday, March 7, 2019 -> 2019-03-07        ২৫ জুন, ১৯৪২ -> 1942-06-25        7. listopada 2031. -> 2031-10-07
 
-It needs no download, is learned in minutes, and every translation is right or wrong. Two rules make it a fair task:
-
-1. **A text means one date.** A format is used only if day, month and four-digit year are unambiguous: the month is a
-   word, or the year comes first, or dots separate the numbers (with dots the day is first everywhere in CLDR; 3/7/2019
-   and 07-03-2019 are read both ways, and two-digit years are ambiguous: excluded). Calendars are Gregorian everywhere.
-   "7 lis 2031" is November in Polish and "7. lis 2031." October in Croatian, which is fair.
-2. **Test dates are unseen in every language.** A hash of the date alone decides its split.
-
-If a language has digits of its own, half of its formats use them. Narrow and no-break spaces become plain ones and
-direction marks are removed, as on a keyboard. The same Babel version gives the same bytes on every machine.
+It needs no download, is learned in minutes, and every translation is right or wrong. A text means one date: a format is
+used only if day, month and four-digit year are unambiguous. Test dates are unseen in every language: a hash of the date
+decides its split. If a language has digits of its own, half of its formats use them. The same Babel version gives the
+same bytes on every machine.
 """
 
 import datetime
@@ -87,10 +81,8 @@ def _get_requested_tag(languages: LanguagePair) -> str | None:
         return None
     tag = normalize_tag(languages.source)
     if tag not in LANGUAGE_TAGS:
-        listed = ", ".join(sorted(LANGUAGE_TAGS))
-        raise CorpusError(
-            f"dates: has no language `{languages.source}`; leave --src out for all, or choose one: {listed}"
-        )
+        advice = f"leave --src out for all, or choose one: {', '.join(sorted(LANGUAGE_TAGS))}"
+        raise CorpusError(f"dates: has no language `{languages.source}`; {advice}")
     return tag
 
 
@@ -142,7 +134,11 @@ def list_date_formats(tag: str) -> tuple[DateFormat, ...]:
 
 
 def is_unambiguous(pattern: str) -> bool:
-    """True if the text of a CLDR pattern tells day, month and year to someone who does not see the pattern."""
+    """True if the text of a CLDR pattern tells day, month and year to someone who does not see the pattern.
+
+    The month is a word, or the year comes first, or dots separate the numbers: with dots, the day is first everywhere
+    in CLDR, but 3/7/2019 and 07-03-2019 are read both ways.
+    """
     fields = [value for _, value in tokenize_pattern(pattern) if isinstance(value, tuple)]
     lengths = {letter.replace("L", "M"): length for letter, length in fields}
     order = [letter for letter in lengths if letter in "yMd"]

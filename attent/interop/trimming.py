@@ -1,10 +1,9 @@
 """Make the vocabulary of a translator smaller: keep the tokens that a corpus and the scripts of its languages need.
 
 Dropping pieces does not change the segmentation of text that consists of kept pieces:
-- Unigram: the segmentation with the highest sum of scores is still the highest of those that remain. Unknown text and
-  user-defined pieces are scored relative to the lowest and the highest score, so both extremes are kept.
-- BPE: the best merge is still the best of those that remain. The merges inside a piece do not depend on its neighbors,
-  and every piece is kept with all pieces that are merged on the way to it.
+- Unigram: the best segmentation is still the best of those that remain. Unknown text and user-defined pieces are scored
+  relative to the lowest and the highest score, so both extremes are kept.
+- BPE: the best merge is still the best of those that remain; a piece is kept with all that are merged on the way to it.
 """
 
 import json
@@ -87,9 +86,6 @@ def select_tokens(model: Seq2Seq, ids: Sequence[int]) -> Seq2Seq:
     start, end = ids.index(config.start_id), ids.index(config.end_id)
     smaller = replace(config, vocab=len(ids), target_vocab=None, start_id=start, end_id=end)
     return assign_weights(build_empty(smaller), tensors, "the model with fewer tokens")
-
-
-# --- which tokens remain ---------------------------------------------------------------------------------------------
 
 
 class PieceModel(NamedTuple):
@@ -200,9 +196,6 @@ def iter_fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
 
 def parse_fields(message: bytes) -> dict[int, Any]:
     return {number: value for number, value, _ in iter_fields(message)}
-
-
-# --- the smaller files -----------------------------------------------------------------------------------------------
 
 
 def rewrite_file(name: str, content: bytes, dropped: Set[str], new_ids: Mapping[int, int]) -> bytes:

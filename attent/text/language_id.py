@@ -218,9 +218,10 @@ def detect_language(text: str, identifier: LanguageIdentifier, candidates: Seque
     others = [tag for tag in candidates if tag not in tags]
     if is_known and not others:
         return own
-    general = _rank_by_library(text)
-    if not general:
+    library = _load_library()
+    if library is None:
         return own or [(tag, 1 / len(candidates)) for tag in candidates]
+    general = [(str(tag), float(probability)) for tag, probability in library.rank(text)]
     learned = {get_primary_subtag(tag) for tag in tags}
     share = sum(probability for tag, probability in general if tag in learned)
     if is_known:
@@ -241,11 +242,6 @@ def _load_library() -> Any:
     except ModuleNotFoundError:
         return None
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-
-
-def _rank_by_library(text: str) -> list[tuple[str, float]]:
-    library = _load_library()
-    return [] if library is None else [(str(tag), float(probability)) for tag, probability in library.rank(text)]
 
 
 # ---- corpora without a model -----------------------------------------------------------------------------------------

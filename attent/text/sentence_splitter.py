@@ -198,9 +198,6 @@ def _is_grapheme_boundary(before: str, after: str) -> bool:
     return not (flags or modifiers or "\u1160" <= after <= "\u11ff")  # the last: Hangul jamo
 
 
-# ---- abbreviations and sentence starters of each language ------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class AbbreviationRules:
     titles: frozenset[str]

@@ -19,7 +19,7 @@ _MARK = re.compile(
 )
 _LETTER = re.compile(r"(?<!\0)[^\W\d_]")  # not directly after a placeholder, which the mark could extend: `$x_`
 _FIRST_IDEOGRAPH = "\u2e80"
-_LABEL_END = re.compile(r"[\s.:\u2026\uff1a]*\Z")
+_LABEL_END = re.compile(r"[\s.:\u2026\uff1a]+\Z")
 
 
 class Mnemonic(NamedTuple):
@@ -37,10 +37,8 @@ def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tup
     part, mark = content[index], match[0]
     if not isinstance(part, str) or "".join(texts).count(mark) > 1:
         return content, None
-    letter = part[match.end()]
-    return (*content[:index], part[: match.start()] + part[match.end() :], *content[index + 1 :]), Mnemonic(
-        mark, letter
-    )
+    unmarked = part[: match.start()] + part[match.end() :]
+    return (*content[:index], unmarked, *content[index + 1 :]), Mnemonic(mark, part[match.end()])
 
 
 def insert_accelerator(
@@ -56,11 +54,8 @@ def insert_accelerator(
             if match and isinstance(part, str):
                 offset, added = match.start(), accelerator.mark
                 if match[0] >= _FIRST_IDEOGRAPH:
-                    end = _LABEL_END.search(text)
-                    offset, added = (
-                        end.start() if end else len(text),
-                        f"({accelerator.mark}{accelerator.letter.upper()})",
-                    )
+                    offset = len(_LABEL_END.sub("", text))
+                    added = f"({accelerator.mark}{accelerator.letter.upper()})"
                 return (*content[:index], part[:offset] + added + part[offset:], *content[index + 1 :])
     return None
 

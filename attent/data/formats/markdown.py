@@ -103,7 +103,10 @@ def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | No
         has_header = "|" in next_row and _TABLE_DELIMITER.match(next_row) is not None
         in_table = "|" in rest and (in_table or rest.startswith("|") or has_header)
         in_html = bool(rest.strip()) and (in_html or _BLOCK_TAG.match(rest) is not None)
-        if non_text.is_skipped(index == 0, row, prefix) or not rest.strip() or _is_structural(row, prefix):
+        # A link definition, a rule or a heading's underline; `* * *` is a rule and not a list.
+        unquoted = row[prefix.end("quote") :].lstrip()
+        is_structural = _DEFINITION.match(rest) or _RULE.match(rest) or _RULE.match(unquoted)
+        if non_text.is_skipped(index == 0, row, prefix) or not rest.strip() or is_structural:
             yield None
         elif in_table:
             yield None
@@ -112,13 +115,6 @@ def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | No
             yield from (None, *_parse_line(index + 1, offset, row, prefix), None)
         else:
             yield from _parse_line(index + 1, offset, row, prefix)
-
-
-def _is_structural(row: str, prefix: re.Match[str]) -> bool:
-    """True for a link definition, a rule or a heading's underline; `* * *` is a rule and not a list."""
-    rest = row[prefix.end() :]
-    unquoted = row[prefix.end("quote") :].lstrip()
-    return bool(_DEFINITION.match(rest) or _RULE.match(rest) or _RULE.match(unquoted))
 
 
 def _parse_line(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:

@@ -127,9 +127,6 @@ def _is_well_nested(tags: Sequence[tuple[str, str]]) -> bool:
     return not stack
 
 
-# ---- codes: placeholders as parts of a content, which can be taken out of it ----------------------------------------
-
-
 class _Placeholder(NamedTuple):
     content: str | InlineCode
     role: Role

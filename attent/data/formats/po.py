@@ -1,10 +1,8 @@
 """Gettext catalogs (PO): an entry has an id, which is the source text, and its translation.
 
 An entry with plural forms pairs the singular id with form 0 and the plural id with the others; in a language with one
-form (Japanese) that form goes with the plural id. Untranslated, fuzzy (guessed by similarity) and obsolete (`#~`)
-entries are counted, and read only on request. The entry with the empty id is the header: charset, language, plurals.
-Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is filled completely or not at all. The source
-of each plural form follows from the rule in the header.
+form (Japanese) that form goes with the plural id. Fuzzy and obsolete (`#~`) entries are read only on request. The entry
+with the empty id is the header. Pre-translation fills all empty `msgstr`s of an entry, or none, and flags it fuzzy.
 """
 
 import codecs

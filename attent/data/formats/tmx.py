@@ -1,8 +1,7 @@
 """TMX 1.4 translation memories: a unit `tu` has a variant `tuv` per language, with its text in `seg`.
 
-Reading skips native codes (`bpt`, `ept`, `it`, `ph`, `ut`), but keeps line breaks; of several variants in one language
-the first counts. Pre-translation adds a variant where the target language is missing and fills empty ones, each with a
-`prop` that asks for review. No timestamp is written, so that the same file always gives the same result.
+Reading skips native codes, but keeps line breaks; of several variants in one language the first counts. Pre-translation
+adds missing variants and fills empty ones, each with a `prop` that asks for review and without a timestamp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,8 +132,6 @@ def list_languages(content: bytes, name: str) -> list[str]:
 
 
 class _TmxScanner:
-    """Collects the units without a target."""
-
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text = text
         self.source, self.target, self.target_tag = _resolve_languages(text, requested)

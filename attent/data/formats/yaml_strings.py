@@ -36,7 +36,10 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
     try:
         events = iter(yaml.parse(decoded, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         for scalar in (each for event in events for each in _list_scalars(event, events, fields, not fields, name)):
-            if _is_string(scalar) and is_translatable(scalar.value, is_named=bool(fields)):
+            # A string, not a number, date, boolean or null, and without a tag of another type
+            is_string = bool(scalar.style) or scalar.tag is not None or not _has_other_type(scalar.value)
+            is_string = is_string and scalar.tag in _STRING_TAGS
+            if is_string and is_translatable(scalar.value, is_named=bool(fields)):
                 first, last = scalar.start_mark.index, scalar.end_mark.index
                 offset, index = offset + len(units.encode_text(decoded[index:first])), first
                 write = partial(_make_edit, offset, decoded[first:last], scalar.style)
@@ -68,12 +71,6 @@ def _list_scalars(
         key = getattr(child, "value", None) if is_key else key
         scalars = _list_scalars(child, events, fields, is_selected or (not is_key and key in fields), name, depth + 1)
         yield from (scalar for scalar in scalars if not is_key)
-
-
-def _is_string(scalar: Any) -> bool:
-    """True if a scalar is no number, date, boolean or null, and has no tag of another type."""
-    is_string = bool(scalar.style) or scalar.tag is not None or not _has_other_type(scalar.value)
-    return is_string and scalar.tag in _STRING_TAGS
 
 
 def _has_other_type(text: str) -> bool:
