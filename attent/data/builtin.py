@@ -69,7 +69,7 @@ def get_corpus_folder(name: str, languages: LanguagePair) -> Path:
     if name == "dates":
         from attent.data import dates  # imported late: it needs Babel
 
-        return _get_cached_folder(dates.get_folder_name(languages), lambda staging: _make_dates(staging, languages))
+        return _get_cached_folder(dates.get_folder_name(languages), _make_dates)
     if name == "multi30k":
         tags = _check_multi30k(languages)
         return _get_cached_folder("-".join((name, *tags)), lambda staging: _fetch_multi30k(staging, tags))
@@ -118,11 +118,11 @@ def _make_phrases(staging: Path) -> None:
     _write_source_file(staging, {"name": "phrases", "from": "attent's own grammar", "terms": "free to use"})
 
 
-def _make_dates(staging: Path, languages: LanguagePair) -> None:
+def _make_dates(staging: Path) -> None:
     from attent.data import dates
 
     print("generating dates, which takes a few seconds", file=sys.stderr)
-    dates.write_corpus(staging, languages)
+    dates.write_corpus(staging)
     _write_source_file(staging, {"name": "dates", "from": "CLDR, by Babel", "terms": "Unicode-3.0"})
 
 

@@ -230,7 +230,6 @@ def _locate_files(corpus: Corpus, path: Path) -> Corpus:
 
 
 def _warn_of_local_files(name: str, warn: Callable[[str], None]) -> None:
-    """Warn if a built-in corpus has the name of a file or folder."""
     from attent.data import builtin  # imported late: few corpora need it
 
     with suppress(PermissionError):
@@ -328,9 +327,8 @@ def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
         *(f"{side.path.name} (not a {main} file)" for file in unused for side in file.files if side.path),
         *(f"{file.path.name} (without a translation)" for file in _find_unpaired(folder_files, corpus.languages)),
     ]
-    return replace(
-        corpus, parallel_files=tuple(splits[main]), sibling_files=siblings, ignored_files=tuple(sorted(ignored))
-    )
+    ignored_files = tuple(sorted(ignored))
+    return replace(corpus, parallel_files=tuple(splits[main]), sibling_files=siblings, ignored_files=ignored_files)
 
 
 def _check_sides_known(folder_files: Sequence[_FolderFile], folder: Path, requested: LanguagePair) -> None:
@@ -345,13 +343,13 @@ def _find_unpaired(folder_files: Sequence[_FolderFile], requested: LanguagePair)
     """Return the files of Moses pairs whose other side is missing. A suffix that is no language does not count."""
     roles = {role for pair in registry.MOSES_ROLES for role in pair}
     groups = [members for _, members in _group_by_stem(folder_files) if _choose_sides(list(members), requested) is None]
-    unpaired = {path: tag for members in groups for tag, path in members.items()}
-    return [
-        file
-        for file in folder_files
-        if (tag := unpaired.get(file.path))
-        and (tag in roles or (is_known_language(tag) and requested.is_requested(tag)))
-    ]
+    known = {
+        path
+        for members in groups
+        for tag, path in members.items()
+        if tag in roles or (is_known_language(tag) and requested.is_requested(tag))
+    }
+    return [file for file in folder_files if file.path in known]
 
 
 def _find_parallel_files(
@@ -415,15 +413,13 @@ def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -
     requested = LanguagePair(typed, None) if typed and corpus.languages == ANY_LANGUAGES else corpus.languages
     sides = _choose_sides(list(members), requested)
     if sides is None or (typed and typed not in sides):
-        raise _make_no_pair_error(path, typed, members, requested)
+        raise _make_pair_error(path, typed, members, requested)
     parallel_file = ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))
     languages = requested if sides in registry.MOSES_ROLES else LanguagePair(*sides)
     return _add_sibling_splits(corpus, path, parallel_file, group[0].stem, languages)
 
 
-def _make_no_pair_error(
-    path: Path, typed: str | None, members: dict[str, Path], requested: LanguagePair
-) -> CorpusError:
+def _make_pair_error(path: Path, typed: str | None, members: dict[str, Path], requested: LanguagePair) -> CorpusError:
     others = ", ".join(sorted(tag for tag in members if tag != typed))
     if typed is None:
         return requested.make_mismatch_error(str(path), members)

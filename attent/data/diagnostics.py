@@ -124,21 +124,23 @@ def _diagnose_contamination(overlap: Contamination) -> Diagnostic:
 
 def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
     yield from (Diagnostic(2, f"{problem}.") for problem in report.language_problems)
-    script, control = report.count_dropped("script"), report.count_dropped("control")
-    if report.pair_fraction(script) > 0.5:
+    if report.pair_fraction(report.count_dropped("script")) > 0.5:
         yield Diagnostic(2, "Most lines are not in the script of their language: are --src and --tgt swapped?")
-    elif script:
-        yield _diagnose_lines(report, script, "in a script of another language")
-    if control:
-        yield _diagnose_lines(report, control, "with a wrong encoding or control characters")
+    for name, problem, min_fraction, max_fraction in (
+        ("script", "in a script of another language", 0, 0.5),
+        ("control", "with a wrong encoding or control characters", 0, 1),
+        ("empty", "with an empty side", 0.01, 1),
+        ("max_chars", "of more characters than the limit", 0.01, 1),
+    ):
+        count = report.count_dropped(name)
+        if min_fraction < report.pair_fraction(count) <= max_fraction:
+            severity = 2 if report.pair_fraction(count) > 0.01 else 1
+            yield Diagnostic(severity, f"{format_count(count, 'line')} {problem}: {_format_share(report, count)}.")
     ratio, identical = report.count_dropped("length_ratio"), report.count_dropped("identical")
     if report.pair_fraction(ratio) > 0.02:
         yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
     if report.pair_fraction(identical) > 0.01:
         yield Diagnostic(2, f"{_format_share(report, identical)} of the pairs are untranslated sentences.")
-    for name, problem in (("empty", "with an empty side"), ("max_chars", "of more characters than the limit")):
-        if report.pair_fraction(report.count_dropped(name)) > 0.01:
-            yield _diagnose_lines(report, report.count_dropped(name), problem)
     duplicates = report.count_dropped("duplicates")
     if report.pair_fraction(duplicates) > 0.001:
         is_normal = report.pair_fraction(duplicates) < 0.3
@@ -150,11 +152,6 @@ def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
         yield Diagnostic(2, f"Only {pairs}: a model would overfit. Add more data, or fine-tune a trained model.")
     if report.pairs and not (report.source.languages and report.target.languages):
         yield Diagnostic(1, "The languages are unknown; --src and --tgt enable more checks.")
-
-
-def _diagnose_lines(report: CorpusReport, count: int, problem: str) -> Diagnostic:
-    severity = 2 if report.pair_fraction(count) > 0.01 else 1
-    return Diagnostic(severity, f"{format_count(count, 'line')} {problem}: {_format_share(report, count)}.")
 
 
 def _format_share(report: CorpusReport, count: int) -> str:

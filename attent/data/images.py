@@ -3,8 +3,6 @@
 Image files (by Pillow) are decoded once into a memory-mapped array, cached by path, size and times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 
@@ -74,7 +72,7 @@ class ImageShape:
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
     @classmethod
-    def from_config(cls, config: ImageConfig) -> ImageShape:
+    def from_config(cls, config: "ImageConfig") -> Self:
         return cls(config.image_size, config.channels, config.fit, config.resize_to, config.resample)
 
 
@@ -113,15 +111,12 @@ class ImageDataset:
         rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
-    def select(self, indices: Array) -> ImageDataset:
+    def select(self, indices: Array) -> Self:
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
     @property
     def item_labels(self) -> Array:
         return np.asarray(self.labels if self.indices is None else self.labels[self.indices], np.int64)
-
-
-# ---- finding splits --------------------------------------------------------------------------------------------------
 
 
 def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
@@ -197,9 +192,6 @@ def open_folder_split(folder: Path) -> FolderSplit:
     return FolderSplit(str(folder), folder, tuple(path.name for path in classes), tuple(files))
 
 
-# ---- size ------------------------------------------------------------------------------------------------------------
-
-
 def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
     """Return the requested size, or one for the images: small ones keep theirs, rounded to a multiple of 4."""
     if isinstance(split, IdxSplit):
@@ -221,7 +213,7 @@ def sample_sizes(split: FolderSplit) -> tuple[list[int], bool, list[str]]:
     sides, is_grey, problems = [], True, []
     for path, _ in sample:
         try:
-            with suppress_warnings(), open_image(path) as image:
+            with warnings.catch_warnings(action="ignore"), open_image(path) as image:
                 sides.append(min(image.size))
                 is_grey = is_grey and (image.mode in ("1", "L", "F") or image.mode.startswith("I"))
         except ImageError as error:
@@ -229,22 +221,12 @@ def sample_sizes(split: FolderSplit) -> tuple[list[int], bool, list[str]]:
     return sides, is_grey, problems
 
 
-# ---- image files -----------------------------------------------------------------------------------------------------
-
-
-def read_image(path: str | Path, shape: ImageShape) -> Tensor:
+def read_image(path: str | Path, shape: ImageShape) -> "Tensor":
     """Return an upright and resized image, (C, size, size) of uint8."""
     import torch
 
-    with suppress_warnings():
+    with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(read_pixels(Path(path).expanduser(), shape))
-
-
-@contextmanager
-def suppress_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def read_pixels(path: Path, shape: ImageShape) -> Array:
@@ -324,9 +306,6 @@ def _format_reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-# ---- idx files -------------------------------------------------------------------------------------------------------
-
-
 def read_idx(path: Path, dimensions: Literal[1, 3]) -> Array:
     """Read an idx file of bytes, compressed or not: labels (N,), or images (N, rows, columns)."""
     content = b"".join(InputFile(path).read_blocks())
@@ -358,9 +337,6 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
     return np.repeat(square, shape.channels, 1)
 
 
-# ---- datasets --------------------------------------------------------------------------------------------------------
-
-
 def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
     """Return a split as bytes of one size; image files come from a store in `root` that is built if missing."""
     return read_idx_split(split, shape) if isinstance(split, IdxSplit) else prepare_files(split, shape, Path(root))
@@ -383,7 +359,7 @@ def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDat
     versions = (f"{stamp_file(path)} {label}" for path, label in split.files)
     key = compute_media_key([STORE_VERSION, asdict(shape), split.classes], versions)
     paths = [path for path, _ in split.files]
-    with suppress_warnings():
+    with warnings.catch_warnings(action="ignore"):
         decode, folder = partial(read_pixels, shape=shape), root / f"images-{key}"
         values, entries = prepare_media_store(paths, decode, "<u1", folder)
     skipped = tuple(entry for entry in entries if isinstance(entry, str))
@@ -397,9 +373,6 @@ def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDat
         raise ImageError(f"{split.folder / split.classes[missing[0]]}: must have images, but none can be read")
     pixels = values.reshape(len(labels), shape.channels, shape.size, shape.size)
     return ImageDataset(split.name, pixels, labels, split.classes, skipped, store_key=folder.name)
-
-
-# ---- labels, validation split, statistics ----------------------------------------------------------------------------
 
 
 def remap_labels(dataset: ImageDataset, class_names: Sequence[str]) -> ImageDataset:

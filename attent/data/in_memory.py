@@ -37,8 +37,9 @@ class InMemoryCorpus:
         self.data, self.argument = data, argument
         self.languages = [tag.strip() for tags in languages if tags for tag in tags.split(",")]
         if isinstance(data, Mapping) or not hasattr(data, "__len__"):
-            kind = type(data).__name__
-            raise self._error(f"must be files, pairs or a table, but is of type {kind}", "make a list of pairs of it")
+            names = ", ".join(map(str, data)) if isinstance(data, Mapping) else ""
+            advice = f"give one of {names}, or a list of pairs (source, target)" if names else "make a list of it"
+            raise self._error(f"must be files, pairs or a table, but is of type {type(data).__name__}", advice)
         digest = hashlib.sha256()
         for line in self._iterate_lines():
             digest.update(line)
@@ -56,7 +57,8 @@ class InMemoryCorpus:
         for index, row in enumerate(self._iterate_rows()):
             for name, text in row.items():
                 if not isinstance(text, str):
-                    raise self._error(f"must be text, but row {index:,} (from 0) has {text!r} as {name}", "remove it")
+                    problem = f"must be text, but row {index:,} (from 0) has {text!r} as {name}"
+                    raise self._error(problem, "remove the row")
             # A lone surrogate cannot be UTF-8; Python's escape for it is also JSON's, and the reader drops the pair.
             yield (json.dumps(row, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 

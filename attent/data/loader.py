@@ -341,9 +341,6 @@ class PairLoader(PrefetchLoader[PairBatch]):
         return PairBatch(source, target, pairs)
 
 
-# ---- from the store to tensors ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RowLayout:
     """Sentences placed in the rows of a batch."""

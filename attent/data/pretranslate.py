@@ -308,13 +308,9 @@ def format_for_model(content: InlineContent) -> str:
     """Return a content with its codes as tags, and a space between a tag and the words that it encloses."""
     text = ""
     for part in content:
-        is_tag = isinstance(part, InlineCode) and _NUMBERED_TAG.fullmatch(part.display) is not None
-        shown = units.get_display_text((part,))
-        if isinstance(part, InlineCode) and is_tag and part.role == "close" and not text.endswith((" ", ">")):
+        if _is_tag(part, "close") and not text.endswith((" ", ">")):
             text += " "
-        text += shown
-        if isinstance(part, InlineCode) and is_tag and part.role == "open":
-            text += " "
+        text += units.get_display_text((part,)) + (" " if _is_tag(part, "open") else "")
     return text
 
 

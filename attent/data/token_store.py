@@ -119,9 +119,6 @@ def encode_texts(
     return EncodedSentences(ids, np.asarray(lengths)), key
 
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class CorpusPart:
     """The contribution of one corpus; its pairs are contiguous in the store."""

@@ -3,12 +3,12 @@
 Each family has a module with its table of tensor names and its config keys; `conversion` holds what they share.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
+
+import torch
 
 from attent import models
 from attent.interop import hf_folder, marian_npz
@@ -16,14 +16,10 @@ from attent.interop.conversion import check_dtype
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, SinusoidalConfig
+from attent.nn.frontends import FrontEndConfig
 from attent.storage.errors import FolderError
 from attent.storage.hub import locate_model
 from attent.text.marian_files import find_marian_folder
-
-if TYPE_CHECKING:
-    import torch
-
-    from attent.nn.frontends import FrontEndConfig
 
 __all__ = ["FAMILIES", "detect_family", "detect_frontend", "get_model_kind", "load", "load_as", "save_hf"]
 
@@ -82,9 +78,8 @@ def read_model_type(path: Path) -> str:
         raise FolderError(f'{path}: must have "format": "attent" or a `model_type`, but has neither; {advice}')
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise FolderError(
-            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {known}"
-        )
+        value = hf_folder.quote_value(model_type)
+        raise FolderError(f"{path}: model_type {value} is not supported; supported: {known}")
     return model_type
 
 

@@ -1,7 +1,5 @@
 """Convert our Seq2Seq to a CTranslate2 model, which opens damaged files without an error: `is_intact` checks them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -24,9 +22,7 @@ from attent.nn.config import Activation
 from attent.storage.atomic import NEW_SUFFIX, atomic_folder, make_folder, write_synced
 from attent.storage.errors import AttentError, FolderError
 from attent.storage.manifest import explain_save_errors, find_damage, hash_file, read_manifest, write_manifest
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer, Vocabulary
+from attent.text.tokenizer import Tokenizer, Vocabulary
 
 CONVERSION_VERSION = 1  # increment it when older conversions must be made again
 MAX_POSITIONS = 2048  # of the sinusoids that are written (4 MB at width 512); longer texts use the PyTorch engine

@@ -57,10 +57,9 @@ def read_labels(root: Path, count: int) -> tuple[str, ...]:
         return tuple(f"LABEL_{i}" for i in range(count))
     expected, texts = {str(i) for i in range(count)}, names.values() if isinstance(names, dict) else [None]
     if not all(isinstance(text, str | int) for text in texts) or names.keys() != expected:
-        raise FolderError(
-            f"{where}: `id2label` must name {count} labels, from 0 to {count - 1}, as the classifier has them, but is "
-            f"{quote_value(names)}; take the config and the weights from one model"
-        )
+        required = f"name {count} labels, from 0 to {count - 1}, as the classifier has them"
+        advice = "take the config and the weights from one model"
+        raise FolderError(f"{where}: `id2label` must {required}, but is {quote_value(names)}; {advice}")
     labels = [str(names[str(i)]) for i in range(count)]
     # Number repeated names: ImageNet, for one, has two classes named crane.
     return tuple(f"{label} ({i})" if label in labels[:i] else label for i, label in enumerate(labels))

@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attent import settings
-from attent.models.folder import PICKLE_SUFFIXES
-from attent.storage.atomic import NEW_SUFFIX, atomic_folder
+from attent.models.folder import PICKLE_SUFFIXES, has_manifest
+from attent.storage.atomic import atomic_folder
 from attent.storage.errors import FolderError
 from attent.storage.hub import HUB_NAME, locate_model
-from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
+from attent.storage.manifest import explain_save_errors
 from attent.storage.tensor_files import check_safetensors_header, write_safetensors
 
 CONFIG_FILE = "config.json"
@@ -47,9 +47,8 @@ def resolve_folder(folder: StrPath) -> Path:
 
 def is_attent_folder(root: Path) -> bool:
     """True for a folder that attent saved: one with a manifest, even if its config.json is damaged."""
-    if any((root / name).exists() for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX)):
-        return True
-    return (root / CONFIG_FILE).is_file() and read_json(root / CONFIG_FILE).get("format") == "attent"
+    path = root / CONFIG_FILE
+    return has_manifest(root) or (path.is_file() and read_json(path).get("format") == "attent")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -135,10 +134,9 @@ def open_shards(root: Path) -> dict[str, LazyTensor]:
 
 def resolve_shard(root: Path, name: str) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
-        raise FolderError(
-            f"{root / INDEX_FILE}: {quote_value(name)} must be the name of a .safetensors file in the same folder; "
-            f"do not trust this folder: get the model from its publisher"
-        )
+        required = "the name of a .safetensors file in the same folder"
+        advice = "do not trust this folder: get the model from its publisher"
+        raise FolderError(f"{root / INDEX_FILE}: {quote_value(name)} must be {required}; {advice}")
     if not (root / name).is_file():
         raise FolderError(f"{root / name}: is missing, but {INDEX_FILE} names it; download it too")
     return root / name

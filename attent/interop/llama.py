@@ -100,12 +100,9 @@ CONFIG_KEYS = ConfigKeys(
         "sliding_window": (None,),
     },
     ignored={
+        **causal_family.IGNORED_KEYS,
         "initialization": "initializer_range",
         "tensor parallelism in pre-training": "pretraining_tp",
-        "a classifier, which a language model does not have": conversion.LABEL_KEYS,
-        "token ids that a language model does not need": """
-            decoder_start_token_id pad_token_id sep_token_id unk_token_id
-        """,
         "an older name of the length, and notes of training tools": """
             is_llama_config max_sequence_length unsloth_fixed unsloth_version
         """,
@@ -115,10 +112,8 @@ CONFIG_KEYS = ConfigKeys(
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
     if keys.attention_bias != keys.mlp_bias:
-        raise FolderError(
-            f"{where}: `attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}; "
-            f"a model with biases in some layers only is not supported"
-        )
+        problem = f"`attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}"
+        raise FolderError(f"{where}: {problem}; a model with biases in some layers only is not supported")
     kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
     same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
     other_values: dict[str, Any] = {

@@ -118,9 +118,7 @@ def choose_ids(
     kept = known - text_pieces | select_characters(known, languages) | {names[i] for i in special if i is not None}
     if languages and source.language_ids:
         remaining = [choose_language(language, list(source.language_ids)) for language in languages]
-        if (
-            formats.FAIRSEQ_FILE not in files
-        ):  # whose languages have fixed places after the pieces, also in transformers
+        if formats.FAIRSEQ_FILE not in files:  # whose languages have fixed places after the pieces
             kept -= {names[i] for language, i in source.language_ids.items() if language not in remaining}
     for scores in (model.scores for model in models if model.rank_merge is None):
         kept |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)} & known

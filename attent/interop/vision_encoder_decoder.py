@@ -227,9 +227,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     tensors = conversion.export_tensors(model, build_mappings(vision, family))
     if family == "bert":
         tensors[SEGMENTS] = tensors[POSITIONS].new_zeros(1, text.stack.width)
-    if pad is not None:
-        conversion.check_pad(pad, config.output_vocab)
-    pad = config.end_id if pad is None else pad
+    pad = conversion.choose_pad(pad, config.end_id, config.output_vocab)
     positions = config.stacks[1].positions
     assert isinstance(positions, LearnedConfig)
     generation = {  # neither the start token nor padding is generated, as in our search

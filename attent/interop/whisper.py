@@ -85,12 +85,7 @@ CONFIG_KEYS = ConfigKeys(
         "encoder_layerdrop": (0,),
         "decoder_layerdrop": (0,),
     },
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_key_value_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    },
+    aliases={**marian.CONFIG_KEYS.aliases, "num_key_value_heads": "encoder_attention_heads"},
     ignored={
         "initialization, and classifiers": f"""
             classifier_proj_size init_std initializer_range use_weighted_layer_sum {conversion.LABEL_KEYS}
@@ -222,8 +217,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     model = restore_heads(model)
     config = model.config
     frontend = check_expressible(config)
-    pad = config.end_id if pad is None else pad
-    conversion.check_pad(pad, config.vocab)
+    pad = conversion.choose_pad(pad, config.end_id, config.vocab)
     tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
     tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     keys = to_hf_config(config, frontend, conversion.get_dtype_name(model))

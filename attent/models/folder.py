@@ -10,8 +10,6 @@ A model is therefore a manifest, each of whose files exists as NAME or NAME.new 
 next save first finishes or removes an interrupted one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -228,7 +226,7 @@ def read_side_file(folder: str | os.PathLike[str], name: str) -> bytes | None:
     return None if stat_plain_file(root / name) is None else (root / name).read_bytes()
 
 
-def write_side_settings(folder: str | os.PathLike[str], name: str, config: DataclassInstance) -> None:
+def write_side_settings(folder: str | os.PathLike[str], name: str, config: "DataclassInstance") -> None:
     write_side_file(folder, name, settings.to_json(settings.to_dict(config)))
 
 

@@ -9,14 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from attent.models.config import (
-    PRESETS,
-    CausalConfig,
-    EncoderConfig,
-    Seq2SeqConfig,
-    VisionConfig,
-    mirror_encoder,
-)
+from attent.models.config import PRESETS, CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
 from attent.nn import (
     ConvDecoderConfig,
     ConvEncoderConfig,

@@ -1,9 +1,6 @@
 """Encoder-decoder models: the Transformer of figure 1 (the paper's, Marian, T5), and LSTMs and convolutions."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +14,7 @@ from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, build_frontend, check_id_shape
 from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
 from attent.storage.errors import AttentError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 
 class Seq2Seq(SavableModel):

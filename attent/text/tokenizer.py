@@ -63,10 +63,8 @@ class Tokenizer:
                     files = {formats.FORMAT_FILE: encode_format(formats.FOREIGN_FORMAT)} | files
                 return cls(*layout.load(files, where), files)
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
-        raise TokenizerError(
-            f"{where or 'the folder'}: has no tokenizer; it must have one of {names} (which `save_pretrained` of "
-            "transformers writes)"
-        )
+        required = f"it must have one of {names} (which `save_pretrained` of transformers writes)"
+        raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; {required}")
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _rebuild_tokenizer, (dict(self.files), self.languages)
@@ -99,9 +97,8 @@ class Tokenizer:
         if not known:
             return self
         if source is None or target is None:
-            raise TokenizerError(
-                f"this model translates between {len(known)} languages; name both, such as --src en --tgt de"
-            )
+            advice = "name both, such as --src en --tgt de"
+            raise TokenizerError(f"this model translates between {len(known)} languages; {advice}")
         return replace(self, languages=(choose_language(source, known), choose_language(target, known)))
 
     @property

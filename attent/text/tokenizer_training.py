@@ -46,9 +46,9 @@ class TokenizerConfig:
         if self.vocab is not None and (type(self.vocab) is not int or not 1 <= self.vocab <= 2**20):
             raise AttentError(f"`vocab` must be a number up to {2**20:,}, or none, but is {self.vocab!r}")
         for symbol in self.symbols:
-            if not symbol or NON_TEXT.search(symbol) or any(character.isspace() for character in symbol):
-                problem = f"be without spaces, control characters and `{SPACE}`, but one is {symbol!r}"
-                raise AttentError(f"`symbols` must {problem}")
+            if not symbol or NON_TEXT.search(symbol) or any(map(str.isspace, symbol)):
+                required = f"be without spaces, control characters and `{SPACE}`"
+                raise AttentError(f"`symbols` must {required}, but one is {symbol!r}")
             if RESERVED_SYMBOL.fullmatch(symbol):
                 raise AttentError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
         check_unique("symbols", self.symbols)

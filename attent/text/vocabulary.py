@@ -235,10 +235,8 @@ class SentencePieceVocabulary(Vocabulary):
 
 def check_ids(ids: Sequence[int], size: int) -> None:
     if len(ids) and not (min(ids) >= 0 and max(ids) < size):
-        outside = [int(i) for i in ids if not 0 <= i < size]
-        raise TokenizerError(
-            f"ids must be from 0 to {size - 1}, but one is {outside[0]}; check that they are of this model"
-        )
+        first = next(int(i) for i in ids if not 0 <= i < size)
+        raise TokenizerError(f"ids must be from 0 to {size - 1}, but one is {first}; check that they are of this model")
 
 
 def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
@@ -249,9 +247,8 @@ def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
         processor.id_to_piece(list(range(processor.get_piece_size())))  # raises for invalid UTF-8
         return processor
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise TokenizerError(
-            f"{where}: is not a SentencePiece model, or is damaged; download the file again"
-        ) from error
+        problem = "is not a SentencePiece model, or is damaged"
+        raise TokenizerError(f"{where}: {problem}; download the file again") from error
 
 
 def replace_surrogates(text: str) -> str:

@@ -337,26 +337,21 @@ class _HtmlScanner:
         attributes = list(chain.from_iterable(attributes for _, attributes in run.attributes.values()))
 
         def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-            translated = dict(zip(attributes, targets[1:], strict=True))
+            values = zip(attributes, targets[1:], strict=True)
+            edits = {attribute: _edit_value(attribute, target, encoding) for attribute, target in values}
+            if units.is_unchanged([content], targets[:1]) and not any(edits.values()):
+                return []
             tags = {
-                pair_id: self._apply_edits(
-                    tag, [edit for each in own for edit in _edit_value(each, translated[each], encoding)]
-                )
+                pair_id: self._apply_edits(tag, [edit for attribute in own for edit in edits[attribute]])
                 for pair_id, (tag, own) in run.attributes.items()
             }
-
-            def serialize(parts: InlineContent) -> str:
-                return "".join(
-                    (part.raw if part.role == "close" else tags.get(part.pair_id, part.raw))
-                    if isinstance(part, InlineCode)
-                    else _escape(part, raw_text, encoding)
-                    for part in parts
-                )
-
-            is_same = units.get_raw_text(targets[0]) == units.get_raw_text(content) and not any(
-                _edit_value(each, target, encoding) for each, target in translated.items()
+            parts = (
+                (part.raw if part.role == "close" else tags.get(part.pair_id, part.raw))
+                if isinstance(part, InlineCode)
+                else _escape(part, raw_text, encoding)
+                for part in targets[0]
             )
-            return [] if is_same else [Edit(start, end, serialize(targets[0]))]
+            return [Edit(start, end, "".join(parts))]
 
         contents = (content, *((attribute.value,) for attribute in attributes))
         unit = TranslationUnit(line=self._count_lines(start), contents=contents, make_edits=make_edits)

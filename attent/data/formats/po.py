@@ -193,7 +193,6 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _find_charset(head: bytes, name: str) -> str:
-    """Return the Python codec of the header's charset."""
     match = _CHARSET.search(b"msgid".join(head.split(b"\nmsgid", 2)[:2]))
     charset = match[1].decode("ascii", "replace").lower() if match else "utf-8"
     if charset in ("utf-8", "utf8", "us-ascii", "ascii", "charset"):  # templates have the word CHARSET
@@ -277,8 +276,11 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
     for number, entry in enumerate(_parse_entries(text.split_lines())):
         if entry.obsolete:
             continue
-        if entry.error != streams.TOO_LONG:
-            _check_entry(entry, name)
+        has_numbers = any(form.key != "msgstr" for form in entry.forms)
+        if entry.error_line and entry.error != streams.TOO_LONG:
+            raise CorpusError(f"{name} is not PO at line {entry.error_line:,}: correct it there, or export it again")
+        if entry.error != streams.TOO_LONG and (entry.error or entry.is_plural != has_numbers):
+            raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
         if not entry.get_text("msgid").strip():
             if number == 0 and entry.is_header:
                 plural_numbers = _read_header(entry, name, requested)
@@ -291,14 +293,6 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             else:
                 result.units.append(_make_unit(text, entry, sources))
     return result
-
-
-def _check_entry(entry: _PoEntry, name: str) -> None:
-    has_numbers = any(form.key != "msgstr" for form in entry.forms)
-    if entry.error_line:
-        raise CorpusError(f"{name} is not PO at line {entry.error_line:,}: correct it there, or export it again")
-    if entry.error or entry.is_plural != has_numbers:
-        raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
 
 
 def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> list[set[int]] | str:
