@@ -6,7 +6,7 @@ Each family has a module with its table of tensor names and its config keys; `co
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,13 +40,9 @@ FAMILIES = {  # `model_type` in config.json -> the module here that reads it
 }  # fmt: skip
 
 
-class FamilyModule(Protocol):
-    def load(self, folder: StrPath, *, dtype: torch.dtype | None, device: Device | None) -> Model: ...
-    def save(self, model: Model, folder: StrPath, *, pad: int | None) -> None: ...
-
-
-def import_family(name: str) -> FamilyModule:
-    return cast("FamilyModule", import_module(f"attent.interop.{FAMILIES[name]}"))
+def import_family(name: str) -> Any:
+    """Return the module with `load` and `save` of a family."""
+    return import_module(f"attent.interop.{FAMILIES[name]}")
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Model:

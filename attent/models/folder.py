@@ -380,23 +380,20 @@ def _apply_ties(tensors: dict[str, Tensor], tied: object, where: Path) -> dict[s
 
 def check_tensors(expected: Mapping[str, torch.Size], actual: Mapping[str, Tensor], where: str | Path) -> None:
     """Refuse tensors whose names or shapes differ from those that a model expects; `where` is their file."""
-    missing = [f"`{name}`" for name in expected if name not in actual]
-    unknown = [f"`{name}`{_suggest_name(name, expected, actual)}" for name in actual if name not in expected]
-    wrong = [
-        f"`{name}` must be {list(shape)}, but is {list(actual[name].shape)}"
-        for name, shape in expected.items()
-        if name in actual and actual[name].shape != shape
-    ]
-    groups = [("missing: ", missing), ("not known to the model: ", unknown), ("wrong shape: ", wrong)]
-    faults = [title + _join_first(names) for title, names in groups if names]
+    missing = [name for name in expected if name not in actual]
+    unknown = {name: get_close_matches(name, missing, n=1) for name in actual if name not in expected}
+    groups = {
+        "missing": [f"`{name}`" for name in missing],
+        "not known to the model": [
+            f"`{name}`" + "".join(f" (for `{n}`?)" for n in near) for name, near in unknown.items()
+        ],
+        "wrong shape": [
+            f"`{name}` must be {list(shape)}, but is {list(actual[name].shape)}"
+            for name, shape in expected.items()
+            if name in actual and actual[name].shape != shape
+        ],
+    }
+    more = {title: f" and {len(names) - 3} more" if len(names) > 3 else "" for title, names in groups.items()}
+    faults = [f"{title}: {', '.join(names[:3])}{more[title]}" for title, names in groups.items() if names]
     if faults:
         raise FolderError(f"{where}: {'; '.join(faults)}. Take {CONFIG_FILE} and the weights from the same model")
-
-
-def _suggest_name(name: str, expected: Mapping[str, object], actual: Mapping[str, object]) -> str:
-    nearest = get_close_matches(name, [other for other in expected if other not in actual])
-    return f" (for `{nearest[0]}`?)" if nearest else ""
-
-
-def _join_first(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
