@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import compress, product
+from os.path import expanduser
 from pathlib import Path
 
 from attent.data.formats import registry, streams
@@ -209,7 +210,7 @@ def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> C
     corpus = Corpus(name=name, weight=weight, languages=languages, parallel_files=(), options=options)
     if name == "-":
         return replace(corpus, parallel_files=(ParallelFile(None, (InputFile(None),)),))
-    return _fill_declared_languages(_locate_files(corpus, _expand_path(name)))
+    return _fill_declared_languages(_locate_files(corpus, Path(expanduser(name))))
 
 
 def _locate_files(corpus: Corpus, path: Path) -> Corpus:
@@ -257,17 +258,10 @@ def _fill_declared_languages(corpus: Corpus) -> Corpus:
     return replace(corpus, languages=requested.fill_open_sides(pair.source, pair.target))
 
 
-def _expand_path(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # `~someone` without a home
-        return Path(name)
-
-
 def _parse_weight(typed: str) -> tuple[str, float]:
     """Split `a.tsv:3` into name and weight, unless there is a file of that whole name."""
     name, colon, tail = typed.rpartition(":")
-    if not colon or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", tail) or _expand_path(typed).exists():
+    if not colon or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", tail) or Path(expanduser(typed)).exists():
         return typed, 1.0
     weight = float(tail)
     if weight <= 0:

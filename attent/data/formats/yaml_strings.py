@@ -1,7 +1,7 @@
 """YAML for pre-translation: string values are translated; keys, other values, anchors, comments and layout stay.
 
-Needs PyYAML, whose parser gives positions. Aliases are not expanded. A translation that its style cannot hold is
-written in double quotes, and a folded block (`>`) as a literal one.
+Aliases are not expanded. A translation that its style cannot hold is written in double quotes, and a folded block (`>`)
+as a literal one.
 """
 
 import json
@@ -25,10 +25,8 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 
 def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequence[str] = ()) -> ScanResult:
     """Return the values of the keys named by `fields` and everything inside, or of all keys."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise CorpusError(f"{name} needs PyYAML: pip install 'attent[formats]'") from error
+    import yaml
+
     text = decode_plain_text(content, name)
     result = ScanResult(text=text, check_text=text.check_encodable)
     decoded = text.utf8.decode("utf-8", "surrogateescape")
