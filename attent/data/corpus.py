@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from itertools import compress, product
 from os.path import expanduser
 from pathlib import Path
+from typing import NamedTuple
 
 from attent.data.formats import registry, streams
 from attent.data.formats.registry import ParallelFile
@@ -269,23 +270,17 @@ def _parse_weight(typed: str) -> tuple[str, float]:
     return name, weight
 
 
-@dataclass(frozen=True)
-class _FolderFile:
+class _FolderFile(NamedTuple):
     path: Path
+    stem: str  # the name without format, language and compression, which both files of a pair share
+    language_tag: str | None  # the suffix, if it can be a language or a role such as `src`
 
-    @property
-    def stem(self) -> str:
-        """The name without format, language and compression, which both files of a pair share."""
-        return strip_compression_suffix(self.path.name).rpartition(".")[0]
 
-    @property
-    def language_tag(self) -> str | None:
-        """The suffix, if it can be a language or a role such as `src`."""
-        suffix = strip_compression_suffix(self.path.name).rpartition(".")[2]
-        is_tag = LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
-        if not self.stem or not is_tag or suffix in _NON_LANGUAGE_SUFFIXES or registry.detect_format(self.path.name):
-            return None
-        return suffix
+def _describe_file(path: Path) -> _FolderFile:
+    stem, _, suffix = strip_compression_suffix(path.name).rpartition(".")
+    is_tag = LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
+    is_other = suffix in _NON_LANGUAGE_SUFFIXES or registry.detect_format(path.name)
+    return _FolderFile(path, stem, suffix if stem and is_tag and not is_other else None)
 
 
 def _list_files(folder: Path) -> list[_FolderFile]:
@@ -295,7 +290,7 @@ def _list_files(folder: Path) -> list[_FolderFile]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     by_name = {strip_compression_suffix(path.name): path for path in reversed(paths)}
-    return [_FolderFile(path) for path in by_name.values()][::-1]
+    return [_describe_file(path) for path in by_name.values()][::-1]
 
 
 def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
@@ -346,16 +341,14 @@ def _find_unpaired(folder_files: Sequence[_FolderFile], requested: LanguagePair)
     return [file for file in folder_files if file.path in known]
 
 
-def _find_parallel_files(
-    folder_files: Sequence[_FolderFile], languages: LanguagePair
-) -> list[tuple[str, ParallelFile]]:
+def _find_parallel_files(files: Sequence[_FolderFile], languages: LanguagePair) -> list[tuple[str, ParallelFile]]:
     """Return every file of a known format and every Moses pair in these languages, with its stem, sorted by it."""
     parallel_files = [
         (file.stem, ParallelFile(key, (InputFile(file.path),)))
-        for file in folder_files
+        for file in files
         if (key := registry.detect_format(file.path.name))
     ]
-    for stem, members in _group_by_stem(folder_files):
+    for stem, members in _group_by_stem(files):
         if sides := _choose_sides(list(members), languages):
             parallel_files.append((stem, ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))))
     return sorted(parallel_files, key=lambda pair: pair[0])
@@ -377,7 +370,7 @@ def _choose_sides(available: Sequence[str], languages: LanguagePair) -> tuple[st
 
 
 def _open_file(corpus: Corpus, path: Path) -> Corpus:
-    file = _FolderFile(path)
+    file = _describe_file(path)
     key = registry.detect_format(path.name)
     if key is None and file.language_tag:
         siblings = [other for other in _list_files(path.parent) if other.stem == file.stem]
@@ -419,7 +412,7 @@ def _make_pair_error(path: Path, typed: str | None, members: dict[str, Path], re
         return requested.make_mismatch_error(str(path), members)
     if not others:
         other = requested.target if requested.source and is_tag_match(requested.source, typed) else requested.source
-        name = f"{_FolderFile(path).stem}.{other or 'de'}"
+        name = f"{_describe_file(path).stem}.{other or 'de'}"
         return CorpusError(f"{path} has no translation in its folder: add {name}, or give a file with both languages")
     if requested.is_open:
         return CorpusError(f"{path} has several translations: choose one of {others} with --src and --tgt")

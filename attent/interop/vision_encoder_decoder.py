@@ -173,9 +173,7 @@ def join_configs(vision: VisionConfig, text: EncoderConfig | CausalConfig, start
     )
 
 
-def read_tokens(
-    opened: OpenFolder[VisionEncoderDecoderKeys], decoder: Mapping[str, Any], where: Path
-) -> tuple[int, int]:
+def read_tokens(opened: OpenFolder[Any], decoder: Mapping[str, Any], where: Path) -> tuple[int, int]:
     """Return the decoder's first token and the one that ends a text, as generate() of `transformers` finds them."""
     data = {key: decoder[key] for key in TOKEN_KEYS if key in decoder}
     defaults = conversion.build_schema(data, CONFIG_KEYS, where)

@@ -252,10 +252,8 @@ def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str
     identifier = _load_cldr_identifier((source,), (target,))
     if identifier is None:
         return False, False
-    margins = (
-        identifier.measure_margin(sources, source, target),
-        identifier.measure_margin(targets, target, source),
-    )
+    sides = ((sources, source, target), (targets, target, source))
+    margins = [identifier.measure_margin(*side) for side in sides]
     if sum(margins) > 2 * CLDR_MARGIN:  # what one profile has in general more than the other cancels out
         return True, True
     return margins[0] > CLDR_MARGIN, margins[1] > CLDR_MARGIN

@@ -41,21 +41,19 @@ def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tup
     return (*content[:index], unmarked, *content[index + 1 :]), Mnemonic(mark, part[match.end()])
 
 
-def insert_accelerator(
-    content: InlineContent, accelerator: Mnemonic, syntax: PlaceholderSyntax
-) -> InlineContent | None:
+def insert_accelerator(content: InlineContent, mnemonic: Mnemonic, syntax: PlaceholderSyntax) -> InlineContent | None:
     """Return a translation with the mark of an accelerator; None if it has no letter for it."""
     texts = [_mask_placeholders(part, syntax) if isinstance(part, str) else "" for part in content]
-    letter = re.escape(accelerator.letter)
+    letter = re.escape(mnemonic.letter)
     for pattern in (rf"(?<!\0)\b{letter}", rf"(?<!\0){letter}", _LETTER.pattern):
         for index, text in enumerate(texts):
             match = re.search(pattern, text, re.IGNORECASE)
             part = content[index]
             if match and isinstance(part, str):
-                offset, added = match.start(), accelerator.mark
+                offset, added = match.start(), mnemonic.mark
                 if match[0] >= _FIRST_IDEOGRAPH:
                     offset = len(_LABEL_END.sub("", text))
-                    added = f"({accelerator.mark}{accelerator.letter.upper()})"
+                    added = f"({mnemonic.mark}{mnemonic.letter.upper()})"
                 return (*content[:index], part[:offset] + added + part[offset:], *content[index + 1 :])
     return None
 

@@ -205,9 +205,8 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
     declared = declared if declared.lower() != ALL_LANGUAGES else ""
     source = requested.source or _infer_source(languages, requested.target, declared) or ""
     others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
-    target = requested.target or (
-        get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else ""
-    )
+    primary_subtags = set(map(get_primary_subtag, others))
+    target = requested.target or (primary_subtags.pop() if len(primary_subtags) == 1 else "")
     if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
         if requested.is_open or len(languages) > 1:
             raise requested.make_mismatch_error(text.name, languages)
