@@ -1,7 +1,5 @@
 """NumPy helpers for ragged arrays and seeded order, frugal because corpora have tens of millions of pairs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 They are decoded once into a memory-mapped file, which is cached by path, size and times of the audio files.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -20,7 +18,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Self
 
 import numpy as np
 
@@ -68,14 +66,11 @@ class AudioDataConfig:
         if not 0 < self.min_seconds < math.inf:
             raise AttentError(f"`min_seconds` must be more than 0, but is {self.min_seconds}")
         if not self.min_seconds < self.max_seconds <= 3_600:
-            raise AttentError(
-                f"`max_seconds` must be more than `min_seconds`={self.min_seconds:g} and at most 3600, but is "
-                f"{self.max_seconds}"
-            )
-        if not self.speed_perturbation or not all(0.5 <= speed <= 2 for speed in self.speed_perturbation):
-            raise AttentError(
-                f"`speed_perturbation` must be speeds from 0.5 to 2, but is {self.speed_perturbation}; 1 for none"
-            )
+            required = f"more than `min_seconds`={self.min_seconds:g} and at most 3600"
+            raise AttentError(f"`max_seconds` must be {required}, but is {self.max_seconds}")
+        speeds = self.speed_perturbation
+        if not speeds or not all(0.5 <= speed <= 2 for speed in speeds):
+            raise AttentError(f"`speed_perturbation` must be speeds from 0.5 to 2, but is {speeds}; 1 for none")
         for name in ("time_masks", "time_mask_seconds", "frequency_masks", "frequency_mask_bins"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise AttentError(f"`{name}` must be 0 or more, but is {getattr(self, name)}")
@@ -168,8 +163,7 @@ def _open_file(path: Path) -> BinaryIO:
         return open(path, "rb")
     except (OSError, ValueError) as error:
         reason = f"cannot be opened ({getattr(error, 'strerror', error)})"
-        if path.is_dir() or not path.exists():
-            reason = "is a folder" if path.is_dir() else "does not exist"
+        reason = "is a folder" if path.is_dir() else reason if path.exists() else "does not exist"
         raise AudioError(f"{path}: must be a recording, but {reason}; check the path") from error
 
 
@@ -272,10 +266,8 @@ def find_recordings(data: str | Path | Any, text_columns: Sequence[str] = TEXT_C
         if not any(file.name.lower().endswith(TABLE_SUFFIXES) for file in path.iterdir()):
             return _read_folder(path)
     elif path.suffix.lower() in AUDIO_SUFFIXES:
-        raise AudioError(
-            f"{path}: must be a table of recordings and texts, or a folder of them, but is a recording; to recognize "
-            "it there is `attent transcribe`"
-        )
+        problem = "must be a table of recordings and texts, or a folder of them, but is a recording"
+        raise AudioError(f"{path}: {problem}; to recognize it there is `attent transcribe`")
     splits = vars(find_text_files([str(data)], TABLE_SUFFIXES)).items()
     read_table = partial(_read_table, text_columns=text_columns)
     return {split: list(chain.from_iterable(map(read_table, tables))) for split, tables in splits if tables}
@@ -290,10 +282,8 @@ def _read_folder(root: Path) -> dict[str, list[Recording]]:
     if not tables:
         transcripts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
         if not transcripts.keys() & audio.keys():
-            raise AudioError(
-                f"{root}: must have recordings with a transcript next to each (a.wav and a.txt), or a table of them "
-                f"(.tsv, .csv), but has {len(audio):,} recordings and none"
-            )
+            required = "recordings with a transcript next to each (a.wav and a.txt), or a table of them (.tsv, .csv)"
+            raise AudioError(f"{root}: must have {required}, but has {len(audio):,} recordings and none")
         texts = {stem: read_text_file(file) for stem, file in transcripts.items() if stem in audio}
         rows = [(file, texts.get(stem, ""), "") for stem, file in audio.items()]
     return _group_by_split((row[0].relative_to(root).parent.parts, [Recording(*row)]) for row in rows)
@@ -410,7 +400,7 @@ class RecordingDataset:
     def get_samples(self, index: int) -> Array:
         return self.samples[self.offsets[index] : self.offsets[index] + self.num_samples[index]]
 
-    def select(self, indices: Array) -> RecordingDataset:
+    def select(self, indices: Array) -> Self:
         texts = tuple(self.texts[index] for index in indices)
         return replace(self, offsets=self.offsets[indices], num_samples=self.num_samples[indices], texts=texts)
 
@@ -444,15 +434,8 @@ def prepare_recordings(
         raise AudioError(f"{name}: must have recordings, but of {len(recordings):,} none can be used: {reasons}")
     lengths = np.array(num_samples, np.int64)
     text_hash = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
-    return RecordingDataset(
-        name=name,
-        samples=samples,
-        offsets=lengths.cumsum() - lengths,
-        num_samples=lengths,
-        texts=tuple(texts),
-        skipped=tuple(skipped),
-        store_key=f"{folder.name}-{text_hash}",
-    )
+    offsets, store_key = lengths.cumsum() - lengths, f"{folder.name}-{text_hash}"
+    return RecordingDataset(name, samples, offsets, lengths, tuple(texts), tuple(skipped), store_key)
 
 
 def _load_samples(recording: Recording, config: AudioDataConfig) -> Array:

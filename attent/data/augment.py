@@ -4,8 +4,6 @@ It changes texts before they are tokenized, differently in each epoch, as a pure
 is one row of `KINDS`. The rates of capitals, punctuation, typos and tags are those of Mozilla's student models.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice, tee
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from attent.data.formats.placeholders import INLINE_TAG, MAX_INLINE_TAGS
 from attent.data.lexicon import WORD, Lexicon
@@ -205,7 +203,7 @@ class Augmenter:
     lexicon: Lexicon = field(default_factory=Lexicon)
 
     @classmethod
-    def learn(cls, rates: dict[str, float], pairs: Iterable[Pair]) -> Augmenter:
+    def learn(cls, rates: dict[str, float], pairs: Iterable[Pair]) -> Self:
         """Learn the letters of typos and the alignment of tags from the first pairs."""
         sample, others = tee(pairs)
         letters = Counter(letter for source, _ in islice(sample, SAMPLE_PAIRS) for letter in source if letter.isalpha())

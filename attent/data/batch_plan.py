@@ -1,7 +1,5 @@
 """Batch plans: which pairs form which batch of an epoch, a pure function of lengths, config, seed and epoch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -48,10 +46,8 @@ class BatchConfig:
         if self.max_tokens < 1:
             raise AttentError(f"`max_tokens` must be 1 or more, but is {self.max_tokens}")
         if self.batch_tokens < self.max_tokens:
-            raise AttentError(
-                f"`batch_tokens` must hold the longest sentence (`max_tokens`={self.max_tokens}), but is "
-                f"{self.batch_tokens}; raise one or lower the other"
-            )
+            problem = f"must hold the longest sentence (`max_tokens`={self.max_tokens}), but is {self.batch_tokens}"
+            raise AttentError(f"`batch_tokens` {problem}; raise one or lower the other")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ Each becomes a cached folder of train, valid and test files with SOURCE.json: th
 which is verified at every use. A folder that a person puts there by hand is used as it is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -71,7 +69,7 @@ def get_corpus_folder(name: str, languages: LanguagePair) -> Path:
     if name == "dates":
         from attent.data import dates  # imported late: it needs Babel
 
-        return _get_cached_folder(dates.get_folder_name(languages), lambda staging: _make_dates(staging, languages))
+        return _get_cached_folder(dates.get_folder_name(languages), _make_dates)
     if name == "multi30k":
         tags = _check_multi30k(languages)
         return _get_cached_folder("-".join((name, *tags)), lambda staging: _fetch_multi30k(staging, tags))
@@ -87,9 +85,8 @@ def _get_cached_folder(key: str, build: Callable[[Path], None]) -> Path:
     try:
         build_folder(folder, build, is_complete=lambda path: any(path.glob("train*")))
     except download.DownloadError as error:
-        raise CorpusError(
-            f"{key}: {error}. Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
-        ) from error
+        advice = f"Fetch it elsewhere and give its path instead of the name, or put it into {folder}"
+        raise CorpusError(f"{key}: {error}. {advice}") from error
     except StorageError as error:
         raise error if isinstance(error, CorpusError) else CorpusError(str(error)) from error
     _verify_checksums(folder)
@@ -112,10 +109,8 @@ def _verify_checksums(folder: Path) -> None:
         path = folder / Path(name).name
         if not path.is_file() or hash_file(path).sha256 != expected:
             problem = "has changed" if path.exists() else "is missing"
-            raise CorpusError(
-                f"{path}: {problem} since it was made; delete the folder {folder} and run again, or delete "
-                f"{SOURCE_FILE} to use it as it is"
-            )
+            advice = f"delete the folder {folder} and run again, or delete {SOURCE_FILE} to use it as it is"
+            raise CorpusError(f"{path}: {problem} since it was made; {advice}")
 
 
 def _make_phrases(staging: Path) -> None:
@@ -123,11 +118,11 @@ def _make_phrases(staging: Path) -> None:
     _write_source_file(staging, {"name": "phrases", "from": "attent's own grammar", "terms": "free to use"})
 
 
-def _make_dates(staging: Path, languages: LanguagePair) -> None:
+def _make_dates(staging: Path) -> None:
     from attent.data import dates
 
     print("generating dates, which takes a few seconds", file=sys.stderr)
-    dates.write_corpus(staging, languages)
+    dates.write_corpus(staging)
     _write_source_file(staging, {"name": "dates", "from": "CLDR, by Babel", "terms": "Unicode-3.0"})
 
 

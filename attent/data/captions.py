@@ -1,7 +1,5 @@
 """Images with captions, one or more rows for each, from .tsv files; `images` decodes and stores the images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -143,9 +141,8 @@ def _read_cells(file: Path) -> list[tuple[int, list[str]]]:
         if width == 3 and all(re.fullmatch(LANGUAGE_TAG, cell) for _, cells in lines for cell in cells[2:]):
             columns["language"] = 2
         elif width > 2:
-            raise CorpusError(
-                f"{file}: must have an image and a text in a line, but has {width} columns; {LINE_FORMAT}"
-            )
+            problem = f"must have an image and a text in a line, but has {width} columns"
+            raise CorpusError(f"{file}: {problem}; {LINE_FORMAT}")
     return [(number, [cells[i] if 0 <= i < len(cells) else "" for i in columns.values()]) for number, cells in lines]
 
 

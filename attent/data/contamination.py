@@ -1,7 +1,5 @@
 """Test set contamination: test sentences in streamed training data, but for case, spaces and punctuation."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,9 +72,6 @@ def fold_pairs(pairs: Sequence[Pair]) -> list[tuple[str, str]]:
 def is_short(text: str) -> bool:
     """True for a text of few different words; a letter of a script without spaces counts as a word."""
     return len(set(_UNSPACED_LETTER.sub(r" \g<0> ", fold_texts([text])[0]).split())) < MIN_WORDS
-
-
-# ---- matches ---------------------------------------------------------------------------------------------------------
 
 
 class ContaminationChecker:

@@ -3,8 +3,6 @@
 A `Corpus` describes the files: it is cheap to create and reads them each time that it is iterated over.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import compress, product
+from os.path import expanduser
 from pathlib import Path
+from typing import NamedTuple
 
 from attent.data.formats import registry, streams
 from attent.data.formats.registry import ParallelFile
@@ -106,7 +106,7 @@ class Corpus:
         status = [(file.path, file.path.stat()) for file in self.input_files if file.path]
         return [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in status]
 
-    def get_sibling_split(self, split: str) -> Corpus | None:
+    def get_sibling_split(self, split: str) -> "Corpus | None":
         """Return the `valid` or `test` files of the same folder, or None."""
         files = tuple(file for name, file in self.sibling_files if name == split)
         return replace(self, parallel_files=files, sibling_files=(), ignored_files=(), split=None) if files else None
@@ -208,10 +208,8 @@ def _check_languages_declared(corpora: Sequence[Corpus]) -> None:
         if len(requested) > 1 and registry.is_language_ambiguous(file, requested):
             first, second = ("-".join(pair.tags) for pair in requested[:2])
             advice = registry.FORMATS[file.format].labeling_advice if file.format else "declare them in it"
-            raise CorpusError(
-                f"{file.name} does not declare its languages and would be read as both {first} and {second}: "
-                f"{advice}, or give only one --src and one --tgt"
-            )
+            problem = f"does not declare its languages and would be read as both {first} and {second}"
+            raise CorpusError(f"{file.name} {problem}: {advice}, or give only one --src and one --tgt")
 
 
 def _parse_tags(requested: str | None) -> list[str] | list[None]:
@@ -227,13 +225,12 @@ def _parse_tags(requested: str | None) -> list[str] | list[None]:
 def _open_corpus(typed: str, languages: LanguagePair, options: ReadOptions) -> Corpus:
     name, weight = _parse_weight(typed)
     if not name:
-        raise CorpusError(
-            "the name of a corpus is empty: give a file, a folder, a built-in name, or - for standard input"
-        )
+        advice = "give a file, a folder, a built-in name, or - for standard input"
+        raise CorpusError(f"the name of a corpus is empty: {advice}")
     corpus = Corpus(name=name, weight=weight, languages=languages, parallel_files=(), options=options)
     if name == "-":
         return replace(corpus, parallel_files=(ParallelFile(None, (InputFile(None),)),))
-    return _fill_declared_languages(_locate_files(corpus, _expand_path(name)))
+    return _fill_declared_languages(_locate_files(corpus, Path(expanduser(name))))
 
 
 def _locate_files(corpus: Corpus, path: Path) -> Corpus:
@@ -254,7 +251,6 @@ def _locate_files(corpus: Corpus, path: Path) -> Corpus:
 
 
 def _warn_of_local_files(name: str, warn: Callable[[str], None]) -> None:
-    """Warn if a built-in corpus has the name of a file or folder."""
     from attent.data import builtin  # imported late: few corpora need it
 
     with suppress(PermissionError):
@@ -262,13 +258,12 @@ def _warn_of_local_files(name: str, warn: Callable[[str], None]) -> None:
             warn(f"using the built-in corpus {name}; to use your own, write ./{name}")
 
 
-def _list_moses_files(path: Path) -> list[_FolderFile]:
+def _list_moses_files(path: Path) -> "list[_FolderFile]":
     """List the files whose common stem is this path."""
     return [file for file in _list_files(path.parent) if file.stem == path.name and file.language_tag]
 
 
 def _fill_declared_languages(corpus: Corpus) -> Corpus:
-    """Fill open sides with the languages that all files declare."""
     requested = corpus.languages
     if not requested.is_open or not all(file.is_regular for file in corpus.input_files):
         return corpus
@@ -283,17 +278,10 @@ def _fill_declared_languages(corpus: Corpus) -> Corpus:
     return replace(corpus, languages=requested.fill_open_sides(pair.source, pair.target))
 
 
-def _expand_path(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # `~someone` without a home
-        return Path(name)
-
-
 def _parse_weight(typed: str) -> tuple[str, float]:
     """Split `a.tsv:3` into name and weight, unless there is a file of that whole name."""
     name, colon, tail = typed.rpartition(":")
-    if not colon or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", tail) or _expand_path(typed).exists():
+    if not colon or not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", tail) or Path(expanduser(typed)).exists():
         return typed, 1.0
     weight = float(tail)
     if weight <= 0:
@@ -301,23 +289,17 @@ def _parse_weight(typed: str) -> tuple[str, float]:
     return name, weight
 
 
-@dataclass(frozen=True)
-class _FolderFile:
+class _FolderFile(NamedTuple):
     path: Path
+    stem: str  # the name without format, language and compression, which both files of a pair share
+    language_tag: str | None  # the suffix, if it can be a language or a role such as `src`
 
-    @property
-    def stem(self) -> str:
-        """The name without format, language and compression, which both files of a pair share."""
-        return strip_compression_suffix(self.path.name).rpartition(".")[0]
 
-    @property
-    def language_tag(self) -> str | None:
-        """The suffix, if it can be a language or a role such as `src`."""
-        suffix = strip_compression_suffix(self.path.name).rpartition(".")[2]
-        is_tag = LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
-        if not self.stem or not is_tag or suffix in _NON_LANGUAGE_SUFFIXES or registry.detect_format(self.path.name):
-            return None
-        return suffix
+def _describe_file(path: Path) -> _FolderFile:
+    stem, _, suffix = strip_compression_suffix(path.name).rpartition(".")
+    is_tag = LANGUAGE_TAG.fullmatch(suffix) or any(suffix in roles for roles in registry.MOSES_ROLES)
+    is_other = suffix in _NON_LANGUAGE_SUFFIXES or registry.detect_format(path.name)
+    return _FolderFile(path, stem, suffix if stem and is_tag and not is_other else None)
 
 
 def _list_files(folder: Path) -> list[_FolderFile]:
@@ -327,7 +309,7 @@ def _list_files(folder: Path) -> list[_FolderFile]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     by_name = {strip_compression_suffix(path.name): path for path in reversed(paths)}
-    return [_FolderFile(path) for path in by_name.values()][::-1]
+    return [_describe_file(path) for path in by_name.values()][::-1]
 
 
 def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
@@ -353,9 +335,8 @@ def _open_folder(corpus: Corpus, folder: Path) -> Corpus:
         *(f"{side.path.name} (not a {main} file)" for file in unused for side in file.files if side.path),
         *(f"{file.path.name} (without a translation)" for file in _find_unpaired(folder_files, corpus.languages)),
     ]
-    return replace(
-        corpus, parallel_files=tuple(splits[main]), sibling_files=siblings, ignored_files=tuple(sorted(ignored))
-    )
+    ignored_files = tuple(sorted(ignored))
+    return replace(corpus, parallel_files=tuple(splits[main]), sibling_files=siblings, ignored_files=ignored_files)
 
 
 def _check_sides_known(folder_files: Sequence[_FolderFile], folder: Path, requested: LanguagePair) -> None:
@@ -370,25 +351,23 @@ def _find_unpaired(folder_files: Sequence[_FolderFile], requested: LanguagePair)
     """Return the files of Moses pairs whose other side is missing. A suffix that is no language does not count."""
     roles = {role for pair in registry.MOSES_ROLES for role in pair}
     groups = [members for _, members in _group_by_stem(folder_files) if _choose_sides(list(members), requested) is None]
-    unpaired = {path: tag for members in groups for tag, path in members.items()}
-    return [
-        file
-        for file in folder_files
-        if (tag := unpaired.get(file.path))
-        and (tag in roles or (is_known_language(tag) and requested.is_requested(tag)))
-    ]
+    known = {
+        path
+        for members in groups
+        for tag, path in members.items()
+        if tag in roles or (is_known_language(tag) and requested.is_requested(tag))
+    }
+    return [file for file in folder_files if file.path in known]
 
 
-def _find_parallel_files(
-    folder_files: Sequence[_FolderFile], languages: LanguagePair
-) -> list[tuple[str, ParallelFile]]:
+def _find_parallel_files(files: Sequence[_FolderFile], languages: LanguagePair) -> list[tuple[str, ParallelFile]]:
     """Return every file of a known format and every Moses pair in these languages, with its stem, sorted by it."""
     parallel_files = [
         (file.stem, ParallelFile(key, (InputFile(file.path),)))
-        for file in folder_files
+        for file in files
         if (key := registry.detect_format(file.path.name))
     ]
-    for stem, members in _group_by_stem(folder_files):
+    for stem, members in _group_by_stem(files):
         if sides := _choose_sides(list(members), languages):
             parallel_files.append((stem, ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))))
     return sorted(parallel_files, key=lambda pair: pair[0])
@@ -410,7 +389,7 @@ def _choose_sides(available: Sequence[str], languages: LanguagePair) -> tuple[st
 
 
 def _open_file(corpus: Corpus, path: Path) -> Corpus:
-    file = _FolderFile(path)
+    file = _describe_file(path)
     key = registry.detect_format(path.name)
     if key is None and file.language_tag:
         siblings = [other for other in _list_files(path.parent) if other.stem == file.stem]
@@ -429,10 +408,8 @@ def _check_sniffed_format(path: Path) -> None:
     head, _ = streams.peek_head(InputFile(path).read_blocks())
     first = next(streams.read_lines([head], str(path)), "")
     if registry.sniff_format(head, str(path)) == "tsv" and (isinstance(first, BadLine) or "\t" not in first):
-        raise CorpusError(
-            f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; text without translations "
-            "is for attent train --task lm or mlm"
-        )
+        advice = "text without translations is for attent train --task lm or mlm"
+        raise CorpusError(f"{path}: this format is not known: attent reads {registry.SUPPORTED_FORMATS}; {advice}")
 
 
 def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -> Corpus:
@@ -442,21 +419,19 @@ def _open_moses_pair(corpus: Corpus, path: Path, group: Sequence[_FolderFile]) -
     requested = LanguagePair(typed, None) if typed and corpus.languages == ANY_LANGUAGES else corpus.languages
     sides = _choose_sides(list(members), requested)
     if sides is None or (typed and typed not in sides):
-        raise _make_no_pair_error(path, typed, members, requested)
+        raise _make_pair_error(path, typed, members, requested)
     parallel_file = ParallelFile("moses", tuple(InputFile(members[tag]) for tag in sides))
     languages = requested if sides in registry.MOSES_ROLES else LanguagePair(*sides)
     return _add_sibling_splits(corpus, path, parallel_file, group[0].stem, languages)
 
 
-def _make_no_pair_error(
-    path: Path, typed: str | None, members: dict[str, Path], requested: LanguagePair
-) -> CorpusError:
+def _make_pair_error(path: Path, typed: str | None, members: dict[str, Path], requested: LanguagePair) -> CorpusError:
     others = ", ".join(sorted(tag for tag in members if tag != typed))
     if typed is None:
         return requested.make_mismatch_error(str(path), members)
     if not others:
         other = requested.target if requested.source and is_tag_match(requested.source, typed) else requested.source
-        name = f"{_FolderFile(path).stem}.{other or 'de'}"
+        name = f"{_describe_file(path).stem}.{other or 'de'}"
         return CorpusError(f"{path} has no translation in its folder: add {name}, or give a file with both languages")
     if requested.is_open:
         return CorpusError(f"{path} has several translations: choose one of {others} with --src and --tgt")

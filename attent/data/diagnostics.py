@@ -1,7 +1,5 @@
 """Advice from a corpus report: what to look at before training, the most important first."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -29,7 +27,7 @@ class Diagnostic:
 
 
 def diagnose(report: CorpusReport) -> tuple[Diagnostic, ...]:
-    checks = (_diagnose_reading, _diagnose_test_sets, _diagnose_pairs, _diagnose_size)
+    checks = (_diagnose_reading, _diagnose_test_sets, _diagnose_pairs)
     diagnostics = [diagnostic for check in checks for diagnostic in check(report)]
     if not any(diagnostic.severity == 2 for diagnostic in diagnostics):
         diagnostics.append(Diagnostic(0, "No serious problems found."))
@@ -66,13 +64,9 @@ def _diagnose_reading(report: CorpusReport) -> Iterator[Diagnostic]:
         lines = format_count(broken, "line")
         yield Diagnostic(severity, f"{lines} could not be read as a pair and {verb} skipped{reasons}.")
     if expected:
-        entries = format_count(expected, "entry", "entries")
-        yield Diagnostic(1, f"{entries} without a finished translation: normal in such files.")
-    yield from _diagnose_ignored(report)
-
-
-def _diagnose_ignored(report: CorpusReport) -> Iterator[Diagnostic]:
-    """Report unread files. Those in a known format and both files of a pair may have been meant for training."""
+        count = format_count(expected, "entry", "entries")
+        yield Diagnostic(1, f"{count} without a finished translation: normal in such files.")
+    # Unread files in a known format and both files of a pair may have been meant for training.
     entries = list_ignored_files(report.corpora)
     files = {entry: entry.partition(" (")[0] for entry in entries}  # of an entry such as `more.tsv (the reason)`
     stems = {entry: streams.strip_compression_suffix(file).rpartition(".")[0] for entry, file in files.items()}
@@ -113,10 +107,7 @@ def _diagnose_contamination(overlap: Contamination) -> Diagnostic:
     if not overlap.sentences:
         return Diagnostic(2, f"{overlap.name} has no pairs: nothing could be checked.")
     same = overlap.same_pair + overlap.same_source
-    counts = (
-        (same, "in this corpus"),
-        (overlap.same_target, "with a target that is in this corpus"),
-    )
+    counts = ((same, "in this corpus"), (overlap.same_target, "with a target that is in this corpus"))
     summary = _join_phrases([f"{count:,} {label}" for count, label in counts if count])
     if not summary:
         text = f"No sentence of {overlap.name} is in this corpus"
@@ -133,35 +124,29 @@ def _diagnose_contamination(overlap: Contamination) -> Diagnostic:
 
 def _diagnose_pairs(report: CorpusReport) -> Iterator[Diagnostic]:
     yield from (Diagnostic(2, f"{problem}.") for problem in report.language_problems)
-    script, control = report.count_dropped("script"), report.count_dropped("control")
-    if report.pair_fraction(script) > 0.5:
+    if report.pair_fraction(report.count_dropped("script")) > 0.5:
         yield Diagnostic(2, "Most lines are not in the script of their language: are --src and --tgt swapped?")
-    elif script:
-        yield _diagnose_lines(report, script, "in a script of another language")
-    if control:
-        yield _diagnose_lines(report, control, "with a wrong encoding or control characters")
+    for name, problem, min_fraction, max_fraction in (
+        ("script", "in a script of another language", 0, 0.5),
+        ("control", "with a wrong encoding or control characters", 0, 1),
+        ("empty", "with an empty side", 0.01, 1),
+        ("max_chars", "of more characters than the limit", 0.01, 1),
+    ):
+        count = report.count_dropped(name)
+        if min_fraction < report.pair_fraction(count) <= max_fraction:
+            severity = 2 if report.pair_fraction(count) > 0.01 else 1
+            yield Diagnostic(severity, f"{format_count(count, 'line')} {problem}: {_format_share(report, count)}.")
     ratio, identical = report.count_dropped("length_ratio"), report.count_dropped("identical")
     if report.pair_fraction(ratio) > 0.02:
         yield Diagnostic(2, f"{_format_share(report, ratio)} of the pairs differ much in length: check the alignment.")
     if report.pair_fraction(identical) > 0.01:
         yield Diagnostic(2, f"{_format_share(report, identical)} of the pairs are untranslated sentences.")
-    for name, problem in (("empty", "with an empty side"), ("max_chars", "of more characters than the limit")):
-        if report.pair_fraction(report.count_dropped(name)) > 0.01:
-            yield _diagnose_lines(report, report.count_dropped(name), problem)
     duplicates = report.count_dropped("duplicates")
     if report.pair_fraction(duplicates) > 0.001:
         is_normal = report.pair_fraction(duplicates) < 0.3
         comparison = "normal for a translation memory" if is_normal else "more than in most corpora"
         action = "they are dropped" if report.filters_applied else "they are kept"
         yield Diagnostic(1, f"{_format_share(report, duplicates)} of the pairs are duplicates: {comparison}; {action}.")
-
-
-def _diagnose_lines(report: CorpusReport, count: int, problem: str) -> Diagnostic:
-    severity = 2 if report.pair_fraction(count) > 0.01 else 1
-    return Diagnostic(severity, f"{format_count(count, 'line')} {problem}: {_format_share(report, count)}.")
-
-
-def _diagnose_size(report: CorpusReport) -> Iterator[Diagnostic]:
     if 0 < report.kept_pairs < MIN_TRAINING_PAIRS:
         pairs = format_count(report.kept_pairs, "pair")
         yield Diagnostic(2, f"Only {pairs}: a model would overfit. Add more data, or fine-tune a trained model.")

@@ -4,8 +4,6 @@ Pairs are read in blocks, each filtered and encoded on its own in any process; t
 of processes. `token_store` writes the arrays to disk.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ class EncodedBlock:
     target: EncodedSentences
     dropped: list[tuple[str, int]]  # (reason, location)
 
-    def select(self, mask: Array) -> EncodedBlock:
+    def select(self, mask: Array) -> "EncodedBlock":
         source, target = self.source.select(mask), self.target.select(mask)
         return EncodedBlock(self.keys[mask], self.locations[mask], source, target, self.dropped)
 
@@ -81,9 +79,7 @@ class BlockEncoder:
         self, block_index: int, sources: list[str], targets: list[str], locations: list[int], contexts: list[str]
     ) -> EncodedBlock:
         reasons = list(map(self.pair_filter.drop_reason, sources, targets))
-        dropped = [
-            (reason, location) for reason, location in zip(reasons, locations, strict=True) if reason is not None
-        ]
+        dropped = [(reason, location) for reason, location in zip(reasons, locations, strict=True) if reason]
         if dropped:
             mask = [reason is None for reason in reasons]
             sources, targets = list(compress(sources, mask)), list(compress(targets, mask))
@@ -237,10 +233,9 @@ def add_special_tokens(sentences: EncodedSentences, prefix: Sequence[int], suffi
     starts = lengths.cumsum() - lengths
     ids = np.empty(int(lengths.sum()), TEXT_DTYPE)
     ids[concatenate_ranges(starts + len(prefix), sentences.lengths)] = sentences.ids
-    for i, token in enumerate(prefix):
-        ids[starts + i] = token
-    for i, token in enumerate(suffix):
-        ids[starts + lengths - len(suffix) + i] = token
+    for first, tokens in ((starts, prefix), (starts + lengths - len(suffix), suffix)):
+        for i, token in enumerate(tokens):
+            ids[first + i] = token
     return EncodedSentences(ids, lengths)
 
 

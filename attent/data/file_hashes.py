@@ -1,7 +1,5 @@
 """Content hashes of files, cached by path, size, mtime and ctime (which `cp -p` and `touch` cannot set back)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from contextlib import suppress

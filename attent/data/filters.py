@@ -5,14 +5,12 @@ translations are kept. `PairFilter` checks a pair by itself in a microsecond or 
 `KeySet` finds duplicates. Text is not changed except for spaces at its ends.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +50,7 @@ class FilterConfig:
             raise AttentError(f"`length_ratio` must be 1 or more, or 0 to allow any, but is {self.length_ratio}")
 
     @classmethod
-    def disabled(cls) -> FilterConfig:
+    def disabled(cls) -> Self:
         return cls(
             max_chars=0, length_ratio=0, identical=False, script=False, control=False, empty=False, duplicates=False
         )
@@ -137,12 +135,12 @@ class PairFilter:
         self._script_checks = _ScriptCheck(scripts[0]), _ScriptCheck(scripts[1])
 
     @classmethod
-    def from_sample(cls, config: FilterConfig, languages: LanguagePair, sample: Sequence[Pair]) -> PairFilter:
+    def from_sample(cls, config: FilterConfig, languages: LanguagePair, sample: Sequence[Pair]) -> Self:
         """Build the filter of a corpus from its first pairs."""
         sample = sample[:FILTER_SAMPLE_SIZE]
         return cls(config, infer_scripts(languages, sample), measure_typical_ratio(sample))
 
-    def __reduce__(self) -> tuple[type[PairFilter], tuple[Any, ...]]:
+    def __reduce__(self) -> "tuple[type[PairFilter], tuple[Any, ...]]":
         return PairFilter, (self.config, self.scripts, self.typical_ratio)
 
     def drop_reason(self, source: str, target: str) -> str | None:

@@ -3,8 +3,6 @@
 Image files (by Pillow) are decoded once into a memory-mapped array, cached by path, size and times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 
@@ -74,7 +72,7 @@ class ImageShape:
     resample: Literal["bilinear", "bicubic"] = "bilinear"
 
     @classmethod
-    def from_config(cls, config: ImageConfig) -> ImageShape:
+    def from_config(cls, config: "ImageConfig") -> Self:
         return cls(config.image_size, config.channels, config.fit, config.resize_to, config.resample)
 
 
@@ -113,15 +111,12 @@ class ImageDataset:
         rows = indices if self.indices is None else self.indices[indices]
         return self.pixels[rows], self.labels[rows].astype(np.int64)
 
-    def select(self, indices: Array) -> ImageDataset:
+    def select(self, indices: Array) -> Self:
         return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
     @property
     def item_labels(self) -> Array:
         return np.asarray(self.labels if self.indices is None else self.labels[self.indices], np.int64)
-
-
-# ---- finding splits --------------------------------------------------------------------------------------------------
 
 
 def find_splits(data_path: str | Path) -> dict[str, ImageSplit]:
@@ -157,10 +152,8 @@ def find_idx_splits(root: Path) -> dict[str, ImageSplit]:
         split = next((split for word in words for split, names in SPLIT_NAMES.items() if word in names), "train")
         other = images.setdefault(split, path)
         if other.name.removesuffix(".gz") != path.name.removesuffix(".gz"):
-            raise ImageError(
-                f"{root}: must have one idx file of images per split, but {other.name} and {path.name} are both "
-                f"for `{split}`; put each dataset into a folder of its own"
-            )
+            problem = f"must have one idx file per split, but {other.name} and {path.name} are both for `{split}`"
+            raise ImageError(f"{root}: {problem}; put each dataset into a folder of its own")
     return {split: open_idx_split(path) for split, path in images.items()}
 
 
@@ -177,9 +170,8 @@ def open_idx_split(images: Path) -> IdxSplit:
     for name in (f"{labels}.gz", labels):
         if (images.parent / name).is_file():
             return IdxSplit(str(images), images, images.parent / name)
-    raise ImageError(
-        f"{images}: must have its labels in the same folder, as {labels} or {labels}.gz, but has none; add them"
-    )
+    expected = f"its labels in the same folder, as {labels} or {labels}.gz"
+    raise ImageError(f"{images}: must have {expected}, but has none; add them")
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -189,10 +181,8 @@ def list_images(folder: Path) -> list[Path]:
 def open_folder_split(folder: Path) -> FolderSplit:
     classes = list_class_folders(folder)
     if not classes:
-        raise ImageError(
-            f"{folder}: must have a folder of images for each class, such as {folder.name}/cat and {folder.name}/dog, "
-            "or idx files, but has neither"
-        )
+        expected = f"a folder of images for each class, such as {folder.name}/cat, or idx files"
+        raise ImageError(f"{folder}: must have {expected}, but has neither")
     files: list[tuple[Path, int]] = []
     for index, class_folder in enumerate(classes):
         if not (paths := list_images(class_folder)):
@@ -200,9 +190,6 @@ def open_folder_split(folder: Path) -> FolderSplit:
             raise ImageError(f"{class_folder}: must have images, but has none ({suffixes} ...); add some, or remove it")
         files += [(path, index) for path in paths]
     return FolderSplit(str(folder), folder, tuple(path.name for path in classes), tuple(files))
-
-
-# ---- size ------------------------------------------------------------------------------------------------------------
 
 
 def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
@@ -215,10 +202,8 @@ def choose_shape(split: ImageSplit, config: ImageDataConfig) -> ImageShape:
         tried = f"{len(problems)} tried, out of {len(split.files):,},"
         raise ImageError(f"{split.name}: must have images, but none of {tried} can be read: {problems[0]}")
     side = int(np.median(sides))
-    if side >= PHOTO_SIZE * 3 // 4:
-        size = PHOTO_SIZE
-    else:
-        size = math.ceil(side / 4) * 4 if min(sides) == max(sides) else max(8, side // 4 * 4)
+    small_size = math.ceil(side / 4) * 4 if min(sides) == max(sides) else max(8, side // 4 * 4)
+    size = PHOTO_SIZE if side >= PHOTO_SIZE * 3 // 4 else small_size
     return ImageShape(config.image_size or size, config.channels or (1 if is_grey else 3))
 
 
@@ -228,7 +213,7 @@ def sample_sizes(split: FolderSplit) -> tuple[list[int], bool, list[str]]:
     sides, is_grey, problems = [], True, []
     for path, _ in sample:
         try:
-            with suppress_warnings(), open_image(path) as image:
+            with warnings.catch_warnings(action="ignore"), open_image(path) as image:
                 sides.append(min(image.size))
                 is_grey = is_grey and (image.mode in ("1", "L", "F") or image.mode.startswith("I"))
         except ImageError as error:
@@ -236,22 +221,12 @@ def sample_sizes(split: FolderSplit) -> tuple[list[int], bool, list[str]]:
     return sides, is_grey, problems
 
 
-# ---- image files -----------------------------------------------------------------------------------------------------
-
-
-def read_image(path: str | Path, shape: ImageShape) -> Tensor:
+def read_image(path: str | Path, shape: ImageShape) -> "Tensor":
     """Return an upright and resized image, (C, size, size) of uint8."""
     import torch
 
-    with suppress_warnings():
+    with warnings.catch_warnings(action="ignore"):
         return torch.from_numpy(read_pixels(Path(path).expanduser(), shape))
-
-
-@contextmanager
-def suppress_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def read_pixels(path: Path, shape: ImageShape) -> Array:
@@ -274,12 +249,10 @@ def open_image(path: Path) -> Iterator[Any]:
         image = Image.open(path)
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path}: {TOO_LARGE}; make it smaller first ({_format_reason(error)})") from error
-    except OSError as error:
-        if error.filename is not None and not isinstance(error, Image.UnidentifiedImageError):
-            raise ImageError(f"{path}: must be an image, but cannot be opened ({error.strerror})") from error
+    except Image.UnidentifiedImageError as error:
         raise ImageError(f"{path}: must be an image, but Pillow does not recognize it; check the file") from error
-    except (ValueError, SyntaxError, TypeError, struct.error) as error:
-        raise ImageError(f"{path}: must be an image, but cannot be read as one ({_format_reason(error)})") from error
+    except (OSError, ValueError, SyntaxError, TypeError, struct.error) as error:
+        raise ImageError(f"{path}: must be an image, but cannot be opened ({_format_reason(error)})") from error
     with image:
         if image.width * image.height > MAX_PIXELS:
             size = f"{image.width:,} x {image.height:,}"
@@ -291,10 +264,8 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImageError(
-            "reading image files needs the package `pillow`, which is not installed: pip install 'attent[images]' "
-            "(idx files do not need it)"
-        ) from error
+        problem = "reading image files needs the package `pillow`, which is not installed"
+        raise ImageError(f"{problem}: pip install 'attent[images]' (idx files do not need it)") from error
     return Image
 
 
@@ -335,19 +306,14 @@ def _format_reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-# ---- idx files -------------------------------------------------------------------------------------------------------
-
-
 def read_idx(path: Path, dimensions: Literal[1, 3]) -> Array:
     """Read an idx file of bytes, compressed or not: labels (N,), or images (N, rows, columns)."""
     content = b"".join(InputFile(path).read_blocks())
     magic, header_bytes = bytes((0, 0, 8, dimensions)), 4 + 4 * dimensions
     if not content.startswith(magic) or len(content) < header_bytes:
-        kind = "images" if dimensions == 3 else "labels"
-        begin = content[:4].hex(" ") or "nothing"
-        raise ImageError(
-            f"{path}: must be an idx file of {kind}, with the header {magic.hex(' ')}, but begins with {begin}"
-        )
+        kind, begin = "images" if dimensions == 3 else "labels", content[:4].hex(" ") or "nothing"
+        header = magic.hex(" ")
+        raise ImageError(f"{path}: must be an idx file of {kind}, with the header {header}, but begins with {begin}")
     sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     if not all(sizes) or (dimensions == 3 and max(sizes[1:]) > 4096):
         listed = " x ".join(map(str, sizes))
@@ -371,9 +337,6 @@ def pad_or_resize(images: Array, shape: ImageShape) -> Array:
     return np.repeat(square, shape.channels, 1)
 
 
-# ---- datasets --------------------------------------------------------------------------------------------------------
-
-
 def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> ImageDataset:
     """Return a split as bytes of one size; image files come from a store in `root` that is built if missing."""
     return read_idx_split(split, shape) if isinstance(split, IdxSplit) else prepare_files(split, shape, Path(root))
@@ -382,10 +345,8 @@ def prepare_images(split: ImageSplit, shape: ImageShape, root: str | Path) -> Im
 def read_idx_split(split: IdxSplit, shape: ImageShape) -> ImageDataset:
     images, labels = read_idx(split.images, 3), read_idx(split.labels, 1).astype("<i4")
     if len(labels) != len(images):
-        raise ImageError(
-            f"{split.labels}: must have a label for each of the {len(images):,} images of {split.images.name}, but has "
-            f"{len(labels):,}; are they of one dataset?"
-        )
+        required = f"a label for each of the {len(images):,} images of {split.images.name}"
+        raise ImageError(f"{split.labels}: must have {required}, but has {len(labels):,}; are they of one dataset?")
     pixels, names = pad_or_resize(images, shape), tuple(map(str, range(int(labels.max()) + 1)))
     digest = hashlib.sha256(repr((shape, names)).encode() + labels.tobytes())
     digest.update(pixels.data)
@@ -398,7 +359,7 @@ def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDat
     versions = (f"{stamp_file(path)} {label}" for path, label in split.files)
     key = compute_media_key([STORE_VERSION, asdict(shape), split.classes], versions)
     paths = [path for path, _ in split.files]
-    with suppress_warnings():
+    with warnings.catch_warnings(action="ignore"):
         decode, folder = partial(read_pixels, shape=shape), root / f"images-{key}"
         values, entries = prepare_media_store(paths, decode, "<u1", folder)
     skipped = tuple(entry for entry in entries if isinstance(entry, str))
@@ -414,19 +375,14 @@ def prepare_files(split: FolderSplit, shape: ImageShape, root: Path) -> ImageDat
     return ImageDataset(split.name, pixels, labels, split.classes, skipped, store_key=folder.name)
 
 
-# ---- labels, validation split, statistics ----------------------------------------------------------------------------
-
-
 def remap_labels(dataset: ImageDataset, class_names: Sequence[str]) -> ImageDataset:
     """Number the labels as a model's classes."""
     used = {dataset.class_names[label] for label in set(dataset.item_labels.tolist())}
     unknown = sorted(used - set(class_names))
     if unknown:
         known = ", ".join(class_names[:8]) + (" ..." if len(class_names) > 8 else "")
-        raise ImageError(
-            f"{dataset.name}: its classes must be among those of the model ({known}), but `{unknown[0]}` is not; is it "
-            "another dataset?"
-        )
+        problem = f"its classes must be among those of the model ({known}), but `{unknown[0]}` is not"
+        raise ImageError(f"{dataset.name}: {problem}; is it another dataset?")
     mapping = [class_names.index(name) if name in class_names else -1 for name in dataset.class_names]
     return replace(dataset, labels=np.array(mapping, np.int64)[dataset.labels], class_names=tuple(class_names))
 

@@ -1,7 +1,5 @@
 """Parallel text in memory (pairs, dicts, tables with named columns), stored as JSON Lines for the corpus readers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +37,9 @@ class InMemoryCorpus:
         self.data, self.argument = data, argument
         self.languages = [tag.strip() for tags in languages if tags for tag in tags.split(",")]
         if isinstance(data, Mapping) or not hasattr(data, "__len__"):
-            advice = "make a list of it"
-            if isinstance(data, Mapping):
-                advice = f"give one of {', '.join(map(str, data))}, or a list of pairs (source, target)"
-            raise self._error("must be files, pairs or a table, but is of type " + type(data).__name__, advice)
+            names = ", ".join(map(str, data)) if isinstance(data, Mapping) else ""
+            advice = f"give one of {names}, or a list of pairs (source, target)" if names else "make a list of it"
+            raise self._error(f"must be files, pairs or a table, but is of type {type(data).__name__}", advice)
         digest = hashlib.sha256()
         for line in self._iterate_lines():
             digest.update(line)

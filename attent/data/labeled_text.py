@@ -1,7 +1,5 @@
 """Texts with labels, from .tsv (with a header, or label columns found by their values) or .jsonl files."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -45,10 +43,9 @@ def read_labeled_texts(paths: Sequence[Path]) -> TextCorpus:
     labels = [label for _, label in texts]
     label_count = len(set(labels))
     if label_count > MAX_LABELS or (len(labels) >= 20 and label_count > 0.5 * len(labels)):
-        raise CorpusError(
-            f"{names}: has {label_count:,} different labels for {len(labels):,} texts, too many to learn; is it a "
-            "corpus of translations (--task translate)? else name its columns in a first line: text<TAB>label"
-        )
+        problem = f"has {label_count:,} different labels for {len(labels):,} texts, too many to learn"
+        advice = "is it a corpus of translations (--task translate)? else begin it with a line text<TAB>label"
+        raise CorpusError(f"{names}: {problem}; {advice}")
     name = ", ".join(path.name for path in paths)
     return TextCorpus(name, [text for text, _ in texts], labels, notes.skipped, tuple(paths), tuple(notes.messages))
 
@@ -64,9 +61,8 @@ def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
 
 def _read_tsv(path: Path, notes: ReadNotes) -> LabeledTexts:
     if registry.detect_format(path.name) not in (None, "tsv"):
-        raise CorpusError(
-            f"{path}: is a file of translations; texts with labels are .tsv (text<TAB>label) or .jsonl files"
-        )
+        advice = "texts with labels are .tsv (text<TAB>label) or .jsonl files"
+        raise CorpusError(f"{path}: is a file of translations; {advice}")
     rows = [line.split("\t") for line in read_text_file(path).split("\n") if line.strip()]
     if not rows:
         raise CorpusError(f"{path}: is empty; a line needs a text and a label, separated by a tab")
@@ -81,10 +77,8 @@ def _read_tsv(path: Path, notes: ReadNotes) -> LabeledTexts:
         width = _get_column_count(rows)
     texts = _extract_cells(rows, text, label, width, notes)
     if len(texts) < 0.5 * len(rows):
-        raise CorpusError(
-            f"{path}: {len(rows) - len(texts):,} of its {len(rows):,} lines have no text or no label; a line is "
-            "text<TAB>label"
-        )
+        problem = f"{len(rows) - len(texts):,} of its {len(rows):,} lines have no text or no label"
+        raise CorpusError(f"{path}: {problem}; a line is text<TAB>label")
     return texts
 
 
@@ -116,10 +110,8 @@ def _find_named_columns(header: Sequence[str], location: str) -> tuple[int, int]
     if label is None or not texts:
         return None
     if len(texts) > 1:
-        raise CorpusError(
-            f"{location}: has several texts in a line ({', '.join(texts)}), and labels of pairs of texts are not "
-            "supported; keep one of them, or join them into one"
-        )
+        problem = f"has several texts in a line ({', '.join(texts)}), and labels of pairs of texts are not supported"
+        raise CorpusError(f"{location}: {problem}; keep one of them, or join them into one")
     return names.index(texts[0]), label
 
 
@@ -137,10 +129,8 @@ def _get_column_count(rows: Sequence[Sequence[str]]) -> int:
 def _guess_columns(rows: Sequence[Sequence[str]], path: Path) -> tuple[int, int]:
     """Return (text, label) of two columns: labels have fewer distinct values, or are shorter."""
     if (width := _get_column_count(rows)) != 2:
-        raise CorpusError(
-            f"{path}: must have two columns, a text and its label, separated by a tab, but has {width}; name them in a "
-            "first line: text<TAB>label"
-        )
+        problem = f"must have two columns, a text and its label, separated by a tab, but has {width}"
+        raise CorpusError(f"{path}: {problem}; name them in a first line: text<TAB>label")
     columns = [[row[i] for row in rows if len(row) == 2] for i in (0, 1)]
     weights = [(len(set(column)), sum(map(len, column))) for column in columns]
     return (1, 0) if weights[0] < weights[1] else (0, 1)

@@ -4,12 +4,11 @@ diagonal prior of fast_align (Dyer et al. 2013), in NumPy and in seconds.
 A link is kept if each word is the best one of the other. It serves to place tags and to find pairs of single words.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class Lexicon:
     entries: tuple[tuple[str, str], ...] = ()  # reliable translations of single words, as they are usually written
 
     @classmethod
-    def learn(cls, pairs: Iterable[tuple[str, str]]) -> Lexicon:
+    def learn(cls, pairs: Iterable[tuple[str, str]]) -> Self:
         """Learn from the first pairs, up to `MAX_LINKS` possible links."""
         sides: tuple[list[list[str]], list[list[str]]] = ([], [])
         forms: tuple[Counter[str], Counter[str]] = (Counter(), Counter())

@@ -4,8 +4,6 @@ A batch is a pure function of its epoch, its index and the seed: resuming needs 
 communication, and the number of threads changes nothing. `batch_plan` decides which pairs form a batch.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +46,7 @@ class TokenBatch:
         assert self.lengths is not None
         return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
 
-    def slice_rows(self, start: int, stop: int) -> TokenBatch:
+    def slice_rows(self, start: int, stop: int) -> "TokenBatch":
         """Return some rows: padded ones cut to the longest among them, packed ones with their width."""
         if self.packing is not None:
             old = self.packing
@@ -65,7 +63,7 @@ class TokenBatch:
         assert self.lengths is not None
         return [self.ids, self.lengths]
 
-    def with_tensors(self, tensors: list[Tensor]) -> TokenBatch:
+    def with_tensors(self, tensors: list[Tensor]) -> "TokenBatch":
         if self.packing is None:
             return TokenBatch(tensors[0], tensors[1], None, self.num_tokens)
         ids, segments, positions, ends = tensors
@@ -137,7 +135,7 @@ class PairBatch(FlatBatch):
         source, target = self.source.packing, self.target.packing
         return None if source is None or target is None else (source, target)
 
-    def slice_rows(self, start: int, stop: int) -> PairBatch:
+    def slice_rows(self, start: int, stop: int) -> "PairBatch":
         if (start, stop) == (0, len(self)):
             return self
         source, target = self.source.slice_rows(start, stop), self.target.slice_rows(start, stop)
@@ -287,10 +285,8 @@ class PairLoader(PrefetchLoader[PairBatch]):
         num_parts = len(store.meta.parts)
         self.weights = [1.0] * num_parts if weights is None else [float(weight) for weight in weights]
         if len(self.weights) != num_parts or not all(0 < weight < MAX_WEIGHT for weight in self.weights):
-            raise AttentError(
-                f"`weights` must be {num_parts} numbers over 0 and under {MAX_WEIGHT}, one per corpus, but are "
-                f"{self.weights}"
-            )
+            required = f"{num_parts} numbers over 0 and under {MAX_WEIGHT}, one per corpus"
+            raise AttentError(f"`weights` must be {required}, but are {self.weights}")
         self.store_for_epoch = store_for_epoch
         self.shape = batch_plan.compute_batch_shape(store.source.lengths, store.target.lengths, config)
         self.get_epoch = EpochCache(self._build_epoch)
@@ -318,11 +314,9 @@ class PairLoader(PrefetchLoader[PairBatch]):
             return None
         action = "dropped" if self.config.too_long == "drop" else "truncated"
         examples = ", ".join(store.format_location(pair) for pair in pairs[:MAX_EXAMPLES])
-        return (
-            f"{len(pairs):,} of {len(store):,} pairs have more than {shape.max_source_length} source or "
-            f"{shape.max_target_length} target tokens and are {action} (such as {examples}); raise `max_tokens` to "
-            f"keep more"
-        )
+        limits = f"{shape.max_source_length} source or {shape.max_target_length} target tokens"
+        problem = f"{len(pairs):,} of {len(store):,} pairs have more than {limits} and are {action}"
+        return f"{problem} (such as {examples}); raise `max_tokens` to keep more"
 
     def get_batch(self, epoch: int, batch_index: int) -> PairBatch:
         if not 0 <= batch_index < self.num_batches(epoch):
@@ -347,9 +341,6 @@ class PairLoader(PrefetchLoader[PairBatch]):
         return PairBatch(source, target, pairs)
 
 
-# ---- from the store to tensors ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RowLayout:
     """Sentences placed in the rows of a batch."""
@@ -371,7 +362,7 @@ class RowLayout:
         *,
         pad_id: int,
         max_length: int,
-    ) -> RowLayout:
+    ) -> Self:
         """Place the sequences `indices` in their `rows`, in order; a width of None is the widest row's."""
         num_rows, width = shape
         starts = sequences.offsets[indices]

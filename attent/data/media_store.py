@@ -1,7 +1,5 @@
 """Recordings or images, decoded once into one memory-mapped file. Those that cannot be decoded are skipped."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,11 +1,8 @@
 """Unpack an archive of the OPUS collection into train, valid and test files.
 
-OPUS publishes a language pair as a zip of two line-aligned files without a split. The split made here depends on hashes
-of the sentences alone: it is the same on every machine and in both directions, and no sentence of either side is in two
-splits, since pairs that share a sentence with valid or test are removed from train.
+The split depends on hashes of the sentences alone: it is the same on every machine and in both directions, and no
+sentence of either side is in two splits, since pairs that share one with valid or test are removed from train.
 """
-
-from __future__ import annotations
 
 import errno
 import io

@@ -1,11 +1,8 @@
 """Bin packing: pairs into rows of fixed length, so that almost every slot of a batch holds a token.
 
-A row has a capacity for source tokens, target tokens and sentences. Optimal packing is NP-hard; best fit suffices: the
-longest pair first, each into the row where it leaves the least space. With lengths as in WMT (about 30 tokens a side),
-it fills rows of 256 to 98%.
+Best fit suffices: the longest pair first, each into the row where it leaves the least space. With lengths as in WMT
+(about 30 tokens a side), it fills rows of 256 to 98%.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 

@@ -4,12 +4,9 @@
     today the old woman is singing behind the house heute singt die alte Frau hinter dem Haus
     a brave bird has waited next to the church      ein mutiger Vogel hat neben der Kirche gewartet
 
-German word order differs from English (the verb is second, participles and infinitives are last) and adjectives agree
-in gender and number, so that a small model has something to learn. Hashes choose the sentences: every machine generates
-the same files.
+German word order differs from English, and adjectives agree in gender and number, so that a small model has something
+to learn. Hashes choose the sentences: every machine generates the same files.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count

@@ -1,13 +1,10 @@
 """Pre-translate files of translators: PO, XLIFF and TMX get their empty targets filled and marked for review; HTML,
 Markdown and plain text come out translated in their layout. Every other byte stays.
 
-A unit's content is cut into runs at line breaks, tabs and block markup; a run is translated without the space and
-markup around it and must keep its codes and placeholders. The model is given those that it may know how to copy: all,
-if it was trained with tags (`copies_tags`), else placeholders. The others, and those that it lost, are taken out of
-the text and put into the translation along the word alignment (`transfer`).
+A content is cut into runs at line breaks, tabs and block markup; a run must keep its codes and placeholders. The model
+is given those that it may know how to copy: all, if it was trained with tags (`copies_tags`), else placeholders. The
+others, and those that it lost, are put into the translation along the word alignment (`transfer`).
 """
-
-from __future__ import annotations
 
 import re
 from collections import defaultdict
@@ -20,15 +17,7 @@ from attent.data.formats import placeholders, units
 from attent.data.formats.accelerators import insert_accelerator, remove_accelerator
 from attent.data.formats.placeholders import PlaceholderSyntax
 from attent.data.formats.registry import scan_document
-from attent.data.formats.units import (
-    InlineCode,
-    InlineContent,
-    Role,
-    ScanResult,
-    SkippedUnit,
-    TransferredContent,
-    TranslationUnit,
-)
+from attent.data.formats.units import InlineCode, InlineContent, Role, SkippedUnit, TransferredContent
 from attent.data.pairs import CorpusError, LanguagePair
 
 TranslateTexts = Callable[[Sequence[str]], Sequence[str]]
@@ -128,10 +117,10 @@ class TextRun:
 
 
 def _translate_units(
-    pending: Sequence[_PendingUnit], translate: TranslateTexts, transfer: TransferMarkup | None, copies_tags: bool
+    pending: "Sequence[_PendingUnit]", translate: TranslateTexts, transfer: TransferMarkup | None, copies_tags: bool
 ) -> None:
     """Translate the runs of all units. Equal ones are translated once."""
-    todo = [(unit, run) for unit in pending for run in unit.list_runs()]
+    todo = [(unit, run) for unit in pending for content in unit.runs for run in content if run.core]
     if transfer is None or copies_tags:
         direct = [(unit, run) for unit, run in todo if transfer is None or run.has_known_tags]
         texts = list(dict.fromkeys(run.text for _, run in direct))
@@ -155,16 +144,15 @@ Target = TypeVar("Target")
 def _check_count(sources: Sequence[Source], translations: Sequence[Target]) -> dict[Source, Target]:
     """Return the translation of each source."""
     if len(translations) != len(sources):
-        raise CorpusError(
-            f"there must be {len(sources):,} translations, but there are {len(translations):,}: the model is at fault"
-        )
+        counts = f"{len(sources):,} translations, but there are {len(translations):,}"
+        raise CorpusError(f"there must be {counts}: the model is at fault")
     return dict(zip(sources, translations, strict=True))
 
 
 class _PendingUnit:
     """A unit, the translations of its runs so far, and their problems."""
 
-    def __init__(self, unit: TranslationUnit, scan: ScanResult) -> None:
+    def __init__(self, unit: units.TranslationUnit, scan: units.ScanResult) -> None:
         self.unit, self.check_text = unit, scan.check_text
         self.skip_reason = _find_unit_problem(unit)
         self.syntax = placeholders.get_syntax(unit.format_names)
@@ -176,9 +164,6 @@ class _PendingUnit:
         self.translations: dict[TextRun, InlineContent] = {}
         self.problems: dict[TextRun, str] = {}
         self.uncertain_runs: set[TextRun] = set()  # where the place of a code is a guess
-
-    def list_runs(self) -> list[TextRun]:
-        return [run for content in self.runs for run in content if run.core]
 
     def record(self, run: TextRun, transferred: TransferredContent) -> None:
         """Keep the first candidate without a problem, else the problem of the first."""
@@ -223,7 +208,7 @@ class _PendingUnit:
         return self.report(reason, index)
 
 
-def _find_unit_problem(unit: TranslationUnit) -> str:
+def _find_unit_problem(unit: units.TranslationUnit) -> str:
     """Return why no translation can be filled in, or ""."""
     texts = [part for content in unit.contents for part in content if isinstance(part, str)]
     if any("\udc80" <= character <= "\udcff" for text in texts for character in text):  # undecodable bytes
@@ -323,13 +308,9 @@ def format_for_model(content: InlineContent) -> str:
     """Return a content with its codes as tags, and a space between a tag and the words that it encloses."""
     text = ""
     for part in content:
-        is_tag = isinstance(part, InlineCode) and _NUMBERED_TAG.fullmatch(part.display) is not None
-        shown = units.get_display_text((part,))
-        if isinstance(part, InlineCode) and is_tag and part.role == "close" and not text.endswith((" ", ">")):
+        if _is_tag(part, "close") and not text.endswith((" ", ">")):
             text += " "
-        text += shown
-        if isinstance(part, InlineCode) and is_tag and part.role == "open":
-            text += " "
+        text += units.get_display_text((part,)) + (" " if _is_tag(part, "open") else "")
     return text
 
 

@@ -1,7 +1,5 @@
 """Reports of a pre-translated file: JSON or TSV of all units, and XLIFF 1.2 of source and target for a CAT tool."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import count

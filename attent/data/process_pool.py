@@ -4,8 +4,6 @@ Processes are spawned, not forked: a fork of a process in which torch runs threa
 import the caller's script again, print a traceback each on Ctrl-C and outlive a killed parent; all this is prevented.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Corpus reports: one pass over the pairs in constant memory, with exact counts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

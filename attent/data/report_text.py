@@ -1,7 +1,5 @@
 """Corpus reports as text for a terminal, 80 columns or more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -3,11 +3,9 @@
     thank you for inviting me to your party last week
     source  thank you <0> me to your party <1> week end         target  <0> for inviting <1> last end
 
-A whole epoch is drawn with arrays and becomes a token store of pairs, which `loader` packs like translations. A text of
-n tokens always gives sides of the same lengths, so that all epochs have one shape.
+A whole epoch is drawn with arrays and becomes a token store of pairs. A text of n tokens always gives sides of the same
+lengths, so that all epochs have one shape.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass

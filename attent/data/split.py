@@ -5,13 +5,11 @@ order of the files. All pairs of one source go together, and a pair that shares 
 from training. Texts are compared as in `contamination`: case-folded, without spaces and punctuation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +47,8 @@ def hold_out(
     """Return (training, held-out) corpora: about `num_pairs` held out in total, fewer if texts are often repeated.
 
     The first list has every corpus, and then the others, of which none is held out; the second has those of `corpora`
-    with held-out pairs. No text of a held-out pair occurs in a
-    training pair, on either side. Only if there are too few distinct targets for that, as with class labels, targets
-    may be shared (`CorpusSplit.has_disjoint_targets` is then False); sources never are.
+    with held-out pairs. No text of these occurs in a training pair, on either side; only if there are too few distinct
+    targets, as with class labels, targets may be shared (`CorpusSplit.has_disjoint_targets` is then False).
     """
     if num_pairs < 1:
         raise CorpusError(f"the number of pairs to hold out must be 1 or more, but is {num_pairs}")
@@ -59,10 +56,8 @@ def hold_out(
     selection = _choose_held_out(_PairKeys.concatenate([scan.keys for scan in scans]), num_pairs, seed)
     if selection is None:
         names = ", ".join(corpus.name for corpus in corpora)
-        raise CorpusError(
-            f"{names}: must have at least 2 different sources with translations to hold out validation data, but has "
-            f"fewer; add pairs, or give validation data"
-        )
+        required = "at least 2 different sources with translations to hold out validation data"
+        raise CorpusError(f"{names}: must have {required}, but has fewer; add pairs, or give validation data")
     train = [scan.select_part(selection, held_out=False) for scan in (*scans, *map(_ScannedCorpus.scan, others))]
     held_out = [scan.select_part(selection, held_out=True) for scan in scans]
     return train, [corpus for corpus in held_out if corpus.split and corpus.split.pair_count]
@@ -76,13 +71,9 @@ def summarize_split(train: Sequence[Corpus], held_out: Sequence[Corpus]) -> str:
     is_disjoint = all(split.has_disjoint_targets for split in splits)
     summary = f"held out {num_held_out:,} of {total:,} pairs for validation"
     if excluded:
-        summary += (
-            f"; excluded {excluded:,} more from training, which share a {'text' if is_disjoint else 'source'} with them"
-        )
+        shared = "text" if is_disjoint else "source"
+        summary += f"; excluded {excluded:,} more from training, which share a {shared} with them"
     return summary if is_disjoint else f"{summary}; targets repeat too often to be disjoint"
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 class _PairKeys(NamedTuple):
@@ -90,16 +81,16 @@ class _PairKeys(NamedTuple):
     target: KeyArray
 
     @classmethod
-    def from_pairs(cls, pairs: Sequence[Pair]) -> _PairKeys:
+    def from_pairs(cls, pairs: Sequence[Pair]) -> Self:
         source, target = [pair.source for pair in pairs], [pair.target for pair in pairs]
         return cls(hash_folded_texts(source), hash_folded_texts(target))
 
     @classmethod
-    def concatenate(cls, parts: Sequence[_PairKeys]) -> _PairKeys:
+    def concatenate(cls, parts: "Sequence[_PairKeys]") -> Self:
         source, target = zip(cls.from_pairs([]), *parts, strict=True)
         return cls(np.concatenate(source), np.concatenate(target))
 
-    def select(self, selection: BoolArray | npt.NDArray[np.intp]) -> _PairKeys:
+    def select(self, selection: BoolArray | npt.NDArray[np.intp]) -> "_PairKeys":
         return _PairKeys(self.source[selection], self.target[selection])
 
     @property
@@ -128,7 +119,7 @@ class _ScannedCorpus:
     keys: _PairKeys
 
     @classmethod
-    def scan(cls, corpus: Corpus) -> _ScannedCorpus:
+    def scan(cls, corpus: Corpus) -> Self:
         """Read a corpus, or the part of it that an earlier split has left."""
         fingerprint = tuple(corpus.fingerprint())  # before reading, so that a change meanwhile is noticed
         is_pair, keys = [np.empty(0, bool)], []
@@ -140,7 +131,7 @@ class _ScannedCorpus:
         is_member = np.frombuffer(corpus.split.membership, bool) if corpus.split else np.ones(len(mask), bool)
         return cls(corpus, fingerprint, mask & is_member, ~mask & is_member, all_keys.select(is_member[mask]))
 
-    def select_part(self, selection: _HeldOutKeys, *, held_out: bool) -> Corpus:
+    def select_part(self, selection: "_HeldOutKeys", *, held_out: bool) -> Corpus:
         """Return the held-out or the training part of the corpus; bad lines belong to the latter."""
         pair_mask = selection.select_pairs(self.keys, held_out=held_out)
         membership = np.zeros(len(self.is_pair), bool) if held_out else self.is_bad_line.copy()
@@ -155,9 +146,6 @@ class _ScannedCorpus:
         return replace(self.corpus, split=split)
 
 
-# ---- choosing --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _HeldOutKeys:
     """The held-out sources, and every text that no training pair may have; both sorted."""
@@ -167,7 +155,7 @@ class _HeldOutKeys:
     exclude_targets: bool  # their targets are among the excluded texts
 
     @classmethod
-    def from_sources(cls, sources: KeyArray, keys: _PairKeys, *, exclude_targets: bool) -> _HeldOutKeys:
+    def from_sources(cls, sources: KeyArray, keys: _PairKeys, *, exclude_targets: bool) -> Self:
         sources = np.sort(sources)
         if not exclude_targets:
             return cls(sources, sources, exclude_targets)

@@ -4,8 +4,6 @@
 pure function of seed, epoch and step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -42,7 +40,7 @@ class LabeledBatch(FlatBatch):
     @classmethod
     def from_labels(
         cls, inputs: TokenBatch, labels: Tensor, example_ids: Array, positions: Tensor | None = None, *, per_token: bool
-    ) -> LabeledBatch:
+    ) -> Self:
         return cls(inputs, labels, positions, per_token, int((labels >= 0).sum()), example_ids)
 
     def __len__(self) -> int:
@@ -60,7 +58,7 @@ class LabeledBatch(FlatBatch):
     def row_length(self) -> int:
         return self.inputs.ids.shape[1]
 
-    def slice_rows(self, start: int, stop: int) -> LabeledBatch:
+    def slice_rows(self, start: int, stop: int) -> "LabeledBatch":
         if (start, stop) == (0, len(self)):
             return self
         inputs = self.inputs.slice_rows(start, stop)

@@ -1,13 +1,7 @@
-"""Monolingual text: files of running text or of one text per line.
+"""Monolingual text: files of running text (documents) or of one text per line, .jsonl with the key "text", and folders.
 
-    .txt and other names      one running text (documents), or one text per line (lines)
-    .jsonl                    an object per line with the key "text"
-    a folder                  every .txt and .jsonl file in it
-
-each also with .gz, .xz or .zst. Validation and test files in the folder of a `train...` file are found by their names.
+Validation and test files in the folder of a `train...` file are found by their names.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -30,6 +24,7 @@ FEW_DOCUMENTS = 20  # with fewer, the end of each is held out: a whole one would
 MIN_SHARED_CHARS = 20  # of a line, for a repetition to be meaningful
 SUFFIXES = (".txt", ".jsonl", ".ndjson")
 HELD_OUT_SEED = 21
+NO_HOLD_OUT_ADVICE = "give a validation set with --valid, or train without one (--hold-out 0)"
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,8 @@ def list_eval_files(names: Sequence[str], split: EvalSplit, suffixes: Sequence[s
     for path in map(_resolve_path, names):
         splits = _group_by_split(path, suffixes) if path.is_dir() else {split: [path]}
         if split not in splits and len(splits) > 1:
-            raise CorpusError(
-                f"{path}: has files for {' and '.join(sorted(splits))}, but none for {split}; give a file"
-            )
+            present = " and ".join(sorted(splits))
+            raise CorpusError(f"{path}: has files for {present}, but none for {split}; give a file")
         files |= dict.fromkeys(splits.get(split) or next(iter(splits.values())))
     return tuple(files)
 
@@ -127,18 +121,15 @@ def read_texts(paths: Sequence[Path], layout: TextLayout) -> TextCorpus:
         texts += _read_jsonl(path, skipped) if is_jsonl else _read_plain_text(path, layout)
     if not texts:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common()) or "it is empty"
-        raise CorpusError(
-            f"{', '.join(map(str, paths))}: there is no text to learn from ({reasons}); give another file"
-        )
+        names = ", ".join(map(str, paths))
+        raise CorpusError(f"{names}: there is no text to learn from ({reasons}); give another file")
     return TextCorpus(", ".join(path.name for path in paths), texts, skipped=skipped, files=tuple(paths))
 
 
 def _read_plain_text(path: Path, layout: TextLayout) -> list[str]:
     if key := registry.detect_format(path.name):
-        raise CorpusError(
-            f"{path}: is a file of pairs ({key}), but must be plain text: give .txt or .jsonl; for pairs there is "
-            "--task translate, for texts with labels --task classify"
-        )
+        advice = "for pairs there is --task translate, for texts with labels --task classify"
+        raise CorpusError(f"{path}: is a file of pairs ({key}), but must be plain text: give .txt or .jsonl; {advice}")
     text = read_text_file(path)
     if layout == "documents":
         return [text] if text.strip() else []
@@ -196,10 +187,8 @@ def hold_out_texts(
         return _cut_tails(corpus, requested_size)
     size = default_validation_size(count) if requested_size is None else requested_size
     if not 0 < size < count:
-        raise CorpusError(
-            f"`data.hold_out` must be less than the {count:,} texts, but is {size:,}; add texts, give a validation set "
-            "with --valid, or train without one (--hold-out 0)"
-        )
+        problem = f"`data.hold_out` must be less than the {count:,} texts, but is {size:,}"
+        raise CorpusError(f"{problem}; add texts, {NO_HOLD_OUT_ADVICE}")
     held_out = set(_draw_held_out(corpus, size, seed, by_length=layout == "documents" and requested_size is None))
     rest = [i for i in range(count) if i not in held_out]
     valid = replace(_select_texts(corpus, sorted(held_out), "held-out part"), skipped=Counter())
@@ -240,10 +229,7 @@ def _find_smallest_group(corpus: TextCorpus, groups: Sequence[list[int]], labels
         if all(counts[label] > n for label, n in Counter(labels[i] for i in indices).items()):
             return indices
     problem = "each label has one text only" if corpus.labels and len(groups) > 1 else "all its texts are the same"
-    raise CorpusError(
-        f"{corpus.name}: {problem}, so that none can be held out; give others, or validate on others (--valid, or "
-        "--hold-out 0 for none)"
-    )
+    raise CorpusError(f"{corpus.name}: {problem}, so that none can be held out; give others, {NO_HOLD_OUT_ADVICE}")
 
 
 def _select_texts(corpus: TextCorpus, indices: Sequence[int], name: str) -> TextCorpus:
@@ -259,10 +245,8 @@ def _cut_tails(corpus: TextCorpus, requested_size: int | None) -> tuple[TextCorp
     heads = [text[:cut] for text, cut in zip(corpus.texts, cuts, strict=True)]
     tails = [text[cut:] for text, cut in zip(corpus.texts, cuts, strict=True)]
     if not any(map(str.strip, heads)) or not any(map(str.strip, tails)):
-        raise CorpusError(
-            f"{corpus.name}: has {total:,} characters, too few to hold out {size:,} of them; give more text, give a "
-            "validation set with --valid, or train without one (--hold-out 0)"
-        )
+        problem = f"has {total:,} characters, too few to hold out {size:,} of them"
+        raise CorpusError(f"{corpus.name}: {problem}; give more text, {NO_HOLD_OUT_ADVICE}")
     train = replace(corpus, texts=[text for text in heads if text.strip()])
     name = "last part" if len(tails) == 1 else "last parts"
     return train, replace(corpus, name=name, texts=[text for text in tails if text.strip()], skipped=Counter())

@@ -5,21 +5,20 @@ and the location of each pair in the corpus. Its name is a hash of everything th
 tokenizer, filters. It is built in a temporary folder and renamed, so that a killed run leaves no partial store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class TokenSequences:
     _read_count: list[int] = field(default_factory=lambda: [0], init=False, repr=False)  # since pages were released
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int]]) -> TokenSequences:
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
         return cls(np.concatenate(rows).astype("<u4"), np.cumsum([0, *map(len, rows)]).astype(OFFSET_DTYPE))
 
     def __len__(self) -> int:
@@ -92,7 +91,7 @@ class EncodedTexts(TokenSequences):
     key: str  # a digest of everything that determines them
 
     @classmethod
-    def from_sentences(cls, sentences: EncodedSentences, key: str) -> EncodedTexts:
+    def from_sentences(cls, sentences: EncodedSentences, key: str) -> Self:
         return cls(sentences.ids, np.concatenate([[0], sentences.lengths.cumsum()]), key)
 
 
@@ -100,7 +99,12 @@ def encode_texts(
     texts: Sequence[str], vocabulary: Vocabulary, fingerprint: str, folder: Path, *, as_documents: bool
 ) -> tuple[EncodedSentences, str]:
     """Return the token ids of each text without special tokens, and the key under which `folder` caches them."""
-    key = _text_key(texts, fingerprint, as_documents)
+    digest = hashlib.sha256(f"{FORMAT_VERSION} {fingerprint} {as_documents}\n".encode())
+    for text in texts:
+        content = text.encode(errors="surrogatepass")
+        digest.update(f"{len(content)}\n".encode())
+        digest.update(content)
+    key = digest.hexdigest()[:24]
 
     def build(staging: Path) -> None:
         sentences = (encode.encode_documents if as_documents else encode.encode_lines)(texts, vocabulary)
@@ -113,18 +117,6 @@ def encode_texts(
     path = build_folder(folder / f"texts-{key}", build, is_complete)
     ids, lengths = (np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in TEXT_ARRAYS)
     return EncodedSentences(ids, np.asarray(lengths)), key
-
-
-def _text_key(texts: Iterable[str], fingerprint: str, as_documents: bool) -> str:
-    digest = hashlib.sha256(f"{FORMAT_VERSION} {fingerprint} {as_documents}\n".encode())
-    for text in texts:
-        content = text.encode(errors="surrogatepass")
-        digest.update(f"{len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()[:24]
-
-
-# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +142,13 @@ class StoreMeta:
     parts: list[CorpusPart]
 
     @classmethod
-    def read(cls, path: Path) -> StoreMeta:
+    def read(cls, path: Path) -> Self:
         data = settings.read_json(path)
         try:
             return cls(**{**data, "parts": [CorpusPart(**part) for part in data["parts"]]})
         except (TypeError, KeyError) as error:
-            raise CorpusError(
-                f"{path}: is not a token store of this version; delete its folder to rebuild it"
-            ) from error
+            problem = "is not a token store of this version; delete its folder to rebuild it"
+            raise CorpusError(f"{path}: {problem}") from error
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ class TokenStore:
     locations: Array = field(repr=False)
 
     @classmethod
-    def open(cls, folder: Path) -> TokenStore:
+    def open(cls, folder: Path) -> Self:
         meta = StoreMeta.read(folder / META_FILE)
         source, target = (
             TokenSequences(
@@ -185,7 +176,7 @@ class TokenStore:
     @classmethod
     def from_sequences(
         cls, source: TokenSequences, target: TokenSequences, pad_ids: tuple[int, int], name: str, folder: Path
-    ) -> TokenStore:
+    ) -> Self:
         """Return a store in memory."""
         count = len(source)
         meta = StoreMeta(

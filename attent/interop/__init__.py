@@ -3,12 +3,12 @@
 Each family has a module with its table of tensor names and its config keys; `conversion` holds what they share.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import Any, TypeVar
+
+import torch
 
 from attent import models
 from attent.interop import hf_folder, marian_npz
@@ -16,14 +16,10 @@ from attent.interop.conversion import check_dtype
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
 from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, SinusoidalConfig
+from attent.nn.frontends import FrontEndConfig
 from attent.storage.errors import FolderError
 from attent.storage.hub import locate_model
 from attent.text.marian_files import find_marian_folder
-
-if TYPE_CHECKING:
-    import torch
-
-    from attent.nn.frontends import FrontEndConfig
 
 __all__ = ["FAMILIES", "detect_family", "detect_frontend", "get_model_kind", "load", "load_as", "save_hf"]
 
@@ -44,13 +40,9 @@ FAMILIES = {  # `model_type` in config.json -> the module here that reads it
 }  # fmt: skip
 
 
-class FamilyModule(Protocol):
-    def load(self, folder: StrPath, *, dtype: torch.dtype | None, device: Device | None) -> Model: ...
-    def save(self, model: Model, folder: StrPath, *, pad: int | None) -> None: ...
-
-
-def import_family(name: str) -> FamilyModule:
-    return cast("FamilyModule", import_module(f"attent.interop.{FAMILIES[name]}"))
+def import_family(name: str) -> Any:
+    """Return the module with `load` and `save` of a family."""
+    return import_module(f"attent.interop.{FAMILIES[name]}")
 
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> Model:
@@ -73,26 +65,18 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 
 def read_model_type(path: Path) -> str:
-    model_type = hf_folder.read_json(path).get("model_type")
-    if model_type is None and is_ctranslate2_folder(path.parent):
-        raise FolderError(
-            f"{path.parent}: is a CTranslate2 model, which cannot be converted back; give its original, "
-            f"with which `attent translate` uses CTranslate2 by itself"
-        )
+    model_type, folder = hf_folder.read_json(path).get("model_type"), path.parent
+    if model_type is None and (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json")):
+        advice = "give its original, with which `attent translate` uses CTranslate2 by itself"
+        raise FolderError(f"{folder}: is a CTranslate2 model, which cannot be converted back; {advice}")
     if model_type is None:
-        raise FolderError(
-            f'{path}: must have "format": "attent" or a `model_type`, but has neither; '
-            f"give a folder that attent or transformers has saved"
-        )
+        advice = "give a folder that attent or transformers has saved"
+        raise FolderError(f'{path}: must have "format": "attent" or a `model_type`, but has neither; {advice}')
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise FolderError(
-            f"{path}: model_type {hf_folder.quote_value(model_type)} is not supported; supported: {', '.join(FAMILIES)}"
-        )
+        known = ", ".join(FAMILIES)
+        value = hf_folder.quote_value(model_type)
+        raise FolderError(f"{path}: model_type {value} is not supported; supported: {known}")
     return model_type
-
-
-def is_ctranslate2_folder(folder: Path) -> bool:
-    return (folder / "model.bin").exists() and any(folder.glob("*_vocabulary.json"))
 
 
 def load_as(

@@ -4,8 +4,6 @@ fairseq's models: the layers have Marian's names. BART and mBART have learned po
 M2M-100 and NLLB (its dense models) fairseq's sinusoids; all but BART are pre-norm with a norm after each stack.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,8 +113,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     model, family = restore_heads(model), detect_family(model)
     config = model.config
     check_expressible(config, family)
-    pad = PAD if pad is None else pad
-    conversion.check_pad(pad, config.vocab)
+    pad = conversion.choose_pad(pad, PAD, config.vocab)
     tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
     tensors = conversion.rename_tensors(conversion.collect_cpu_tensors(model), model, TENSOR_MAPPINGS)
     hf_folder.write_folder(

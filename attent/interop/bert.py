@@ -1,7 +1,5 @@
 """BERT as `transformers` stores it <-> our TextEncoder. The next-sentence head is dropped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -125,10 +123,9 @@ def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
     stored, pooler = opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
     labels = encoder_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
-        raise FolderError(
-            f"{opened.weights_path}: must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not; "
-            f"token classifiers, which have no pooler, are not supported"
-        )
+        problem = f"must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not"
+        advice = "token classifiers, which have no pooler, are not supported"
+        raise FolderError(f"{opened.weights_path}: {problem}; {advice}")
     return {"masked_lm": MASKED_LM in stored, "pooler": pooler, "labels": labels}
 
 
@@ -139,8 +136,7 @@ def save(model: TextEncoder, folder: StrPath, *, pad: int | None = None) -> None
     """
     config = model.config
     check_expressible(config)
-    if pad is not None:
-        conversion.check_pad(pad, config.vocab)
+    conversion.choose_pad(pad, 0, config.vocab)  # None stays None
     tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     if not config.segments:
         tensors[SEGMENTS] = tensors[EMBEDDING].new_zeros(1, config.stack.width)

@@ -1,7 +1,5 @@
 """Load and save decoder-only models (GPT-2, LLaMA). The names and keys of each are in `gpt2` and `llama`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound="DataclassInstance")
+IGNORED_KEYS = {  # in both families
+    "a classifier, which a language model does not have": conversion.LABEL_KEYS,
+    "token ids that a language model does not need": "decoder_start_token_id pad_token_id sep_token_id unk_token_id",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

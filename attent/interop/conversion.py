@@ -1,12 +1,9 @@
 """Conversion between Hugging Face folders and our models: the parts that all families share.
 
 A family is a table of tensor names (`TensorMapping`), a dataclass of the config keys that describe the model, and lists
-of the keys that must have one value or change nothing (`ConfigKeys`). Any other key is rejected by name, and so is any
-tensor without a mapping. Errors are found in the headers of the files, before a tensor is read; then each tensor is
-read straight into its final dtype and device, one by one.
+of the keys that must have one value or change nothing (`ConfigKeys`); any other key or tensor is rejected by name.
+Errors are found before a tensor is read; then each is read straight into its final dtype and device.
 """
-
-from __future__ import annotations
 
 import itertools
 import re
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 
 from attent import settings
 from attent.interop import hf_folder
-from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models.folder import check_tensors
 from attent.models.weights import WEIGHT_DTYPES, assign_weights, build_empty_like, collect_tensors, find_tied_names
 from attent.nn import StackConfig
@@ -118,24 +115,18 @@ def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys
     all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
     required = all_required.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):
-        raise FolderError(
-            f"{where}: `{key}` must be {required[0]!r} for a {keys.family} model that attent can compute, but is "
-            f"{quote_value(value)}"
-        )
+        raise make_key_error(where, key, repr(required[0]), f"{keys.family} model", value)
     alias_of = keys.aliases.get(key)
     if alias_of is not None and not is_same_value(value, data.get(alias_of)):
-        raise FolderError(
-            f"{where}: `{key}` must equal `{alias_of}`={data.get(alias_of)!r}, but is {quote_value(value)}; find out "
-            f"which one is true of the weights, and give both that value"
-        )
+        problem = f"`{key}` must equal `{alias_of}`={data.get(alias_of)!r}, but is {quote_value(value)}"
+        raise FolderError(f"{where}: {problem}; find out which one is true of the weights, and give both that value")
     is_ignored = any(key in names.split() for names in all_ignored.values())
     if required is None and alias_of is None and key not in keys.schema_keys and not is_ignored:
         near = get_close_matches(key, [*keys.schema_keys, *all_required], cutoff=0.8)
         hint = f" ({REFUSAL_HINTS[key]})" if key in REFUSAL_HINTS else f" (did you mean `{near[0]}`?)" if near else ""
-        raise FolderError(
-            f"{where}: {quote_value(key)} is not a key of a {keys.family} config that attent knows{hint}, and might "
-            f"change the model's output; use a version of the model without it, or remove the key if it does not"
-        )
+        problem = f"is not a key of a {keys.family} config that attent knows{hint}, and might change the model's output"
+        advice = "use a version of the model without it, or remove the key if it does not"
+        raise FolderError(f"{where}: {quote_value(key)} {problem}; {advice}")
 
 
 def is_same_value(value: object, expected: object) -> bool:
@@ -148,16 +139,11 @@ def merge_generation_tokens(data: dict[str, Any], root: Path, keys: ConfigKeys[F
     generation = hf_folder.read_json(path) if path.exists() else {}
     for key in keys.token_keys:
         here, in_generation = data.get(key), generation.get(key)
-        if (
-            here is not None
-            and in_generation is not None
-            and here not in (in_generation, [in_generation])
-            and in_generation != [here]
-        ):
-            raise FolderError(
-                f"{path}: `{key}` must be that of {hf_folder.CONFIG_FILE}, {quote_value(here)}, but is "
-                f"{quote_value(in_generation)}; give both files the one that the model was trained with"
-            )
+        is_same = here in (in_generation, [in_generation]) or in_generation == [here]
+        if here is not None and in_generation is not None and not is_same:
+            required, actual = f"that of {hf_folder.CONFIG_FILE}, {quote_value(here)}", quote_value(in_generation)
+            advice = "give both files the one that the model was trained with"
+            raise FolderError(f"{path}: `{key}` must be {required}, but is {actual}; {advice}")
     added = {key: generation[key] for key in keys.token_keys if data.get(key) is None and key in generation}
     overrides = {key: generation[key] for key in keys.generation_overrides if key in generation}
     return data | {key: value for key, value in (added | overrides).items() if value is not None}
@@ -184,7 +170,7 @@ ACTIVATION_FROM_HF: dict[str, Activation] = {
 }
 
 
-def read_fields(keys: DataclassInstance, field_to_key: Mapping[str, str]) -> dict[str, Any]:
+def read_fields(keys: "DataclassInstance", field_to_key: Mapping[str, str]) -> dict[str, Any]:
     names = field_to_key.keys() & {field.name for field in fields(StackConfig)}
     values = {name: getattr(keys, field_to_key[name]) for name in names}
     return values | {"activation": ACTIVATION_FROM_HF[values["activation"]]} if "activation" in names else values
@@ -212,10 +198,8 @@ def get_start_id(start: int | None, default: int | None, where: Path) -> int:
 def get_end_id(end: int | tuple[int, ...] | None, where: Path) -> int:
     ids = end if isinstance(end, tuple) else (end,)
     if len(ids) != 1 or ids[0] is None:
-        raise FolderError(
-            f"{where}: `eos_token_id` must be one token id, the one that ends a sentence, but is "
-            f"{quote_value(end)}; give that one"
-        )
+        required = "one token id, the one that ends a sentence"
+        raise FolderError(f"{where}: `eos_token_id` must be {required}, but is {quote_value(end)}; give that one")
     return ids[0]
 
 
@@ -317,10 +301,8 @@ def resolve_tied_group(
     first = stored[present[0]]
     for name in present[1:]:
         if first.shape != stored[name].shape or not torch.equal(first.read(), stored[name].read()):
-            raise FolderError(
-                f"{where}: `{present[0]}` and `{name}` must be equal, as {hf_folder.CONFIG_FILE} ties them, but "
-                f"differ; correct {tie_keys} there"
-            )
+            problem = f"must be equal, as {hf_folder.CONFIG_FILE} ties them, but differ; correct {tie_keys} there"
+            raise FolderError(f"{where}: `{present[0]}` and `{name}` {problem}")
     return first
 
 
@@ -345,7 +327,7 @@ class OpenFolder(Generic[F]):
         *,
         prefix: str = "",
         ignored_tensors: Sequence[str] = (),
-    ) -> OpenFolder[F]:
+    ) -> "OpenFolder[F]":
         """`ignored_tensors` are those that we compute or do not need, with `{i}` for a number."""
         root = hf_folder.resolve_folder(folder)
         where = root / hf_folder.CONFIG_FILE
@@ -371,16 +353,14 @@ class OpenFolder(Generic[F]):
         files = (hf_folder.WEIGHTS_FILE, hf_folder.INDEX_FILE)
         return next((path for path in (self.root / name for name in files) if path.is_file()), self.root / files[0])
 
-    def check_layer_count(self, keys: DataclassInstance, name: str) -> None:
+    def check_layer_count(self, keys: "DataclassInstance", name: str) -> None:
         """Reject more layers than tensors, before a model of that many is built."""
         count = getattr(keys, name) or 0
         if count > len(self.stored):
-            raise FolderError(
-                f"{self.weights_path}: holds {len(self.stored)} tensors, too few for `{name}`={count}; get the model "
-                f"again"
-            )
+            problem = f"holds {len(self.stored)} tensors, too few for `{name}`={count}"
+            raise FolderError(f"{self.weights_path}: {problem}; get the model again")
 
-    def resolve_ties(self, groups: Iterable[Sequence[str]], tie_keys: str) -> OpenFolder[F]:
+    def resolve_ties(self, groups: Iterable[Sequence[str]], tie_keys: str) -> "OpenFolder[F]":
         """Add every name of each group of tied tensors: a file may hold any of them, or several that are equal."""
         resolved = dict(self.stored)
         for group in groups:
@@ -418,11 +398,10 @@ def choose_dtype(stored: Mapping[str, LazyTensor], requested: torch.dtype | None
     first = next(iter(stored.values()))
     for tensor in stored.values():
         if tensor.dtype not in WEIGHT_DTYPES or (requested is None and tensor.dtype != first.dtype):
-            raise FolderError(
-                f"{where}: all tensors must be of one floating type, but `{first.name}` is {first.stored_dtype} and "
-                f"`{tensor.name}` is {tensor.stored_dtype}; save the model in one precision first"
-                + (", or load it with a `dtype` of your choice" if tensor.dtype in WEIGHT_DTYPES else "")
-            )
+            actual = " and ".join(f"`{each.name}` is {each.stored_dtype}" for each in (first, tensor))
+            advice = ", or load it with a `dtype` of your choice" if tensor.dtype in WEIGHT_DTYPES else ""
+            problem = f"all tensors must be of one floating type, but {actual}"
+            raise FolderError(f"{where}: {problem}; save the model in one precision first{advice}")
     assert first.dtype is not None
     return requested or first.dtype
 
@@ -503,10 +482,8 @@ def check_stack(
 
 
 def reject_field(family: str, name: str, value: object, required: str) -> NoReturn:
-    raise AttentError(
-        f"`{name}` must be {required} for a {family} model, but is {value!r}; this model cannot be written as "
-        f"one: keep it as an attent folder (`model.save(folder)`)"
-    )
+    advice = "this model cannot be written as one: keep it as an attent folder (`model.save(folder)`)"
+    raise AttentError(f"`{name}` must be {required} for a {family} model, but is {value!r}; {advice}")
 
 
 def check_fields(config: object, family: str, required: Mapping[str, object]) -> None:
@@ -515,6 +492,8 @@ def check_fields(config: object, family: str, required: Mapping[str, object]) ->
             reject_field(family, name, getattr(config, name), repr(expected))
 
 
-def check_pad(pad: int, vocab: int) -> None:
+def choose_pad(pad: int | None, default: int, vocab: int) -> int:
+    pad = default if pad is None else pad
     if not 0 <= pad < vocab:
         raise AttentError(f"`pad` must be a token id, from 0 to {vocab - 1}, but is {pad}; give one, or none")
+    return pad

@@ -1,7 +1,5 @@
 """Convert our Seq2Seq to a CTranslate2 model, which opens damaged files without an error: `is_intact` checks them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -24,9 +22,7 @@ from attent.nn.config import Activation
 from attent.storage.atomic import NEW_SUFFIX, atomic_folder, make_folder, write_synced
 from attent.storage.errors import AttentError, FolderError
 from attent.storage.manifest import explain_save_errors, find_damage, hash_file, read_manifest, write_manifest
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer, Vocabulary
+from attent.text.tokenizer import Tokenizer, Vocabulary
 
 CONVERSION_VERSION = 1  # increment it when older conversions must be made again
 MAX_POSITIONS = 2048  # of the sinusoids that are written (4 MB at width 512); longer texts use the PyTorch engine
@@ -64,16 +60,10 @@ def write_conversion(
     suppressed_tokens  target ids that are never generated; None: `find_suppressed_tokens`
     """
     root = Path(folder).expanduser().absolute()
-    banned = (
-        find_suppressed_tokens(model.config, tokenizer) if suppressed_tokens is None else sorted(set(suppressed_tokens))
-    )
+    default_banned = find_suppressed_tokens(model.config, tokenizer)
+    banned = default_banned if suppressed_tokens is None else sorted(set(suppressed_tokens))
     origin = {"fingerprint": compute_fingerprint(model, tokenizer, quantization, banned), "quantization": quantization}
-    spec = to_spec(
-        model,
-        build_vocabularies(model.config, tokenizer),
-        None if tokenizer is None else tokenizer.target.unknown,
-        banned,
-    )
+    spec = to_spec(model, tokenizer, banned)
     spec.validate()
     spec.optimize(quantization=quantization)
     with explain_save_errors(root, "conversion"):
@@ -159,9 +149,10 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             reject_field(f"{side}.scale_by_layer", True, "False")
         if stack.compatibility != "dot":
             reject_field(f"{side}.compatibility", stack.compatibility, "dot")
-    for name, expected in (("frontend", None), ("output_transform", False)):
-        if getattr(config, name) != expected:
-            reject_field(name, getattr(config, name), repr(expected))
+    if config.frontend is not None:
+        reject_field("frontend", config.frontend, "None")
+    if config.output_transform:
+        reject_field("output_transform", True, "False")
     if encoder.norm_eps != decoder.norm_eps:
         reject_field("decoder.norm_eps", decoder.norm_eps, f"that of the encoder, {encoder.norm_eps},")
 
@@ -172,9 +163,7 @@ def reject_field(name: str, value: object, required: str) -> None:
     )
 
 
-def to_spec(
-    model: Seq2Seq, vocabularies: tuple[list[str], list[str]], unknown: int | None, suppressed_tokens: Sequence[int]
-) -> Any:
+def to_spec(model: Seq2Seq, tokenizer: Tokenizer | None, suppressed_tokens: Sequence[int]) -> Any:
     """Build the specification from copies, since CTranslate2 quantizes in place; pruned heads become zeros."""
     model = restore_heads(model)
     config = model.config
@@ -200,13 +189,13 @@ def to_spec(
     bias = tensors.get("output.bias", torch.zeros(config.output_vocab).numpy())
     bias[list(suppressed_tokens)] = SUPPRESSED_LOGIT
     spec.decoder.projection.bias = bias
-    source, target = vocabularies
+    source, target = build_vocabularies(config, tokenizer)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     spec.config.layer_norm_epsilon = encoder.norm_eps
     spec.config.bos_token = spec.config.decoder_start_token = target[config.start_id]
     spec.config.eos_token = target[config.end_id]
-    spec.config.unk_token = target[config.end_id if unknown is None else unknown]
+    spec.config.unk_token = target[config.end_id if tokenizer is None else tokenizer.target.unknown]
     return spec
 
 

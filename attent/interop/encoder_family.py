@@ -1,14 +1,12 @@
 """The common part of BERT and ViT folders: the class of `transformers`, and the labels of a classifier."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attent.interop import conversion, hf_folder
-from attent.interop.hf_folder import quote_value
+from attent.interop.hf_folder import make_key_error, quote_value
 from attent.storage.errors import FolderError
 
 FIELD_TO_KEY = {
@@ -41,10 +39,8 @@ def check_architecture(root: Path, known: Sequence[str], family: str) -> None:
     where = root / hf_folder.CONFIG_FILE
     architectures = hf_folder.read_json(where).get("architectures")
     if architectures is not None and architectures not in ([name] for name in known):
-        raise FolderError(
-            f"{where}: `architectures` must be one of {', '.join(known)} for a {family} model that attent can compute, "
-            f"but is {quote_value(architectures)}; use one of those"
-        )
+        required = f"one of {', '.join(known)}"
+        raise make_key_error(where, "architectures", required, f"{family} model", architectures, "; use one of those")
 
 
 def read_labels(root: Path, count: int) -> tuple[str, ...]:
@@ -53,23 +49,17 @@ def read_labels(root: Path, count: int) -> tuple[str, ...]:
     data = hf_folder.read_json(where)
     problem, names = data.get("problem_type"), data.get("id2label")
     if problem not in (None, SINGLE_LABEL):
-        raise FolderError(
-            f"{where}: `problem_type` must be {SINGLE_LABEL} for a classifier that attent can compute, but is "
-            f"{quote_value(problem)}"
-        )
+        raise make_key_error(where, "problem_type", SINGLE_LABEL, "classifier", problem)
     if count == 1:
-        raise FolderError(
-            f"{where}: a classifier must have two labels or more, but has one: regression models, such as rerankers, "
-            f"are not supported"
-        )
+        advice = "regression models, such as rerankers, are not supported"
+        raise FolderError(f"{where}: a classifier must have two labels or more, but has one: {advice}")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(count))
     expected, texts = {str(i) for i in range(count)}, names.values() if isinstance(names, dict) else [None]
     if not all(isinstance(text, str | int) for text in texts) or names.keys() != expected:
-        raise FolderError(
-            f"{where}: `id2label` must name {count} labels, from 0 to {count - 1}, as the classifier has them, but is "
-            f"{quote_value(names)}; take the config and the weights from one model"
-        )
+        required = f"name {count} labels, from 0 to {count - 1}, as the classifier has them"
+        advice = "take the config and the weights from one model"
+        raise FolderError(f"{where}: `id2label` must {required}, but is {quote_value(names)}; {advice}")
     labels = [str(names[str(i)]) for i in range(count)]
     # Number repeated names: ImageNet, for one, has two classes named crane.
     return tuple(f"{label} ({i})" if label in labels[:i] else label for i, label in enumerate(labels))

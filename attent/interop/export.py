@@ -1,7 +1,5 @@
 """Write a model folder in another format (attent, Hugging Face, CTranslate2), with its tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -154,10 +152,8 @@ def describe_marian_differences(tokenizer: Tokenizer) -> str:
     """How `MarianTokenizer` differs from ours, measured on 1,000 lines of many scripts."""
     if not {"tokenizer.model", "source.model"} & tokenizer.files.keys():
         return ""
-    text = (
-        "; MarianTokenizer gives the same ids, except for text with `▁`, U+001A or a special token such as "
-        "</s>, and strips the space around decoded text"
-    )
+    exceptions = "text with `▁`, U+001A or a special token such as </s>"
+    text = f"; MarianTokenizer gives the same ids, except for {exceptions}, and strips the space around decoded text"
     tags = tokenizer.source.tags
     # After the tag, a space would be a token, which the model was not trained with.
     return f"{text}; put >>{tags[0]}<< before the text to choose a language, without a space" if tags else text

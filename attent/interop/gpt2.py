@@ -1,7 +1,5 @@
 """GPT-2 as `transformers` stores it <-> our CausalLM. Matrices are stored as (inputs, outputs)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,15 +81,12 @@ CONFIG_KEYS = ConfigKeys(
         "num_hidden_layers": "n_layer",
     },
     ignored={
-        "a classifier, which a language model does not have": f"""
+        **causal_family.IGNORED_KEYS,
+        "a pooled output": """
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-            {conversion.LABEL_KEYS}
         """,
         "initialization, and logits of `n_special` tokens": "initializer_range predict_special_tokens",
         "another order of the same operations, for half precision": "reorder_and_upcast_attn",
-        "token ids that a language model does not need": """
-            decoder_start_token_id pad_token_id sep_token_id unk_token_id
-        """,
     },
 )
 

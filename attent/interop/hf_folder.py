@@ -3,8 +3,6 @@
 Symbolic links are followed, since the hub's cache uses them; file names in an index must be plain names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attent import settings
-from attent.models.folder import PICKLE_SUFFIXES
-from attent.storage.atomic import NEW_SUFFIX, atomic_folder
+from attent.models.folder import PICKLE_SUFFIXES, has_manifest
+from attent.storage.atomic import atomic_folder
 from attent.storage.errors import FolderError
 from attent.storage.hub import HUB_NAME, locate_model
-from attent.storage.manifest import MANIFEST_FILE, explain_save_errors
+from attent.storage.manifest import explain_save_errors
 from attent.storage.tensor_files import check_safetensors_header, write_safetensors
 
 CONFIG_FILE = "config.json"
@@ -49,9 +47,8 @@ def resolve_folder(folder: StrPath) -> Path:
 
 def is_attent_folder(root: Path) -> bool:
     """True for a folder that attent saved: one with a manifest, even if its config.json is damaged."""
-    if any((root / name).exists() for name in (MANIFEST_FILE, MANIFEST_FILE + NEW_SUFFIX)):
-        return True
-    return (root / CONFIG_FILE).is_file() and read_json(root / CONFIG_FILE).get("format") == "attent"
+    path = root / CONFIG_FILE
+    return has_manifest(root) or (path.is_file() and read_json(path).get("format") == "attent")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -97,10 +94,12 @@ def open_tensors(root: Path) -> dict[str, LazyTensor]:
         if (root / INDEX_FILE).is_file():
             return open_shards(root)
     except OSError as error:
-        raise FolderError(
-            f"{error.filename or root}: cannot be read ({error.strerror}); check its permissions"
-        ) from error
-    raise FolderError(explain_missing_weights(root))
+        path = error.filename or root
+        raise FolderError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
+    problem = f"holds only {pickles[0]}: a pickle can run code and is never opened here" if pickles else "does not"
+    files = f"{WEIGHTS_FILE} (or {INDEX_FILE})"
+    raise FolderError(f"{root}: must hold {files}, but {problem}; download the weights in that format")
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
@@ -135,19 +134,12 @@ def open_shards(root: Path) -> dict[str, LazyTensor]:
 
 def resolve_shard(root: Path, name: str) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
-        raise FolderError(
-            f"{root / INDEX_FILE}: {quote_value(name)} must be the name of a .safetensors file in the same folder; "
-            f"do not trust this folder: get the model from its publisher"
-        )
+        required = "the name of a .safetensors file in the same folder"
+        advice = "do not trust this folder: get the model from its publisher"
+        raise FolderError(f"{root / INDEX_FILE}: {quote_value(name)} must be {required}; {advice}")
     if not (root / name).is_file():
         raise FolderError(f"{root / name}: is missing, but {INDEX_FILE} names it; download it too")
     return root / name
-
-
-def explain_missing_weights(root: Path) -> str:
-    pickles = sorted(path.name for path in root.iterdir() if path.name.endswith(PICKLE_SUFFIXES))
-    problem = f"holds only {pickles[0]}: a pickle can run code and is never opened here" if pickles else "does not"
-    return f"{root}: must hold {WEIGHTS_FILE} (or {INDEX_FILE}), but {problem}; download the weights in that format"
 
 
 def write_folder(
@@ -176,3 +168,8 @@ def to_json_bytes(data: Mapping[str, Any]) -> bytes:
 
 def quote_value(value: object) -> str:
     return f"`{value}`" if isinstance(value, str) and len(value) < 80 else reprlib.repr(value)
+
+
+def make_key_error(where: Path, key: str, required: str, kind: str, value: object, advice: str = "") -> FolderError:
+    problem = f"`{key}` must be {required} for a {kind} that attent can compute, but is {quote_value(value)}"
+    return FolderError(f"{where}: {problem}{advice}")

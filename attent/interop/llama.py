@@ -1,14 +1,12 @@
 """LLaMA (1 to 3, and others of the same `model_type`) as `transformers` stores it <-> our CausalLM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from attent.interop import causal_family, conversion
 from attent.interop.conversion import ConfigKeys, TensorMapping, map_attention
-from attent.interop.hf_folder import quote_value
+from attent.interop.hf_folder import make_key_error, quote_value
 from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -102,12 +100,9 @@ CONFIG_KEYS = ConfigKeys(
         "sliding_window": (None,),
     },
     ignored={
+        **causal_family.IGNORED_KEYS,
         "initialization": "initializer_range",
         "tensor parallelism in pre-training": "pretraining_tp",
-        "a classifier, which a language model does not have": conversion.LABEL_KEYS,
-        "token ids that a language model does not need": """
-            decoder_start_token_id pad_token_id sep_token_id unk_token_id
-        """,
         "an older name of the length, and notes of training tools": """
             is_llama_config max_sequence_length unsloth_fixed unsloth_version
         """,
@@ -117,10 +112,8 @@ CONFIG_KEYS = ConfigKeys(
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
     if keys.attention_bias != keys.mlp_bias:
-        raise FolderError(
-            f"{where}: `attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}; "
-            f"a model with biases in some layers only is not supported"
-        )
+        problem = f"`attention_bias` must be as `mlp_bias`, {keys.mlp_bias}, but is {keys.attention_bias}"
+        raise FolderError(f"{where}: {problem}; a model with biases in some layers only is not supported")
     kv_heads, head_width = keys.num_key_value_heads, keys.head_dim
     same_values = conversion.read_fields(keys, CONFIG_KEYS.field_to_key)
     other_values: dict[str, Any] = {
@@ -143,15 +136,11 @@ def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
 def to_positions(keys: LlamaKeys, where: Path) -> RotaryConfig:
     """Read rotary positions from either table, whose `rope_theta` takes precedence over the top-level key."""
     if keys.rope_scaling and keys.rope_parameters:
-        raise FolderError(
-            f"{where}: must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"
-        )
+        problem = "must have `rope_scaling` or `rope_parameters`, its newer name, but has both; remove one"
+        raise FolderError(f"{where}: {problem}")
     rope = keys.rope_scaling or keys.rope_parameters or RopeKeys()
     if rope.partial_rotary_factor not in (None, 1.0):
-        raise FolderError(
-            f"{where}: `partial_rotary_factor` must be 1 for a LLaMA model that attent can compute, but is "
-            f"{rope.partial_rotary_factor}"
-        )
+        raise make_key_error(where, "partial_rotary_factor", "1", "LLaMA model", rope.partial_rotary_factor)
     base = next((base for base in (rope.rope_theta, keys.rope_theta) if base is not None), 10_000.0)
     scaling, length = to_scaling(rope, keys, where), keys.max_position_embeddings
     return RotaryConfig(base=base, order="halves", scaling=scaling, trained_length=length)
@@ -163,24 +152,15 @@ def to_scaling(rope: RopeKeys, keys: LlamaKeys, where: Path) -> LinearScaling | 
         return None
     if kind not in ("linear", "llama3"):
         raise FolderError(f"{where}: `rope_type` must be default, linear or llama3, but is {quote_value(kind)}")
-    if rope.factor is None:
-        reject_missing_key(kind, "factor", where)
+    names = ("factor",) if kind == "linear" else ("factor", "low_freq_factor", "high_freq_factor")
+    values = {name: getattr(rope, name) for name in names}
+    for name, value in values.items():
+        if value is None:
+            raise FolderError(f"{where}: `rope_type` {kind} must come with `{name}`, but does not; get the file again")
     if kind == "linear":
-        return LinearScaling(factor=rope.factor)
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    if low is None or high is None:
-        reject_missing_key(kind, "low_freq_factor" if low is None else "high_freq_factor", where)
+        return LinearScaling(**values)
     original = keys.original_max_position_embeddings or rope.original_max_position_embeddings
-    return Llama3Scaling(
-        factor=rope.factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_length=original or keys.max_position_embeddings,
-    )
-
-
-def reject_missing_key(kind: str, key: str, where: Path) -> NoReturn:
-    raise FolderError(f"{where}: `rope_type` {kind} must come with `{key}`, but does not; get the file again")
+    return Llama3Scaling(**values, original_length=original or keys.max_position_embeddings)
 
 
 DEFAULT_LENGTH = 8192  # written where a model has none; transformers requires one, and generates beyond it
@@ -230,18 +210,11 @@ def to_hf_config(config: CausalConfig) -> dict[str, Any]:
 
 def to_rope_keys(positions: RotaryConfig) -> dict[str, Any]:
     """Write rotary positions as transformers 4 does, which 5 reads too."""
-    rope: dict[str, Any] | None = None
-    match positions.scaling:
-        case LinearScaling() as scaling:
-            rope = {"rope_type": "linear", "factor": scaling.factor}
-        case Llama3Scaling() as scaling:
-            rope = {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_length,
-            }
+    rope: dict[str, Any] | None = None if positions.scaling is None else dict(vars(positions.scaling))
+    if rope is not None:
+        rope["rope_type"] = "linear" if isinstance(positions.scaling, LinearScaling) else "llama3"
+        if "original_length" in rope:
+            rope["original_max_position_embeddings"] = rope.pop("original_length")
     return {"rope_theta": positions.base, "rope_scaling": rope}
 
 

@@ -1,7 +1,5 @@
 """Marian (opus-mt and others) as `transformers` stores it <-> our Seq2Seq: the paper's model with an output bias."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,10 +194,8 @@ def check_sinusoids(stored: LazyTensor, width: int, where: Path) -> None:
     errors = (theirs.float() - make_sinusoids(torch.arange(len(theirs)), width, "halves")).abs()
     worst = float(errors.max()) if len(theirs) else 0.0
     if not worst <= max(1e-5, torch.finfo(theirs.dtype).eps):
-        raise FolderError(
-            f"{where}: `{stored.name}` must hold the sinusoids of Marian, but differs from them by up to "
-            f"{worst:.2g}; learned or other positions are not supported for Marian"
-        )
+        problem = f"`{stored.name}` must hold the sinusoids of Marian, but differs from them by up to {worst:.2g}"
+        raise FolderError(f"{where}: {problem}; learned or other positions are not supported for Marian")
 
 
 def resolve_ties(opened: OpenFolder[KeysT], share: bool) -> tuple[OpenFolder[KeysT], bool]:
@@ -230,8 +226,8 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     """
     model = restore_heads(model)
     check_expressible(model.config)
-    pad = model.config.start_id if pad is None else pad
-    conversion.check_pad(pad, min(model.config.vocab, model.config.output_vocab))  # transformers has one for both sides
+    common_vocab = min(model.config.vocab, model.config.output_vocab)  # transformers has one padding for both sides
+    pad = conversion.choose_pad(pad, model.config.start_id, common_vocab)
     if pad == model.config.end_id:
         raise AttentError(f"`pad` must not be the token that ends a sentence, {pad}; give another")
     tensors = conversion.collect_cpu_tensors(model)

@@ -3,8 +3,6 @@
 They differ from what `transformers` makes of them (`marian`) in the wavelengths of the positions and in epsilon.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """Well-known published translation models, by language pair: names, sizes and licences of `published_models.toml`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Pre-norm with RMS, no biases, unscaled scores, and a relative bias that all laye
 whether the output layer is tied to the embedding; the config tells whether states are scaled before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 
 from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
 from attent.nn import RelativeConfig, StackConfig
@@ -134,16 +132,8 @@ CONFIG_KEYS = ConfigKeys(
     },
 )
 FEED_FORWARD_FROM_HF: dict[str, Activation] = {"gelu_python": "gelu", **ACTIVATION_FROM_HF}
-FEED_FORWARD_TO_HF: dict[tuple[Activation, bool], str] = {
-    ("relu", False): "relu",
-    ("gelu", False): "gelu",
-    ("gelu_tanh", False): "gelu_new",
-    ("silu", False): "silu",
-    ("relu", True): "gated-relu",
-    ("gelu", True): "gated-gelu_python",
-    ("gelu_tanh", True): "gated-gelu",
-    ("silu", True): "gated-silu",
-}
+FEED_FORWARD_TO_HF: dict[Activation, str] = {**conversion.ACTIVATION_TO_HF, "gelu_tanh": "gelu_new"}
+GATED_TO_HF = FEED_FORWARD_TO_HF | {"gelu": "gelu_python", "gelu_tanh": "gelu"}
 
 
 def to_config(keys: T5Keys, *, tied: bool, where: Path) -> Seq2SeqConfig:
@@ -190,21 +180,14 @@ def parse_feed_forward(keys: T5Keys, where: Path) -> tuple[Activation, bool]:
     first, _, last = value.rpartition("-")
     name = "gelu_new" if value == "gated-gelu" else last
     if first not in ("", "gated") or name not in FEED_FORWARD_FROM_HF:
-        known = ", ".join(FEED_FORWARD_FROM_HF)
-        raise FolderError(
-            f"{where}: `feed_forward_proj` must be one of {known}, or gated- and one of them, for a T5 model that "
-            f"attent can compute, but is {quote_value(value)}"
-        )
+        required = f"one of {', '.join(FEED_FORWARD_FROM_HF)}, or gated- and one of them,"
+        raise make_key_error(where, "feed_forward_proj", required, "T5 model", value)
     gated = first == "gated"
-    for key, actual, expected in (
-        ("dense_act_fn", keys.dense_act_fn, name),
-        ("is_gated_act", keys.is_gated_act, gated),
-    ):
-        if actual not in (None, expected):
-            raise FolderError(
-                f"{where}: `{key}` must be {expected!r}, as `feed_forward_proj` {quote_value(value)} says, but is "
-                f"{quote_value(actual)}; find out which one is true of the weights"
-            )
+    for key, expected in (("dense_act_fn", name), ("is_gated_act", gated)):
+        if (actual := getattr(keys, key)) not in (None, expected):
+            required = f"{expected!r}, as `feed_forward_proj` {quote_value(value)} says"
+            advice = "find out which one is true of the weights"
+            raise FolderError(f"{where}: `{key}` must be {required}, but is {quote_value(actual)}; {advice}")
     return FEED_FORWARD_FROM_HF[name], gated
 
 
@@ -232,8 +215,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     model = restore_heads(model)
     config = model.config
     check_expressible(config)
-    pad = config.start_id if pad is None else pad
-    conversion.check_pad(pad, config.vocab)
+    pad = conversion.choose_pad(pad, config.start_id, config.vocab)
     tensors = conversion.export_tensors(model, build_mappings(config))
     tensors[SHARED] = tensors.pop(SOURCE)
     if config.tie_output and not config.scale_output:
@@ -278,6 +260,7 @@ def check_expressible(config: Seq2SeqConfig) -> None:
 def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
     stack = config.stacks[0]
     assert isinstance(stack.positions, RelativeConfig)
+    activation = FEED_FORWARD_TO_HF[stack.activation]
     return {
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
@@ -285,6 +268,6 @@ def to_hf_config(config: Seq2SeqConfig) -> dict[str, Any]:
         **conversion.write_fields(CONFIG_KEYS.field_to_key, config, stack, stack.positions),
         "d_kv": stack.head_width or stack.width // stack.heads,
         "num_decoder_layers": config.decoder.layers,
-        "feed_forward_proj": FEED_FORWARD_TO_HF[stack.activation, stack.gated],
+        "feed_forward_proj": f"gated-{GATED_TO_HF[stack.activation]}" if stack.gated else activation,
         "tie_word_embeddings": config.scale_output,  # by which transformers decides whether to scale
     }

@@ -1,13 +1,10 @@
 """Make the vocabulary of a translator smaller: keep the tokens that a corpus and the scripts of its languages need.
 
 Dropping pieces does not change the segmentation of text that consists of kept pieces:
-- Unigram: the segmentation with the highest sum of scores is still the highest of those that remain. Unknown text and
-  user-defined pieces are scored relative to the lowest and the highest score, so both extremes are kept.
-- BPE: the best merge is still the best of those that remain. The merges inside a piece do not depend on its neighbors,
-  and every piece is kept with all pieces that are merged on the way to it.
+- Unigram: the best segmentation is still the best of those that remain. Unknown text and user-defined pieces are scored
+  relative to the lowest and the highest score, so both extremes are kept.
+- BPE: the best merge is still the best of those that remain; a piece is kept with all that are merged on the way to it.
 """
-
-from __future__ import annotations
 
 import json
 import struct
@@ -91,9 +88,6 @@ def select_tokens(model: Seq2Seq, ids: Sequence[int]) -> Seq2Seq:
     return assign_weights(build_empty(smaller), tensors, "the model with fewer tokens")
 
 
-# --- which tokens remain ---------------------------------------------------------------------------------------------
-
-
 class PieceModel(NamedTuple):
     scores: Mapping[str, float]
     rank_merge: Callable[[str, str], float | None] | None  # the lowest rank is merged first; None: Unigram
@@ -124,9 +118,7 @@ def choose_ids(
     kept = known - text_pieces | select_characters(known, languages) | {names[i] for i in special if i is not None}
     if languages and source.language_ids:
         remaining = [choose_language(language, list(source.language_ids)) for language in languages]
-        if (
-            formats.FAIRSEQ_FILE not in files
-        ):  # whose languages have fixed places after the pieces, also in transformers
+        if formats.FAIRSEQ_FILE not in files:  # whose languages have fixed places after the pieces
             kept -= {names[i] for language, i in source.language_ids.items() if language not in remaining}
     for scores in (model.scores for model in models if model.rank_merge is None):
         kept |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)} & known
@@ -202,9 +194,6 @@ def iter_fields(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
 
 def parse_fields(message: bytes) -> dict[int, Any]:
     return {number: value for number, value, _ in iter_fields(message)}
-
-
-# --- the smaller files -----------------------------------------------------------------------------------------------
 
 
 def rewrite_file(name: str, content: bytes, dropped: Set[str], new_ids: Mapping[int, int]) -> bytes:

@@ -4,8 +4,6 @@ The encoder is that of `vit`, the decoder that of `bert` or `gpt2`: tensors behi
 config.json. Here are the cross-attention, the projection between widths, and the decoder's first and last token.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ import torch
 
 from attent.interop import bert, conversion, gpt2, hf_folder, vit
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
-from attent.interop.hf_folder import Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import CausalConfig, EncoderConfig, Seq2Seq, Seq2SeqConfig, VisionConfig, build_empty
 from attent.models.folder import check_tensors
 from attent.models.pruning import restore_heads
@@ -140,10 +138,8 @@ def read_section(side: str, path: Path) -> tuple[dict[str, Any], Path]:
     if not isinstance(data, dict):
         raise FolderError(f"{path}: `{side}` must be the config of a model, but is {quote_value(data)}; correct it")
     if data.get("model_type") not in MODEL_TYPES[side]:
-        raise FolderError(
-            f"{path}: `{side}.model_type` must be {' or '.join(MODEL_TYPES[side])} for a {FAMILY} model that "
-            f"attent can compute, but is {quote_value(data.get('model_type'))}"
-        )
+        required = " or ".join(MODEL_TYPES[side])
+        raise make_key_error(path, f"{side}.model_type", required, f"{FAMILY} model", data.get("model_type"))
     return data, path.with_name(f"{path.name}, `{side}`")
 
 
@@ -177,9 +173,7 @@ def join_configs(vision: VisionConfig, text: EncoderConfig | CausalConfig, start
     )
 
 
-def read_tokens(
-    opened: OpenFolder[VisionEncoderDecoderKeys], decoder: Mapping[str, Any], where: Path
-) -> tuple[int, int]:
+def read_tokens(opened: OpenFolder[Any], decoder: Mapping[str, Any], where: Path) -> tuple[int, int]:
     """Return the decoder's first token and the one that ends a text, as generate() of `transformers` finds them."""
     data = {key: decoder[key] for key in TOKEN_KEYS if key in decoder}
     defaults = conversion.build_schema(data, CONFIG_KEYS, where)
@@ -231,9 +225,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     tensors = conversion.export_tensors(model, build_mappings(vision, family))
     if family == "bert":
         tensors[SEGMENTS] = tensors[POSITIONS].new_zeros(1, text.stack.width)
-    if pad is not None:
-        conversion.check_pad(pad, config.output_vocab)
-    pad = config.end_id if pad is None else pad
+    pad = conversion.choose_pad(pad, config.end_id, config.output_vocab)
     positions = config.stacks[1].positions
     assert isinstance(positions, LearnedConfig)
     generation = {  # neither the start token nor padding is generated, as in our search

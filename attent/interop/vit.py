@@ -1,7 +1,5 @@
 """ViT as `transformers` stores it, with a convolution of patches, <-> our VisionTransformer, with a linear layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ import torch
 
 from attent.interop import conversion, encoder_family, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
-from attent.interop.hf_folder import Device, StrPath, quote_value
+from attent.interop.hf_folder import Device, StrPath, make_key_error, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import ImageConfig, LearnedConfig, StackConfig
 from attent.storage.errors import FolderError
@@ -86,14 +84,11 @@ CONFIG_KEYS = ConfigKeys(
 def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:
     image, patch = (parse_square_size(key, getattr(keys, key), where) for key in ("image_size", "patch_size"))
     if image % patch:
-        raise FolderError(
-            f"{where}: `image_size` must be a multiple of `patch_size`={patch}, but is {image}; correct it"
-        )
+        problem = f"`image_size` must be a multiple of `patch_size`={patch}, but is {image}"
+        raise FolderError(f"{where}: {problem}; correct it")
     if heads["pooler"] and keys.pooler_output_size not in (None, keys.hidden_size):
-        raise FolderError(
-            f"{where}: `pooler_output_size` must be `hidden_size`={keys.hidden_size} for a ViT model that attent can "
-            f"compute, but is {keys.pooler_output_size}"
-        )
+        required = f"`hidden_size`={keys.hidden_size}"
+        raise make_key_error(where, "pooler_output_size", required, "ViT model", keys.pooler_output_size)
     with conversion.explain_config_errors(where, CONFIG_KEYS.field_to_key):
         stack = StackConfig(
             **conversion.read_fields(keys, CONFIG_KEYS.field_to_key),
@@ -135,11 +130,8 @@ def parse_numbers(value: object, key: str, count: int, where: Path, *, is_positi
     values = values[:1] if all(each == values[0] for each in values) else values
     is_valid = all(type(each) in (int, float) and (each > 0 or not is_positive) for each in values)
     if len(values) not in (1, count) or not is_valid:
-        kind = "a number above 0" if is_positive else "a number"
-        raise FolderError(
-            f"{where}: `{key}` must be {kind}, or one for each of {count} channels, but is {quote_value(value)}; "
-            f"correct it"
-        )
+        required = f"{'a number above 0' if is_positive else 'a number'}, or one for each of {count} channels"
+        raise FolderError(f"{where}: `{key}` must be {required}, but is {quote_value(value)}; correct it")
     return tuple(map(float, values))
 
 
@@ -238,9 +230,6 @@ def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
     def each(values: tuple[float, ...]) -> list[float]:
         return list(values) * (config.channels if len(values) == 1 else 1)
 
-    def square(side: int) -> dict[str, int]:
-        return {"height": side, "width": side}
-
     first, crops = config.resize_to or config.image_size, config.fit == "crop" or config.resize_to is not None
     # Processors that honour these keys in every version of `transformers`; ViT's own learned to crop late.
     squashing = "DeiTImageProcessor" if crops else "ViTImageProcessor"
@@ -248,10 +237,10 @@ def to_preprocessor_config(config: VisionConfig) -> dict[str, Any]:
         "image_processor_type": "CLIPImageProcessor" if config.fit == "crop" else squashing,
         "do_convert_rgb": config.channels == 3,
         "do_resize": True,
-        "size": {"shortest_edge": first} if config.fit == "crop" else square(first),
+        "size": {"shortest_edge": first} if config.fit == "crop" else dict.fromkeys(("height", "width"), first),
         "resample": next(number for number, name in RESAMPLE_MODES.items() if name == config.resample),
         "do_center_crop": crops,
-        **({"crop_size": square(config.image_size)} if crops else {}),
+        **({"crop_size": dict.fromkeys(("height", "width"), config.image_size)} if crops else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

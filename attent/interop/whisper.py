@@ -1,7 +1,5 @@
 """Whisper as `transformers` stores it <-> our Seq2Seq of audio; configs of search and preprocessing are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from torch import Tensor
 from attent import settings
 from attent.interop import conversion, hf_folder, marian
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
-from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, quote_value
+from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, make_key_error
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import has_manifest, read_side_file
 from attent.models.pruning import restore_heads
@@ -87,12 +85,7 @@ CONFIG_KEYS = ConfigKeys(
         "encoder_layerdrop": (0,),
         "decoder_layerdrop": (0,),
     },
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_key_value_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    },
+    aliases={**marian.CONFIG_KEYS.aliases, "num_key_value_heads": "encoder_attention_heads"},
     ignored={
         "initialization, and classifiers": f"""
             classifier_proj_size init_std initializer_range use_weighted_layer_sum {conversion.LABEL_KEYS}
@@ -154,10 +147,8 @@ def check_features(root: Path, mel_bins: int) -> None:
         for key, value in required.items():
             actual = features.get(key, value) if isinstance(features, dict) else None
             if actual != value:
-                raise FolderError(
-                    f"{root / name}: `{key}` must be {value} for a Whisper model that attent can compute, but is "
-                    f"{quote_value(actual)}; get the model's own file"
-                )
+                advice = "; get the model's own file"
+                raise make_key_error(root / name, key, str(value), "Whisper model", actual, advice)
 
 
 def read_kept_files(folder: StrPath) -> dict[str, bytes]:
@@ -226,8 +217,7 @@ def save(model: Seq2Seq, folder: StrPath, *, pad: int | None = None) -> None:
     model = restore_heads(model)
     config = model.config
     frontend = check_expressible(config)
-    pad = config.end_id if pad is None else pad
-    conversion.check_pad(pad, config.vocab)
+    pad = conversion.choose_pad(pad, config.end_id, config.vocab)
     tokens = {"decoder_start_token_id": config.start_id, "eos_token_id": config.end_id, "pad_token_id": pad}
     tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     keys = to_hf_config(config, frontend, conversion.get_dtype_name(model))

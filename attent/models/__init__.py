@@ -1,7 +1,5 @@
 """Whole models built from the one Stack: a config in, a torch module out; and back from a folder on disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import overload
@@ -101,11 +99,8 @@ def read_model(
     version, kind = stored.config.get("version", CONFIG_VERSION), stored.config.get("kind", "seq2seq")
     for key, value, known in (("version", version, [CONFIG_VERSION]), ("kind", kind, list(CONFIG_FILE_TYPES))):
         if value not in known:
-            expected = " or ".join(map(str, known))
-            raise FolderError(
-                f"{where}: has `{key}` {value!r}, and this attent reads {expected}; it may have been saved by a newer "
-                f"attent: update it"
-            )
+            problem = f"has `{key}` {value!r}, and this attent reads {' or '.join(map(str, known))}"
+            raise FolderError(f"{where}: {problem}; it may have been saved by a newer attent: update it")
     try:
         file = settings.from_dict(CONFIG_FILE_TYPES[kind], stored.config, str(where))
     except settings.SettingsError as error:

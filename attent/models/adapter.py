@@ -4,8 +4,6 @@ A folder has the files of a model folder: the tensors, a manifest of hashes, and
 the matrices that the adapter belongs to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The decoder-only language model (GPT, LLaMA)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ EncoderConfig   encoder of text          BERT
 VisionConfig    encoder of images        ViT
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -73,10 +71,8 @@ class Seq2SeqConfig(ShortRepr):
         if self.share_embeddings and self.frontend is not None:
             raise ValueError("`share_embeddings` must be false with a `frontend`: only the target has token ids")
         if self.share_embeddings and self.output_vocab != self.vocab:
-            raise ValueError(
-                f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}; "
-                f"give both sides one vocabulary, or set `share_embeddings` to false"
-            )
+            problem = f"`target_vocab` must be `vocab`={self.vocab} to share embeddings, but is {self.target_vocab}"
+            raise ValueError(f"{problem}; give both sides one vocabulary, or set `share_embeddings` to false")
         if self.encoder.width != self.decoder.width and self.frontend is None:
             widths = f"{self.encoder.width} and {self.decoder.width}"
             raise ValueError(f"`encoder.width` must equal `decoder.width`, but they are {widths}")

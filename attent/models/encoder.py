@@ -1,7 +1,5 @@
 """The encoder-only text model (BERT), with heads for masked words and for labels of whole texts."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,8 +39,9 @@ class TextEncoder(SavableModel):
         """(B, T) -> (B, T, E). `segments` (B, T) are BERT's token types; None: all 0."""
         x = self.embedding(ids)
         if self.segment_embedding is not None:
+            segments = torch.zeros_like(ids) if segments is None else segments
             check_segments(segments, self.config.segments)
-            x = x + self.segment_embedding(torch.zeros_like(ids) if segments is None else segments)
+            x = x + self.segment_embedding(segments)
         elif segments is not None:
             raise AttentError("`segments` must be None for a model with `segments`=0, which has no segment embeddings")
         return self.encoder(x, lengths, packing=packing)
@@ -104,12 +103,9 @@ def gather_first_states(states: Tensor, packing: Packing) -> Tensor:
     return states.gather(1, starts[..., None].expand(-1, -1, states.shape[2]))
 
 
-def check_segments(segments: Tensor | None, count: int) -> None:
-    if segments is None:
-        return
+def check_segments(segments: Tensor, count: int) -> None:
     check_id_shape(segments, "`segments`")
     if segments.numel() and can_read_values(segments) and not bool(((segments >= 0) & (segments < count)).all()):
-        raise AttentError(
-            f"`segments` must be from 0 to {count - 1}, the segment embeddings of the model, but range from "
-            f"{int(segments.min())} to {int(segments.max())}"
-        )
+        required = f"from 0 to {count - 1}, the segment embeddings of the model"
+        actual = f"range from {int(segments.min())} to {int(segments.max())}"
+        raise AttentError(f"`segments` must be {required}, but {actual}")

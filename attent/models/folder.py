@@ -10,8 +10,6 @@ A model is therefore a manifest, each of whose files exists as NAME or NAME.new 
 next save first finishes or removes an interrupted one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -89,19 +87,17 @@ def write_folder(
     with explain_save_errors(root):
         # Extra files come first and in order, so that a tokenizer that is read on its own always belongs to the same
         # save as the model (storage.atomic.find_file relies on the first NAME.new).
-        extra_files = _read_listed_files(root) if files is None else _check_files(files)
+        extra_files: dict[str, bytes] = {}
+        if files is not None:
+            extra_files = _check_files(files)
+        elif has_manifest(root):
+            with suppress(FolderError):
+                extra_files = _load_extra_files(_find_files(root, _list_extra_files(root)))
         small_files = extra_files | {CONFIG_FILE: encoded_config}
         make_folder(root)
         with _replace_files(root, small_files):
             _stage(root, small_files, stored)
             _publish(root, {name: root / (name + NEW_SUFFIX) for name in (*small_files, WEIGHTS_FILE, MANIFEST_FILE)})
-
-
-def _read_listed_files(root: Path) -> dict[str, bytes]:
-    if has_manifest(root):
-        with suppress(FolderError):
-            return _load_extra_files(_find_files(root, _list_extra_files(root)))
-    return {}
 
 
 def write_side_file(folder: str | os.PathLike[str], name: str, content: bytes) -> None:
@@ -230,7 +226,7 @@ def read_side_file(folder: str | os.PathLike[str], name: str) -> bytes | None:
     return None if stat_plain_file(root / name) is None else (root / name).read_bytes()
 
 
-def write_side_settings(folder: str | os.PathLike[str], name: str, config: DataclassInstance) -> None:
+def write_side_settings(folder: str | os.PathLike[str], name: str, config: "DataclassInstance") -> None:
     write_side_file(folder, name, settings.to_json(settings.to_dict(config)))
 
 
@@ -253,10 +249,9 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
     if has_tokenizer(files):
         return Tokenizer.from_files(files, f"{root}/")
     if find_tokenizer(root) is not None:
-        raise FolderError(
-            f"{root}: its tokenizer is not listed in {MANIFEST_FILE}, so it cannot be verified; copy the model again, "
-            f"or save both together with attent.models.weights.save_model"
-        )
+        problem = f"its tokenizer is not listed in {MANIFEST_FILE}, so it cannot be verified"
+        advice = "copy the model again, or save both together with attent.models.weights.save_model"
+        raise FolderError(f"{root}: {problem}; {advice}")
     return None
 
 
@@ -339,17 +334,14 @@ def _read_model_manifest(path: Path) -> dict[str, ManifestEntry]:
         raise FolderError(_explain_missing_manifest(path.parent))
     files = read_manifest(path)
     if CHECKPOINT_FILE in files:
-        raise FolderError(
-            f"{path.parent}: must be a model folder, but is a checkpoint for resuming a run; give the folder of the "
-            f"run, {path.parent.parent.parent}"
-        )
+        problem = "must be a model folder, but is a checkpoint for resuming a run"
+        raise FolderError(f"{path.parent}: {problem}; give the folder of the run, {path.parent.parent.parent}")
     if not {CONFIG_FILE, WEIGHTS_FILE} <= files.keys():
         raise FolderError(f"{path}: must list {CONFIG_FILE} and {WEIGHTS_FILE}; copy the model again")
     for name in files.keys() - {CONFIG_FILE, WEIGHTS_FILE}:
         if not _is_extra_name(name) or files[name].bytes > MAX_FILE_BYTES:
-            raise FolderError(
-                f"{path}: `files` must be plain names of small files, but {name!r:.80} is not; get another"
-            )
+            problem = f"`files` must be plain names of small files, but {name!r:.80} is not"
+            raise FolderError(f"{path}: {problem}; get another")
     return files
 
 
@@ -357,8 +349,7 @@ def _explain_missing_manifest(root: Path) -> str:
     names = sorted(path.name for path in root.iterdir())
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if WEIGHTS_FILE not in names and pickles:
-        path = root / pickles[0]
-        return f"{path}: is a pickle, which can run code and is never opened; get the model as safetensors"
+        return f"{root / pickles[0]}: is a pickle, which can run code and is never opened; get the model as safetensors"
     if WEIGHTS_FILE in names:
         return f"{root / MANIFEST_FILE}: is missing, so the weights cannot be verified; copy the whole folder again"
     if any(name.endswith(NEW_SUFFIX) for name in names):
@@ -389,23 +380,20 @@ def _apply_ties(tensors: dict[str, Tensor], tied: object, where: Path) -> dict[s
 
 def check_tensors(expected: Mapping[str, torch.Size], actual: Mapping[str, Tensor], where: str | Path) -> None:
     """Refuse tensors whose names or shapes differ from those that a model expects; `where` is their file."""
-    missing = [f"`{name}`" for name in expected if name not in actual]
-    unknown = [f"`{name}`{_suggest_name(name, expected, actual)}" for name in actual if name not in expected]
-    wrong = [
-        f"`{name}` must be {list(shape)}, but is {list(actual[name].shape)}"
-        for name, shape in expected.items()
-        if name in actual and actual[name].shape != shape
-    ]
-    groups = [("missing: ", missing), ("not known to the model: ", unknown), ("wrong shape: ", wrong)]
-    faults = [title + _join_first(names) for title, names in groups if names]
+    missing = [name for name in expected if name not in actual]
+    unknown = {name: get_close_matches(name, missing, n=1) for name in actual if name not in expected}
+    groups = {
+        "missing": [f"`{name}`" for name in missing],
+        "not known to the model": [
+            f"`{name}`" + "".join(f" (for `{n}`?)" for n in near) for name, near in unknown.items()
+        ],
+        "wrong shape": [
+            f"`{name}` must be {list(shape)}, but is {list(actual[name].shape)}"
+            for name, shape in expected.items()
+            if name in actual and actual[name].shape != shape
+        ],
+    }
+    more = {title: f" and {len(names) - 3} more" if len(names) > 3 else "" for title, names in groups.items()}
+    faults = [f"{title}: {', '.join(names[:3])}{more[title]}" for title, names in groups.items() if names]
     if faults:
         raise FolderError(f"{where}: {'; '.join(faults)}. Take {CONFIG_FILE} and the weights from the same model")
-
-
-def _suggest_name(name: str, expected: Mapping[str, object], actual: Mapping[str, object]) -> str:
-    nearest = get_close_matches(name, [other for other in expected if other not in actual])
-    return f" (for `{nearest[0]}`?)" if nearest else ""
-
-
-def _join_first(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")

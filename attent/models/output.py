@@ -1,7 +1,5 @@
 """The output layer before the softmax (section 3.4)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -5,20 +5,11 @@ presets.base(vocab=8000) with encoder.dropout=0.2, decoder.dropout=0.2
 >>> model = attent.build(attent.presets.tiny(vocab=100))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from attent.models.config import (
-    PRESETS,
-    CausalConfig,
-    EncoderConfig,
-    Seq2SeqConfig,
-    VisionConfig,
-    mirror_encoder,
-)
+from attent.models.config import PRESETS, CausalConfig, EncoderConfig, Seq2SeqConfig, VisionConfig, mirror_encoder
 from attent.nn import (
     ConvDecoderConfig,
     ConvEncoderConfig,

@@ -1,7 +1,5 @@
 """Remove layers and heads, and restore heads as zeros for CTranslate2 and Hugging Face, which need equal numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace

@@ -1,9 +1,6 @@
 """Encoder-decoder models: the Transformer of figure 1 (the paper's, Marian, T5), and LSTMs and convolutions."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +14,7 @@ from attent.nn.argument_checks import check_lengths
 from attent.nn.frontends import FrontEnd, TokenEmbedding, build_frontend, check_id_shape
 from attent.nn.recurrent import LSTMDecoder, LSTMDecoderConfig, LSTMEncoder, LSTMEncoderConfig
 from attent.storage.errors import AttentError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 
 class Seq2Seq(SavableModel):
@@ -35,19 +30,17 @@ class Seq2Seq(SavableModel):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.decoder.width
+        width, scaled = config.decoder.width, config.scale_embeddings
         make_embedding = partial(
             TokenEmbedding,
             width=width,
-            scaled=config.scale_embeddings,
+            scaled=scaled,
             unit_variance=config.scale_output and config.tie_output,
         )
         if config.frontend is None:
             self.source_embedding = make_embedding(config.vocab)
         else:
-            self.source_embedding = build_frontend(
-                config.frontend, config.encoder.width, scaled=config.scale_embeddings
-            )
+            self.source_embedding = build_frontend(config.frontend, config.encoder.width, scaled=scaled)
         shared = self.source_embedding if config.share_embeddings else None
         self.target_embedding = shared if isinstance(shared, TokenEmbedding) else make_embedding(config.output_vocab)
         self.encoder = build_encoder(config.encoder)

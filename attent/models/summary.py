@@ -1,7 +1,5 @@
 """A model as a tree of its modules, with the shapes and numbers of their parameters."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import NamedTuple
 

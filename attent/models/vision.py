@@ -1,7 +1,5 @@
 """The encoder-only image model (ViT): an image is cut into patches, and each patch is a token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

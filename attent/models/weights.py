@@ -1,7 +1,5 @@
 """Weights between a model and its folder: which tensors to save, which are tied, and how to assign them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,12 +36,6 @@ class SavableModel(nn.Module):
           encoder                          Stack                                529,920
             blocks.0-3                     4 x FusedBlock                   4 x 132,480
               self_attn                    Attention         4 heads of 32       66,048
-                query, key, value, output  4 x Linear        128 x 128       4 x 16,512
-              self_attn_residual.norm      LayerNorm         128                    256
-              feedforward                  FusedFeedForward                      65,920
-                expand                     Linear            256 x 128           33,024
-                contract                   Linear            128 x 256           32,896
-              feedforward_residual.norm    LayerNorm         128                    256
         ...
         """
         return summarize_modules(self)
@@ -97,10 +89,8 @@ def check_weights(tensors: Mapping[str, Tensor], like: nn.Module, where: str | P
     for name, first in find_tied_names(like).items():
         # One of two different tensors would be lost.
         if tensors[name].data_ptr() != tensors[first].data_ptr() and not torch.equal(tensors[name], tensors[first]):
-            raise FolderError(
-                f"{where}: `{name}` must be the same tensor as `{first}`, as the config says (`share_embeddings`, "
-                f"`tie_output`), but differs; tie it again, or change the config"
-            )
+            required = f"the same tensor as `{first}`, as the config says (`share_embeddings`, `tie_output`)"
+            raise FolderError(f"{where}: `{name}` must be {required}, but differs; tie it again, or change the config")
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], where: str | Path) -> None:

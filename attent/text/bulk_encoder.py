@@ -3,12 +3,10 @@
 In BPE models whose pieces do not cross spaces, each word is encoded once and looked up afterwards, with NumPy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,11 +26,11 @@ class EncodedSentences:
     lengths: Array
 
     @classmethod
-    def from_lists(cls, sentences: list[list[int]], dtype: str) -> EncodedSentences:
+    def from_lists(cls, sentences: list[list[int]], dtype: str) -> Self:
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         return cls(np.fromiter(chain.from_iterable(sentences), dtype, int(lengths.sum())), lengths)
 
-    def select(self, mask: Array) -> EncodedSentences:
+    def select(self, mask: Array) -> "EncodedSentences":
         return EncodedSentences(self.ids[np.repeat(mask, self.lengths)], self.lengths[mask])
 
 

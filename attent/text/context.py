@@ -3,8 +3,6 @@
 The separator is one symbol of the tokenizer. Training and translation build sources alike.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from attent.text.vocabulary import Vocabulary

@@ -5,14 +5,12 @@ training text of a model, in whose folder it is stored (16 KB per language), or 
 corpora before training. Callers warn; nothing is decided by it. Error rates are in docs/log.md (Languages).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import safetensors
@@ -66,7 +64,7 @@ class LanguageIdentifier:
     log_probs: Mapping[str, Array]  # language -> (NUM_BUCKETS,)
 
     @classmethod
-    def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> LanguageIdentifier:
+    def learn(cls, sources: Mapping[str, Iterable[str]], targets: Mapping[str, Iterable[str]]) -> Self:
         counts: dict[str, Array] = {}
         for tag, texts in (*sources.items(), *targets.items()):
             hashes = _hash_ngrams(_limit_length(texts))[0]
@@ -83,7 +81,7 @@ class LanguageIdentifier:
         return safetensors.numpy.save({name: self.log_probs[tag].astype("<f2") for name, tag in names.items()})
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> LanguageIdentifier | None:
+    def from_bytes(cls, content: bytes) -> "LanguageIdentifier | None":
         """Return the identifier of a file; None if it is of another version."""
         try:
             tables = safetensors.numpy.load(content)
@@ -94,7 +92,7 @@ class LanguageIdentifier:
         return cls(sides["source"], sides["target"], {tag: table.astype("<f4") for _, _, tag, table in names})
 
     @classmethod
-    def merge(cls, identifiers: Sequence[LanguageIdentifier]) -> LanguageIdentifier:
+    def merge(cls, identifiers: "Sequence[LanguageIdentifier]") -> Self:
         """Return one identifier of all languages; one that several know is taken from the first."""
         log_probs = {tag: table for each in reversed(identifiers) for tag, table in each.log_probs.items()}
         sources = dict.fromkeys(tag for each in identifiers for tag in each.sources)
@@ -220,9 +218,10 @@ def detect_language(text: str, identifier: LanguageIdentifier, candidates: Seque
     others = [tag for tag in candidates if tag not in tags]
     if is_known and not others:
         return own
-    general = _rank_by_library(text)
-    if not general:
+    library = _load_library()
+    if library is None:
         return own or [(tag, 1 / len(candidates)) for tag in candidates]
+    general = [(str(tag), float(probability)) for tag, probability in library.rank(text)]
     learned = {get_primary_subtag(tag) for tag in tags}
     share = sum(probability for tag, probability in general if tag in learned)
     if is_known:
@@ -245,11 +244,6 @@ def _load_library() -> Any:
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
-def _rank_by_library(text: str) -> list[tuple[str, float]]:
-    library = _load_library()
-    return [] if library is None else [(str(tag), float(probability)) for tag, probability in library.rank(text)]
-
-
 # ---- corpora without a model -----------------------------------------------------------------------------------------
 
 
@@ -258,10 +252,8 @@ def find_wrong_sides(sources: Sequence[str], targets: Sequence[str], source: str
     identifier = _load_cldr_identifier((source,), (target,))
     if identifier is None:
         return False, False
-    margins = (
-        identifier.measure_margin(sources, source, target),
-        identifier.measure_margin(targets, target, source),
-    )
+    sides = ((sources, source, target), (targets, target, source))
+    margins = [identifier.measure_margin(*side) for side in sides]
     if sum(margins) > 2 * CLDR_MARGIN:  # what one profile has in general more than the other cancels out
         return True, True
     return margins[0] > CLDR_MARGIN, margins[1] > CLDR_MARGIN

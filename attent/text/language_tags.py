@@ -1,7 +1,5 @@
 """Language tags (BCP 47: `de`, `pt-BR`): normalise and compare them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches

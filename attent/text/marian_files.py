@@ -4,8 +4,6 @@ A vocabulary is a SentencePiece model, or a YAML file of pieces and ids, as in O
 beside it. Folders in decoder.yml are ignored: they are those of another machine.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple

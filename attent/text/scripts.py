@@ -5,8 +5,6 @@ them with `unicodedata`). Digits, punctuation, emoji and rare scripts belong to 
 (from Babel); where CLDR has none, it is detected from the text.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

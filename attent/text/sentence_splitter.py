@@ -5,8 +5,6 @@ full stop (`abbreviations.toml`) and at the next one. In doubt they do not split
 once better than half a sentence.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 import unicodedata
@@ -109,7 +107,7 @@ def _find_boundaries(text: str, language: str | None) -> Iterator[tuple[int, int
 
 @dataclass(frozen=True)
 class _BoundaryRules:
-    abbreviations: AbbreviationRules
+    abbreviations: "AbbreviationRules"
     stops: str
 
     def ends_sentence(self, text: str, sentence: int, token: int, stop: int, following: int) -> bool:
@@ -140,8 +138,10 @@ class _BoundaryRules:
             return False
         if lower in words.numeric and (next_word[:1].isdigit() or _ROMAN.fullmatch(next_word)):
             return False
-        if word.isdigit():
-            return self.is_final_number(word, next_word, starts, first)
+        if word.isdigit() and first and len(word) <= 3:  # of a list
+            return False
+        if word.isdigit():  # an ordinal? years are none
+            return starts or not words.ordinals or len(word) > (2 if next_word[:1].isdigit() else 3)
         if len(word) == 1 and word.isalpha() and word.lower() != word.upper():  # an initial, "z. B.", "a."
             return starts and not first
         if _ROMAN.fullmatch(word) and (first or words.ordinals):
@@ -149,14 +149,6 @@ class _BoundaryRules:
         if lower in words.general or _ACRONYM.fullmatch(word):
             return starts
         return True
-
-    def is_final_number(self, number: str, next_word: str, starts: bool, first: bool) -> bool:
-        """False for numbers of a list and for ordinals; years are no ordinals."""
-        if first and len(number) <= 3:
-            return False
-        if not self.abbreviations.ordinals or starts:
-            return True
-        return len(number) > (2 if next_word[:1].isdigit() else 3)
 
 
 def _split_long(text: str, span: tuple[int, int, int], max_chars: int) -> Iterator[SentencePart]:
@@ -198,9 +190,6 @@ def _is_grapheme_boundary(before: str, after: str) -> bool:
     flags = "\U0001f1e6" <= before <= "\U0001f1ff" and "\U0001f1e6" <= after <= "\U0001f1ff"
     modifiers = "\U0001f3fb" <= after <= "\U0001f3ff" or "\U000e0020" <= after <= "\U000e007f"
     return not (flags or modifiers or "\u1160" <= after <= "\u11ff")  # the last: Hangul jamo
-
-
-# ---- abbreviations and sentence starters of each language ------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

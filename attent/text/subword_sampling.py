@@ -3,8 +3,6 @@
 SentencePiece's do not. Words are segmented independently, since no piece of ours has an inner space, and cached.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

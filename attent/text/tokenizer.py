@@ -1,13 +1,11 @@
 """The tokenizer of a model: the vocabularies of both sides, and their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
@@ -53,7 +51,7 @@ class Tokenizer:
     languages: tuple[str, str] | None = None  # source and target, where both sides begin with their language
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Tokenizer:
+    def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Self:
         """Load a tokenizer from file contents; `where` prefixes the names in errors."""
         for layout in TOKENIZER_FORMATS:
             if layout.required_files[0] in files:
@@ -65,10 +63,8 @@ class Tokenizer:
                     files = {formats.FORMAT_FILE: encode_format(formats.FOREIGN_FORMAT)} | files
                 return cls(*layout.load(files, where), files)
         names = ", ".join(layout.required_files[0] for layout in TOKENIZER_FORMATS)
-        raise TokenizerError(
-            f"{where or 'the folder'}: has no tokenizer; it must have one of {names} (which `save_pretrained` of "
-            "transformers writes)"
-        )
+        required = f"it must have one of {names} (which `save_pretrained` of transformers writes)"
+        raise TokenizerError(f"{where or 'the folder'}: has no tokenizer; {required}")
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _rebuild_tokenizer, (dict(self.files), self.languages)
@@ -95,15 +91,14 @@ class Tokenizer:
             digest.update(" ".join(self.languages).encode())
         return digest.hexdigest()
 
-    def bind_languages(self, source: str | None, target: str | None) -> Tokenizer:
+    def bind_languages(self, source: str | None, target: str | None) -> "Tokenizer":
         """Return the tokenizer of a language pair, in any notation, if texts begin with it (M2M-100, NLLB)."""
         known = list(self.source.language_ids)
         if not known:
             return self
         if source is None or target is None:
-            raise TokenizerError(
-                f"this model translates between {len(known)} languages; name both, such as --src en --tgt de"
-            )
+            advice = "name both, such as --src en --tgt de"
+            raise TokenizerError(f"this model translates between {len(known)} languages; {advice}")
         return replace(self, languages=(choose_language(source, known), choose_language(target, known)))
 
     @property
@@ -152,7 +147,7 @@ class Tokenizer:
             (folder / stale).unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path) -> "Tokenizer":
         folder = Path(folder)
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"

@@ -5,8 +5,6 @@ tokens in a text, such as `</s>` or `>>deu<<`, are encoded as letters. Each load
 name, and a prefix for the names in errors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -83,9 +81,8 @@ def load_t5(files: Files, where: str) -> VocabularyPair:
     """Load `spiece.model`; the ids after its own are sentinels."""
     extra = read_json(files, CONFIG_FILE, where).get("extra_ids", DEFAULT_SENTINELS)
     if type(extra) is not int or not 0 <= extra <= 10_000:
-        raise TokenizerError(
-            f"{where}{CONFIG_FILE}: `extra_ids` must be a number up to 10000, but is {extra!r}; correct it"
-        )
+        problem = f"`extra_ids` must be a number up to 10000, but is {extra!r}"
+        raise TokenizerError(f"{where}{CONFIG_FILE}: {problem}; correct it")
     both = SentencePieceVocabulary(files["spiece.model"], where + "spiece.model", extra)
     return both, both
 
@@ -201,20 +198,12 @@ class MarianVocabulary(Vocabulary):
 
 # --- Hugging Face's `tokenizers` --------------------------------------------------------------------------------------
 
-# Names of special tokens in published models, for folders that do not declare them.
-DEFAULT_SPECIALS = {
-    "start": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>"),
-    "end": ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
-    "pad": ("<pad>", "[PAD]"),
-    "unknown": ("<unk>", "[UNK]"),
-    "mask": ("[MASK]", "<mask>"),
-}
-SPECIAL_TOKEN_KEYS = {
-    "start": ("bos_token", "cls_token"),
-    "end": ("eos_token", "sep_token"),
-    "pad": ("pad_token",),
-    "unknown": ("unk_token",),
-    "mask": ("mask_token",),
+SPECIAL_TOKENS = {  # keys that declare them, and their names in published models, for folders that do not
+    "start": (("bos_token", "cls_token"), ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>")),
+    "end": (("eos_token", "sep_token"), ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>")),
+    "pad": (("pad_token",), ("<pad>", "[PAD]")),
+    "unknown": (("unk_token",), ("<unk>", "[UNK]")),
+    "mask": (("mask_token",), ("[MASK]", "<mask>")),
 }
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 WHOLE_AND_HALF = "éé".encode()[:3]
@@ -258,7 +247,7 @@ class FastVocabulary(Vocabulary):
         tokenizer.encode_special_tokens = True  # `</s>` in a text is encoded as letters
         names = tokenizer.get_vocab(with_added_tokens=True)
         self.size = 1 + max(names.values(), default=0)
-        special_ids = {role: self._find_special(role, special_tokens) for role in DEFAULT_SPECIALS}
+        special_ids = {role: self._find_special(role, special_tokens) for role in SPECIAL_TOKENS}
         if special_ids["end"] is None:
             raise TokenizerError(f"{where}: has no end-of-sentence token; set eos_token in {CONFIG_FILE}")
         self.end = special_ids["end"]
@@ -286,8 +275,9 @@ class FastVocabulary(Vocabulary):
         return frozenset() if text.startswith(WHOLE_AND_HALF[:2].decode()) else frozenset(ids.values())
 
     def _find_special(self, role: str, special_tokens: dict[str, Any]) -> int | None:
-        declared = [get_token_name(special_tokens.get(key)) for key in SPECIAL_TOKEN_KEYS[role]]
-        ids = (self._tokenizer.token_to_id(name) for name in (*declared, *DEFAULT_SPECIALS[role]) if name is not None)
+        keys, names = SPECIAL_TOKENS[role]
+        declared = [get_token_name(special_tokens.get(key)) for key in keys]
+        ids = (self._tokenizer.token_to_id(name) for name in (*declared, *names) if name is not None)
         return next((i for i in ids if i is not None), None)
 
     def _find_affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,7 +1,5 @@
 """Training of tokenizers on a sample of the corpus, in bounded time and memory, deterministic to the byte."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -48,9 +46,9 @@ class TokenizerConfig:
         if self.vocab is not None and (type(self.vocab) is not int or not 1 <= self.vocab <= 2**20):
             raise AttentError(f"`vocab` must be a number up to {2**20:,}, or none, but is {self.vocab!r}")
         for symbol in self.symbols:
-            if not symbol or NON_TEXT.search(symbol) or any(character.isspace() for character in symbol):
-                problem = f"be without spaces, control characters and `{SPACE}`, but one is {symbol!r}"
-                raise AttentError(f"`symbols` must {problem}")
+            if not symbol or NON_TEXT.search(symbol) or any(map(str.isspace, symbol)):
+                required = f"be without spaces, control characters and `{SPACE}`"
+                raise AttentError(f"`symbols` must {required}, but one is {symbol!r}")
             if RESERVED_SYMBOL.fullmatch(symbol):
                 raise AttentError(f"`symbols` must not hold {symbol!r}: it is reserved; choose another")
         check_unique("symbols", self.symbols)
@@ -109,7 +107,7 @@ class CorpusSample:
     lines: list[str]
     total_chars: int  # of the whole corpus
 
-    def __add__(self, other: CorpusSample) -> CorpusSample:
+    def __add__(self, other: "CorpusSample") -> "CorpusSample":
         return CorpusSample(self.lines + other.lines, self.total_chars + other.total_chars)
 
 

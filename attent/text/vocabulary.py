@@ -4,8 +4,6 @@ Folders are handled by `tokenizer`, other formats by `tokenizer_formats`. Models
 without a piece is encoded as bytes, and `▁`, which SentencePiece uses for the space, is escaped here.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -137,7 +135,7 @@ class SentencePieceVocabulary(Vocabulary):
         self.sentinels = tuple(sentinels[n] for n in sorted(sentinels))
         self.sentinels = self.sentinels or tuple(range(own + extra_ids - 1, own - 1, -1))  # T5's ids count downwards
 
-    def __reduce__(self) -> tuple[type[SentencePieceVocabulary], tuple[Any, ...]]:
+    def __reduce__(self) -> "tuple[type[SentencePieceVocabulary], tuple[Any, ...]]":
         return SentencePieceVocabulary, self._arguments
 
     def _find_end(self, options: SentencePieceOptions) -> int:
@@ -237,10 +235,8 @@ class SentencePieceVocabulary(Vocabulary):
 
 def check_ids(ids: Sequence[int], size: int) -> None:
     if len(ids) and not (min(ids) >= 0 and max(ids) < size):
-        outside = [int(i) for i in ids if not 0 <= i < size]
-        raise TokenizerError(
-            f"ids must be from 0 to {size - 1}, but one is {outside[0]}; check that they are of this model"
-        )
+        first = next(int(i) for i in ids if not 0 <= i < size)
+        raise TokenizerError(f"ids must be from 0 to {size - 1}, but one is {first}; check that they are of this model")
 
 
 def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
@@ -251,9 +247,8 @@ def load_processor(model: bytes, where: str) -> SentencePieceProcessor:
         processor.id_to_piece(list(range(processor.get_piece_size())))  # raises for invalid UTF-8
         return processor
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise TokenizerError(
-            f"{where}: is not a SentencePiece model, or is damaged; download the file again"
-        ) from error
+        problem = "is not a SentencePiece model, or is damaged"
+        raise TokenizerError(f"{where}: {problem}; download the file again") from error
 
 
 def replace_surrogates(text: str) -> str:

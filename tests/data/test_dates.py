@@ -37,7 +37,7 @@ MONTHS = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
     folder = tmp_path_factory.mktemp("dates")
-    dates.write_corpus(folder, LanguagePair(), SMALL)
+    dates.write_corpus(folder, SMALL)
     return {split: read_pairs(folder / f"{split}.tsv") for split in SMALL}
 
 
@@ -165,26 +165,13 @@ def test_date_is_in_one_split_only(corpus: dict[str, list[tuple[str, str]]]) -> 
     assert not valid & test
 
 
-def test_split_of_a_date_does_not_depend_on_the_language(tmp_path: Path) -> None:
-    dates.write_corpus(tmp_path, LanguagePair("fi", "iso"), SMALL)
-    for split in SMALL:
-        assert {
-            dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in read_pairs(tmp_path / f"{split}.tsv")
-        } == {split}
+def test_split_of_a_date_depends_on_the_date_alone(corpus: dict[str, list[tuple[str, str]]]) -> None:
+    for split, pairs in corpus.items():
+        assert {dates.choose_split(datetime.date.fromisoformat(iso)) for _, iso in pairs} == {split}
 
 
-def test_split_sizes_are_as_requested(corpus: dict[str, list[tuple[str, str]]], tmp_path: Path) -> None:
-    dates.write_corpus(tmp_path, LanguagePair("lt"), SMALL)  # the language with the fewest forms
+def test_split_sizes_are_as_requested(corpus: dict[str, list[tuple[str, str]]]) -> None:
     assert {split: len(pairs) for split, pairs in corpus.items()} == SMALL
-    assert {split: len(read_pairs(tmp_path / f"{split}.tsv")) for split in SMALL} == SMALL
-
-
-def test_every_language_can_fill_the_real_sizes() -> None:
-    test_dates = dates._split_dates()["test"]
-    for tag in dates.LANGUAGE_TAGS:
-        least = min(len({form.format_date(date) for form in dates.list_date_formats(tag)}) for date in test_dates[:50])
-        assert least * len(test_dates) >= dates.SPLIT_SIZES["test"], tag
-        assert least * len(dates._split_dates()["train"]) >= dates.SPLIT_SIZES["train"], tag
 
 
 def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, list[tuple[str, str]]]) -> None:
@@ -198,7 +185,7 @@ def test_dates_span_two_centuries_and_every_day_of_the_month(corpus: dict[str, l
 def test_corpus_is_reproducible(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        dates.write_corpus(tmp_path / name, LanguagePair(), {"test": 500})
+        dates.write_corpus(tmp_path / name, {"test": 500})
     assert (tmp_path / "one/test.tsv").read_bytes() == (tmp_path / "two/test.tsv").read_bytes()
 
 
@@ -207,26 +194,8 @@ def test_hash_is_the_same_on_every_machine() -> None:
     assert dates.choose_split(datetime.date(2019, 3, 7)) == "train"
 
 
-# ---- language options --------------------------------------------------------------------------------------
-
-
-def test_one_language_has_its_own_folder() -> None:
+@pytest.mark.parametrize("languages", [LanguagePair("en"), LanguagePair(None, "de")])
+def test_languages_cannot_be_chosen(languages: LanguagePair) -> None:
     assert dates.get_folder_name(LanguagePair()) == dates.get_folder_name(LanguagePair(None, "ISO"))
-    assert dates.get_folder_name(LanguagePair("DE")) == dates.get_folder_name(LanguagePair()) + "-de"
-
-
-def test_one_language_contains_only_that_language(tmp_path: Path) -> None:
-    dates.write_corpus(tmp_path, LanguagePair("ja"), {"test": 300})
-    assert all(set(text) <= set("0123456789/()年月日曜火水木金土") for text, _ in read_pairs(tmp_path / "test.tsv"))
-
-
-def test_unknown_language_lists_the_known_ones() -> None:
-    with pytest.raises(
-        CorpusError, match=r"dates: has no language `tlh`; leave --src out for all, or choose one: am, ar,"
-    ):
-        dates.get_folder_name(LanguagePair("tlh"))
-
-
-def test_target_other_than_iso_is_refused() -> None:
-    with pytest.raises(CorpusError, match="dates: the target side is ISO 8601, not `de`; leave --tgt out"):
-        dates.get_folder_name(LanguagePair("en", "de"))
+    with pytest.raises(CorpusError, match="dates: is in 50 languages, and its target side is ISO 8601; leave --src"):
+        dates.get_folder_name(languages)

@@ -8,7 +8,6 @@ import itertools
 import json
 import random
 import re
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -309,11 +308,6 @@ def test_yaml_values_keep_their_type() -> None:
     words = iter(["No", "12:30", "words"])
     after = yaml.safe_load(translate(page, "a.yaml", lambda texts: [next(words) for _ in texts]).replace("!other", ""))
     assert after == {**yaml.safe_load(page.replace("!other", "")), "f": "No", "g": "12:30"}
-
-
-def test_yaml_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert get_error("a: b\n", "a.yaml") == "a.yaml needs PyYAML: pip install 'attent[formats]'"
 
 
 def test_properties_keep_their_encoding() -> None:

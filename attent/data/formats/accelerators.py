@@ -5,8 +5,6 @@ the beginning of a word if there is one, else anywhere, else the first letter. I
 follows the label, as in `ファイル(_F)`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ _MARK = re.compile(
 )
 _LETTER = re.compile(r"(?<!\0)[^\W\d_]")  # not directly after a placeholder, which the mark could extend: `$x_`
 _FIRST_IDEOGRAPH = "\u2e80"
-_LABEL_END = re.compile(r"[\s.:\u2026\uff1a]*\Z")
+_LABEL_END = re.compile(r"[\s.:\u2026\uff1a]+\Z")
 
 
 class Mnemonic(NamedTuple):
@@ -39,30 +37,23 @@ def remove_accelerator(content: InlineContent, syntax: PlaceholderSyntax) -> tup
     part, mark = content[index], match[0]
     if not isinstance(part, str) or "".join(texts).count(mark) > 1:
         return content, None
-    letter = part[match.end()]
-    return (*content[:index], part[: match.start()] + part[match.end() :], *content[index + 1 :]), Mnemonic(
-        mark, letter
-    )
+    unmarked = part[: match.start()] + part[match.end() :]
+    return (*content[:index], unmarked, *content[index + 1 :]), Mnemonic(mark, part[match.end()])
 
 
-def insert_accelerator(
-    content: InlineContent, accelerator: Mnemonic, syntax: PlaceholderSyntax
-) -> InlineContent | None:
+def insert_accelerator(content: InlineContent, mnemonic: Mnemonic, syntax: PlaceholderSyntax) -> InlineContent | None:
     """Return a translation with the mark of an accelerator; None if it has no letter for it."""
     texts = [_mask_placeholders(part, syntax) if isinstance(part, str) else "" for part in content]
-    letter = re.escape(accelerator.letter)
+    letter = re.escape(mnemonic.letter)
     for pattern in (rf"(?<!\0)\b{letter}", rf"(?<!\0){letter}", _LETTER.pattern):
         for index, text in enumerate(texts):
             match = re.search(pattern, text, re.IGNORECASE)
             part = content[index]
             if match and isinstance(part, str):
-                offset, added = match.start(), accelerator.mark
+                offset, added = match.start(), mnemonic.mark
                 if match[0] >= _FIRST_IDEOGRAPH:
-                    end = _LABEL_END.search(text)
-                    offset, added = (
-                        end.start() if end else len(text),
-                        f"({accelerator.mark}{accelerator.letter.upper()})",
-                    )
+                    offset = len(_LABEL_END.sub("", text))
+                    added = f"({mnemonic.mark}{mnemonic.letter.upper()})"
                 return (*content[:index], part[:offset] + added + part[offset:], *content[index + 1 :])
     return None
 

@@ -4,14 +4,12 @@ Strings with `translatable="false"` and references (`@string/x`) stay. Plurals g
 needs in addition.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
 from attent.data.formats import message_format, placeholders, units, xml
 from attent.data.formats.string_files import decode_unicode_escapes
-from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
 from attent.data.pairs import LanguagePair
 
@@ -111,16 +109,10 @@ def _unescape(content: InlineContent) -> InlineContent:
 
 def _escape(content: InlineContent) -> InlineContent:
     """Escape spaces that would be lost, and the signs that Android reads otherwise."""
-    last = len(content) - 1
-    return tuple(
-        part
-        if isinstance(part, InlineCode)
-        else re.sub(
-            "|".join(
-                [r"[\\'\"\n\t]|(?<= ) ", *([r"\A[@? ]"] if not index else []), *([r" \Z"] if index == last else [])]
-            ),
-            lambda match: _ESCAPED.get(match[0], f"\\{match[0]}"),
-            part,
-        )
-        for index, part in enumerate(content)
-    )
+    parts = list(content)
+    for index, part in enumerate(content):
+        if isinstance(part, str):
+            at_start, at_end = r"|\A[@? ]" * (index == 0), r"| \Z" * (index == len(content) - 1)
+            signs = rf"[\\'\"\n\t]|(?<= ) {at_start}{at_end}"
+            parts[index] = re.sub(signs, lambda match: _ESCAPED.get(match[0], f"\\{match[0]}"), part)
+    return tuple(parts)

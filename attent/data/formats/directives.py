@@ -1,12 +1,9 @@
 """Directives of format strings by gettext's flags, such as `%s` of `c-format` and `{name}` of `python-brace-format`.
 
-Each format has one pattern, whose groups tell the argument that a directive takes: one with a `number` (`%2$s`) or a
-`name` (`%(x)s`, `{0}`), otherwise the next one; none if it is `void` (`%%`). A `fixed` directive must keep its place in
-the sequence, such as all of Lisp, and so must a character that begins no known directive. The patterns may match more
-than the language allows, since a translation must have exactly the directives of its source.
+The groups of a format's pattern tell the argument that a directive takes: one with a `number` (`%2$s`) or a `name`
+(`%(x)s`, `{0}`), otherwise the next one; none if it is `void` (`%%`). A `fixed` directive must keep its place, and so
+must a character that begins no known directive. The patterns may match more than the language allows.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ formatting and links are paired codes. Images, notes, breaks and fields (page nu
 the archive are copied.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shutil
@@ -122,9 +120,6 @@ def _make_damage_error(name: str, error: Exception) -> CorpusError:
     return CorpusError(f"{name} is damaged or protected by a password ({error}): save it again without one")
 
 
-# ---- paragraphs ------------------------------------------------------------------------------------------------------
-
-
 def _add_paragraph(
     result: ScanResult, part: FileText, offset: int, paragraph: XmlElement, numbers: Iterator[int]
 ) -> None:
@@ -234,9 +229,6 @@ def _match_fields(marks: Sequence[str]) -> dict[int, int]:
         elif mark == "end" and opened:
             ends[opened.pop()] = index
     return ends
-
-
-# ---- content ---------------------------------------------------------------------------------------------------------
 
 
 def _get_format_key(rpr: str) -> str:

@@ -5,8 +5,6 @@ HTML standard gives byte offsets, so that everything but the translated text sta
 of their tags ends a run of text.
 """
 
-from __future__ import annotations
-
 import codecs
 import html
 import re
@@ -98,7 +96,9 @@ def tokenize(data: bytes) -> Iterator[Token]:
             closed = _COMMENT_END.search(data, match.end())
             end = closed.end() if closed else len(data)
         elif not match[4]:
-            end = _find_end(data, b"]]>" if match[2] and foreign else b">", match.end())
+            mark = b"]]>" if match[2] and foreign else b">"
+            index = data.find(mark, match.end())
+            end = len(data) if index < 0 else index + len(mark)
         else:
             end = -1
         if match.start() > text_start:
@@ -120,11 +120,6 @@ def tokenize(data: bytes) -> Iterator[Token]:
         offset = text_start = end
     if text_start < len(data):
         yield Token(start=text_start, end=len(data), is_text=True)
-
-
-def _find_end(data: bytes, mark: bytes, start: int) -> int:
-    index = data.find(mark, start)
-    return len(data) if index < 0 else index + len(mark)
 
 
 def _parse_tag(data: bytes, match: re.Match[bytes], is_foreign: bool) -> Token:
@@ -173,9 +168,8 @@ class _Run:
 
     parts: list[str | InlineCode] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
-    attributes: dict[str, tuple[Token, list[Attribute]]] = field(
-        default_factory=dict
-    )  # to translate, by id of the code
+    # To translate, by id of the code:
+    attributes: dict[str, tuple[Token, list[Attribute]]] = field(default_factory=dict)
     open_tags: list[tuple[str, int]] = field(default_factory=list)  # names, and the index of the code
 
 
@@ -204,13 +198,10 @@ def _find_encoding(content: bytes, name: str) -> str:
 
 
 class _HtmlScanner:
-    """Collects the units of a document."""
-
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text, self.requested = text, requested
         self.result = ScanResult(
-            text=text,
-            check_text=lambda text: "its translation has a NUL character" if "\0" in text else "",
+            text=text, check_text=lambda text: "its translation has a NUL character" if "\0" in text else ""
         )
         self.run = _Run()
         self.opaque: Token | None = None  # element that is not translated
@@ -287,18 +278,14 @@ class _HtmlScanner:
             text = _COLLAPSIBLE.sub(" ", html.unescape(self._decode(token.start, token.end)))
             self.run.parts.append(text)
             self.run.spans.append((token.start, token.end))
-        elif token.name in _BLOCKS or (not token.name and self._ends_text(token)):
-            self.finish_run()
+        elif token.name in _BLOCKS or not (token.name or self.text.utf8.startswith((b"<!--", b"<?"), token.start)):
+            self.finish_run()  # at a block, the content of a script or the like, and a DOCTYPE, but not a comment
             self.open_blocks[token.name] += token.is_start and not token.is_empty
             self.open_blocks[token.name] -= token.is_end and self.open_blocks[token.name] > 0
             for attribute in _list_attributes(token):
                 self._add_attribute(attribute)
         else:
             self._add_tag(token)
-
-    def _ends_text(self, token: Token) -> bool:
-        """True for the content of a script or the like, and a DOCTYPE, but not a comment."""
-        return not self.text.utf8.startswith((b"<!--", b"<?"), token.start)
 
     def _add_tag(self, token: Token) -> None:
         run, pair_id = self.run, str(token.start)
@@ -350,26 +337,21 @@ class _HtmlScanner:
         attributes = list(chain.from_iterable(attributes for _, attributes in run.attributes.values()))
 
         def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
-            translated = dict(zip(attributes, targets[1:], strict=True))
+            values = zip(attributes, targets[1:], strict=True)
+            edits = {attribute: _edit_value(attribute, target, encoding) for attribute, target in values}
+            if units.is_unchanged([content], targets[:1]) and not any(edits.values()):
+                return []
             tags = {
-                pair_id: self._apply_edits(
-                    tag, [edit for each in own for edit in _edit_value(each, translated[each], encoding)]
-                )
+                pair_id: self._apply_edits(tag, [edit for attribute in own for edit in edits[attribute]])
                 for pair_id, (tag, own) in run.attributes.items()
             }
-
-            def serialize(parts: InlineContent) -> str:
-                return "".join(
-                    (part.raw if part.role == "close" else tags.get(part.pair_id, part.raw))
-                    if isinstance(part, InlineCode)
-                    else _escape(part, raw_text, encoding)
-                    for part in parts
-                )
-
-            is_same = units.get_raw_text(targets[0]) == units.get_raw_text(content) and not any(
-                _edit_value(each, target, encoding) for each, target in translated.items()
+            parts = (
+                (part.raw if part.role == "close" else tags.get(part.pair_id, part.raw))
+                if isinstance(part, InlineCode)
+                else _escape(part, raw_text, encoding)
+                for part in targets[0]
             )
-            return [] if is_same else [Edit(start, end, serialize(targets[0]))]
+            return [Edit(start, end, "".join(parts))]
 
         contents = (content, *((attribute.value,) for attribute in attributes))
         unit = TranslationUnit(line=self._count_lines(start), contents=contents, make_edits=make_edits)

@@ -4,8 +4,6 @@ Without fields, all values are translated but identifiers and paths, the metadat
 `messages.json` (browser extensions). Values may be ICU messages.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

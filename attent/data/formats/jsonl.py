@@ -3,8 +3,6 @@ also one level down under "translation". Without requested languages, the first 
 which is the source in the whole file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +70,6 @@ def _read_head(content: Iterable[bytes], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _parse_record(line: str) -> dict[str, Any] | None:
-    """Return the object with the two texts."""
     record = parse_object(line)
     inner = record.get("translation") if record else None
     return inner if isinstance(inner, dict) else record
@@ -84,10 +81,8 @@ def _choose_keys(record: dict[str, Any], requested: LanguagePair) -> tuple[str, 
 
 
 def _extract_texts(record: dict[str, Any], keys: tuple[str, str], line: str) -> tuple[str, str] | str:
-    """Return both texts, or why they are invalid."""
     source, target = record[keys[0]], record[keys[1]]
     if not isinstance(source, str) or not isinstance(target, str):
         return "not a string"
-    if "\\u" in line and _LONE_SURROGATE.search(source + target):
-        return streams.NOT_UTF8
-    return source, target
+    is_invalid = "\\u" in line and _LONE_SURROGATE.search(source + target)
+    return streams.NOT_UTF8 if is_invalid else (source, target)

@@ -2,33 +2,24 @@
 
 Front matter, code, HTML comments, link definitions and the markers of headings, lists, quotes and tables are unchanged.
 A paragraph is translated as a whole and wrapped to its former width; it keeps its code, link targets and emphasis.
-The parser covers Markdown as people write it, not every rule of CommonMark.
+Blocks are found by markdown-it; formulas, tasks and notes besides.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attent.data.formats import placeholders, units
 from attent.data.formats.plain_text import decode_plain_text
 from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import LanguagePair
 
-_PREFIX = re.compile(
-    r"(?P<quote>(?: {0,3}>)*)(?P<indent>[ \t]*)"
-    r"(?P<marker>(?:(?:[-+*]|\d{1,9}[.)])[ \t]+)*)(?P<label>(?:\[[ xX]\][ \t]+)?(?:\[\^[^\]\s]+\]:[ \t]+)?)"
-    r"(?P<heading>\#{1,6}[ \t]+)?"
-)
-_FENCE = re.compile(r"(`{3,}|~{3,}|\$\$)")
-_RAW_HTML = re.compile(r"<(script|pre|style|textarea)\b", re.IGNORECASE)
-_BLOCK_TAG = re.compile(placeholders.HTML_BLOCK_TAG, re.IGNORECASE)
+_MARKERS = r"(?:[ \t>]|[-+*][ \t]|\d{1,9}[.)][ \t])*"  # of quotes and lists
+_LABEL = re.compile(rf"^({_MARKERS})(?:\[[ xX]\][ \t]+|\[\^[^\]\s]+\]:[ \t]+)")  # of a task or a note
+_FORMULA = re.compile(r"^([ \t>]*)\$\$(?!.*\$)")
+_RAW_HTML = re.compile(r"\s*<(?:[!?]|/?(?:script|pre|style|textarea)\b)", re.IGNORECASE)
 _DEFINITION = re.compile(r"\[(?!\^)([^\]]+)\]:(?:\s|\Z)")
-_RULE = re.compile(r"(=+|-+|(?:[-*_][ \t]*){3,})[ \t]*\Z")
-_TABLE_DELIMITER = re.compile(r"[ \t>]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*\Z")
 _TABLE_CELL = re.compile(r"(?:`[^`]*`|\\.|[^|`\\]|`|\\)+")
-_HEADING_END = re.compile(r"(?:[ \t]+\#+)?[ \t]*\Z")
 _HARD_BREAK = re.compile(r"(?:[ \t]{2,}|\\)\Z")
 _LOOKS_LIKE_MARKUP = re.compile(
     r"[-+*](?:\s|\Z)|\d{1,9}[.)](?:\s|\Z)|#{1,6}\s|[>|]|[-=]+(?:\s|\Z)|```|~~~|<|\[[^\]]*\]:"
@@ -57,7 +48,6 @@ class _TextLine:
     prefix: str  # quotes, indent, list marker
     start: int  # byte offset of the text
     text: str
-    starts_block: bool  # a list item or heading
 
     @property
     def end(self) -> int:
@@ -78,119 +68,52 @@ def scan_units(content: bytes, name: str, _: LanguagePair) -> ScanResult:
 
 
 def _group_blocks(rows: Sequence[tuple[int, str]]) -> Iterator[list[_TextLine]]:
-    """Yield the lines of each paragraph, heading and table cell."""
-    block: list[_TextLine] = []
-    for line in _find_text_lines(rows):
-        if block and (line is None or line.starts_block or line.prefix.count(">") != block[-1].prefix.count(">")):
-            yield block
-            block = []
-        if line is not None:
-            block.append(replace(line, text=_HARD_BREAK.sub("", line.text).rstrip()))
-            if _HARD_BREAK.search(line.text):
+    """Yield the lines of each paragraph, heading and table cell; a hard line break ends a paragraph."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark").enable("table")
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    parser.options["maxNesting"] = 100  # 50 lists inside each other
+    before = ""  # type of the token before
+    for token in parser.parse("\n".join(_hide_extensions([row for _, row in rows]))):
+        first, stop = token.map or (0, 0)
+        texts = list(zip(range(first, stop), token.content.split("\n"), strict=False))
+        is_known = all(text.strip() in rows[number][1] for number, text in texts)
+        if token.type == "tr_open":
+            yield from _split_cells(first, *rows[first])
+        elif token.type == "html_block" and is_known and not _RAW_HTML.match(token.content):
+            yield from ([_find_text(number, *rows[number], text)] for number, text in texts)
+        elif token.type == "inline" and is_known and before not in ("th_open", "td_open"):
+            block: list[_TextLine] = []
+            for number, text in texts:
+                block.append(_find_text(number, *rows[number], _HARD_BREAK.sub("", text)))
+                if _HARD_BREAK.search(text):
+                    yield block
+                    block = []
+            if block:
                 yield block
-                block = []
-    if block:
-        yield block
+        before = token.type
 
 
-def _find_text_lines(rows: Sequence[tuple[int, str]]) -> Iterator[_TextLine | None]:
-    """Yield the lines with text, and None at the end of each paragraph."""
-    non_text = _NonTextFilter()
-    in_table = in_html = False
-    for index, (offset, row) in enumerate(rows):
-        prefix = _PREFIX.match(row)
-        assert prefix is not None, "it may be empty"
-        rest = row[prefix.end() :]
-        next_row = rows[index + 1][1] if index + 1 < len(rows) else ""
-        has_header = "|" in next_row and _TABLE_DELIMITER.match(next_row) is not None
-        in_table = "|" in rest and (in_table or rest.startswith("|") or has_header)
-        in_html = bool(rest.strip()) and (in_html or _BLOCK_TAG.match(rest) is not None)
-        if non_text.is_skipped(index == 0, row, prefix) or not rest.strip() or _is_structural(row, prefix):
-            yield None
-        elif in_table:
-            yield None
-            yield from _parse_cells(index + 1, offset, row, prefix)
-        elif in_html:
-            yield from (None, *_parse_line(index + 1, offset, row, prefix), None)
-        else:
-            yield from _parse_line(index + 1, offset, row, prefix)
+def _hide_extensions(rows: Sequence[str]) -> Iterator[str]:
+    """Yield the rows without what CommonMark lacks: front matter, formulas (as code), and labels of tasks and notes."""
+    is_front_matter = bool(rows) and rows[0].rstrip() in ("---", "+++")
+    for number, row in enumerate(rows):
+        yield "" if is_front_matter else _LABEL.sub(r"\1", _FORMULA.sub(r"\1~~~~~~", row)).replace("\r", " ")
+        is_front_matter = is_front_matter and (number == 0 or row.rstrip() not in ("---", "...", "+++"))
 
 
-def _is_structural(row: str, prefix: re.Match[str]) -> bool:
-    """True for a link definition, a rule or a heading's underline; `* * *` is a rule and not a list."""
-    rest = row[prefix.end() :]
-    unquoted = row[prefix.end("quote") :].lstrip()
-    return bool(_DEFINITION.match(rest) or _RULE.match(rest) or _RULE.match(unquoted))
+def _find_text(number: int, offset: int, row: str, text: str) -> _TextLine:
+    prefix = row[: row.rfind(text.strip())]
+    return _TextLine(number + 1, prefix, offset + len(units.encode_text(prefix)), text.strip())
 
 
-def _parse_line(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
-    body = row[prefix.end() :]
-    if prefix["heading"]:
-        body = _HEADING_END.sub("", body, count=1)
-        yield None
-    start = offset + len(units.encode_text(prefix[0]))
-    yield _TextLine(line_number, prefix[0], start, body, any(prefix.group("marker", "label", "heading")))
-    if prefix["heading"]:
-        yield None
-
-
-def _parse_cells(line_number: int, offset: int, row: str, prefix: re.Match[str]) -> Iterator[_TextLine | None]:
-    if _TABLE_DELIMITER.match(row):
-        return
-    for cell in _TABLE_CELL.finditer(row, prefix.end()):
+def _split_cells(number: int, offset: int, row: str) -> Iterator[list[_TextLine]]:
+    markers = re.match(_MARKERS, row)
+    for cell in _TABLE_CELL.finditer(row, markers.end() if markers else 0):
         text = cell[0].lstrip()
         start = offset + len(units.encode_text(row[: cell.end() - len(text)]))
-        yield _TextLine(line_number, "", start, text.rstrip(), True)
-        yield None
-
-
-class _NonTextFilter:
-    """Recognizes front matter, code and comments. It must see each line in order."""
-
-    def __init__(self) -> None:
-        self.end_pattern: re.Pattern[str] | None = None  # of the block that is skipped
-        self.after_blank = True
-        self.in_code = False  # indented code
-        self.item_indent = 0  # of a list item's text; 0 outside lists
-
-    def is_skipped(self, is_first: bool, row: str, prefix: re.Match[str]) -> bool:
-        if self.end_pattern is not None:
-            if self.end_pattern.search(row):
-                self.end_pattern = None
-            return True
-        rest = row[prefix.end() :]
-        self.end_pattern = self._find_end_pattern(is_first, row, rest)
-        return self.end_pattern is not None or self._is_indented_code(row, prefix, rest)
-
-    def _find_end_pattern(self, is_first: bool, row: str, rest: str) -> re.Pattern[str] | None:
-        """Return the pattern that ends a skipped block that starts on this line."""
-        if is_first and row.rstrip() in ("---", "+++"):
-            return re.compile(r"\A(?:---|\.\.\.|\+\+\+)[ \t]*\Z")
-        fence = _FENCE.match(rest)
-        if fence and not (fence[1][0] in "`$" and fence[1][0] in rest[fence.end() :]):
-            sign = re.escape(fence[1][0])
-            return re.compile(rf"\A[ \t>]*{sign}{{{len(fence[1])},}}[ \t]*\Z")
-        if rest.startswith("<!--"):
-            return None if "-->" in rest else re.compile("-->")
-        raw = _RAW_HTML.match(rest)
-        if raw and f"</{raw[1].lower()}" not in rest.lower():
-            return re.compile(rf"</{raw[1]}", re.IGNORECASE)
-        return None
-
-    def _is_indented_code(self, row: str, prefix: re.Match[str], rest: str) -> bool:
-        """True for code by its indent, which follows a blank line; in a list it is deeper than the item's text."""
-        if not row.strip(" \t>"):
-            self.after_blank = True
-            return False
-        depth = len(prefix["indent"].expandtabs(4))
-        after_blank, self.after_blank = self.after_blank, False
-        inside_item = self.item_indent and depth >= 2
-        if not prefix["marker"] and after_blank and not inside_item:
-            self.item_indent = 0
-        self.in_code = depth >= 4 + self.item_indent and (after_blank or self.in_code)
-        if not self.in_code and prefix["marker"]:
-            self.item_indent = depth + len(prefix["marker"])
-        return self.in_code or rest.startswith("<!--") or bool(_RAW_HTML.match(rest))
+        yield [_TextLine(number + 1, "", start, text.rstrip())]
 
 
 def parse_inline(text: str, labels: frozenset[str] = frozenset()) -> InlineContent:

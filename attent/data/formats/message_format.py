@@ -4,8 +4,6 @@ Text around a plural or select is moved into its branches, so that each is a who
 the target language needs are added. Arguments are codes; `''` is an apostrophe, and `'{'` a brace.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +35,7 @@ class Choice:
     head: str  # `{n, plural, `
     argument: str
     kind: str
-    branches: Mapping[str, Message]  # by selector
+    branches: "Mapping[str, Message]"  # by selector
 
 
 Message: TypeAlias = tuple["str | InlineCode | Choice", ...]
@@ -170,9 +168,6 @@ def _serialize(message: Message, targets: Iterator[InlineContent], doubled: bool
             text = part.replace("'", "''") if doubled else re.sub("'(?=[{}#|'])", "''", part)
             parts.append(re.sub("[{}#]+" if number else "[{}]+", r"'\g<0>'", text))
     return "".join(parts)
-
-
-# ---- plural categories -----------------------------------------------------------------------------------------------
 
 
 def choose_plural_sources(

@@ -1,7 +1,5 @@
 """Moses format: two files, in which line n of one is the translation of line n of the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
@@ -16,14 +14,10 @@ def read_pairs(source: Iterable[bytes], target: Iterable[bytes], names: tuple[st
         if isinstance(source_line, str) and isinstance(target_line, str):
             yield Pair(source_line, target_line, names[0], number, names[1])
         elif source_line is None or target_line is None:
-            counts = (
-                number - (source_line is None) + sum(1 for _ in sources),
-                number - (target_line is None) + sum(1 for _ in targets),
-            )
-            raise CorpusError(
-                f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that their lines do not match: "
-                f"find the missing or broken line, or fetch both files again"
-            )
+            ends = ((source_line, sources), (target_line, targets))
+            counts = [number - (line is None) + sum(1 for _ in rest) for line, rest in ends]
+            problem = f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that they do not match"
+            raise CorpusError(f"{problem}: find the missing or broken line, or fetch both files again")
         else:
             bad_line = source_line if isinstance(source_line, BadLine) else target_line
             assert isinstance(bad_line, BadLine)

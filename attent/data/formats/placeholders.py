@@ -4,8 +4,6 @@ A translation must have the same placeholders as its source, equally often, with
 (`%s`, `%d`) must keep their order. A text whose formats are known (`directives`) is checked by their rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -127,9 +125,6 @@ def _is_well_nested(tags: Sequence[tuple[str, str]]) -> bool:
         elif role == "close" and (not stack or stack.pop() != name):
             return False
     return not stack
-
-
-# ---- codes: placeholders as parts of a content, which can be taken out of it ----------------------------------------
 
 
 class _Placeholder(NamedTuple):

@@ -1,7 +1,5 @@
 """Plain text for pre-translation: each line is translated; blank lines, indents and line endings stay."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attent.data.formats import units

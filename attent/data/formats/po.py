@@ -1,13 +1,9 @@
 """Gettext catalogs (PO): an entry has an id, which is the source text, and its translation.
 
 An entry with plural forms pairs the singular id with form 0 and the plural id with the others; in a language with one
-form (Japanese) that form goes with the plural id. Untranslated, fuzzy (guessed by similarity) and obsolete (`#~`)
-entries are counted, and read only on request. The entry with the empty id is the header: charset, language, plurals.
-Pre-translation fills empty `msgstr`s and flags the entry fuzzy; an entry is filled completely or not at all. The source
-of each plural form follows from the rule in the header.
+form (Japanese) that form goes with the plural id. Fuzzy and obsolete (`#~`) entries are read only on request. The entry
+with the empty id is the header. Pre-translation fills all empty `msgstr`s of an entry, or none, and flags it fuzzy.
 """
-
-from __future__ import annotations
 
 import codecs
 import gettext
@@ -197,7 +193,6 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _find_charset(head: bytes, name: str) -> str:
-    """Return the Python codec of the header's charset."""
     match = _CHARSET.search(b"msgid".join(head.split(b"\nmsgid", 2)[:2]))
     charset = match[1].decode("ascii", "replace").lower() if match else "utf-8"
     if charset in ("utf-8", "utf8", "us-ascii", "ascii", "charset"):  # templates have the word CHARSET
@@ -281,8 +276,11 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
     for number, entry in enumerate(_parse_entries(text.split_lines())):
         if entry.obsolete:
             continue
-        if entry.error != streams.TOO_LONG:
-            _check_entry(entry, name)
+        has_numbers = any(form.key != "msgstr" for form in entry.forms)
+        if entry.error_line and entry.error != streams.TOO_LONG:
+            raise CorpusError(f"{name} is not PO at line {entry.error_line:,}: correct it there, or export it again")
+        if entry.error != streams.TOO_LONG and (entry.error or entry.is_plural != has_numbers):
+            raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
         if not entry.get_text("msgid").strip():
             if number == 0 and entry.is_header:
                 plural_numbers = _read_header(entry, name, requested)
@@ -295,14 +293,6 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
             else:
                 result.units.append(_make_unit(text, entry, sources))
     return result
-
-
-def _check_entry(entry: _PoEntry, name: str) -> None:
-    has_numbers = any(form.key != "msgstr" for form in entry.forms)
-    if entry.error_line:
-        raise CorpusError(f"{name} is not PO at line {entry.error_line:,}: correct it there, or export it again")
-    if entry.error or entry.is_plural != has_numbers:
-        raise CorpusError(f"{name} has an incomplete entry at line {entry.line:,}: add its msgid and msgstr")
 
 
 def _read_header(entry: _PoEntry, name: str, requested: LanguagePair) -> list[set[int]] | str:

@@ -4,8 +4,6 @@ A corpus is read by `read_pairs`; a document to pre-translate is scanned by `sca
 name, or from the first bytes where the name does not tell (standard input).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A line that is not UTF-8 or longer than 1 MiB becomes a `BadLine`. `read_lines` 
 file, so that two files can be read in parallel. Only damaged compressed data ends the reading early.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io
@@ -93,7 +91,7 @@ class _PrefixedStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: "WriteableBuffer") -> int:
         view = memoryview(buffer)
         block = self.head[: len(view)] or self.rest.read1(len(view))
         self.head = self.head[len(view) :]

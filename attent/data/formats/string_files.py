@@ -4,8 +4,6 @@ Properties in ASCII get `\uXXXX` escapes, which every version of Java reads. A v
 MessageFormat, in which an apostrophe is doubled.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 
@@ -82,8 +80,6 @@ def _make_edit(span: tuple[int, int], last: str, value: str) -> Edit:
     escaped = "".join(_ESCAPED.get(char, char) for char in value)
     if not last:
         return Edit(*span, '"{}"'.format(escaped.replace('"', '\\"')))
-    return Edit(*span, re.sub(f"[^\0-{last}]", _escape_unicode, re.sub(r"\A ", r"\\ ", escaped)))
-
-
-def _escape_unicode(char: re.Match[str]) -> str:
-    return re.sub("(....)", r"\\u\1", char[0].encode("utf-16-be").hex())
+    escaped = re.sub(r"\A ", r"\\ ", escaped)
+    hex_codes = partial(re.sub, "(....)", r"\\u\1")
+    return Edit(*span, re.sub(f"[^\0-{last}]", lambda char: hex_codes(char[0].encode("utf-16-be").hex()), escaped))

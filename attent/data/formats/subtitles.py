@@ -4,8 +4,6 @@ A sentence that continues in the next cue is translated as a whole, and its tran
 proportion to the text that they had. Speakers in one cue (lines that begin with a dash) are separate.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from bisect import bisect
@@ -163,9 +161,6 @@ def _peel(content: InlineContent) -> tuple[str, InlineContent, str]:
     return before, tuple(parts[first:last]), after
 
 
-# ---- sentences over several cues -------------------------------------------------------------------------------------
-
-
 def _group_fragments(fragments: Sequence[_Fragment], language: str | None) -> Iterator[list[_Fragment]]:
     """Yield the fragments that share sentences."""
     group: list[_Fragment] = []
@@ -206,19 +201,16 @@ def _make_unit(
             offsets = [start, *(offset for offset in fragment_ends if start < offset < end), end]
             pieces = split_content(target, [right - left for left, right in pairwise(offsets)], keep_pairs=True)
             for index, piece in enumerate(pieces, bisect(fragment_ends, start)):
-                texts[index] = (*texts[index], *_join_to(texts[index], piece))
+                # Space separates it from the sentence before.
+                before = units.get_raw_text(texts[index])
+                needs_space = before and before[-1] not in WIDE_STOPS and not before[-1].isspace()
+                texts[index] = (*texts[index], *((" ",) if needs_space else ()), *piece)
         return [
             Edit(fragment.start, fragment.end, _wrap(content, fragment.line_count, width, newline, is_vtt))
             for fragment, content in zip(group, texts, strict=True)
         ]
 
     return TranslationUnit(line=group[0].line, contents=contents, make_edits=make_edits)
-
-
-def _join_to(content: InlineContent, following: InlineContent) -> InlineContent:
-    """Return a sentence with the space that separates it from the one before."""
-    text = units.get_raw_text(content)
-    return (" ", *following) if text and text[-1] not in WIDE_STOPS and not text[-1].isspace() else following
 
 
 def split_content(content: InlineContent, weights: Sequence[int], *, keep_pairs: bool = False) -> list[InlineContent]:

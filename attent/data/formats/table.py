@@ -3,8 +3,6 @@
 Without names, the header must name a source and a target, by role or language: empty cells of the target are filled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -63,7 +61,6 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
 
 
 def _split_rows(text: FileText, delimiter: bytes) -> Iterator[tuple[int, list[_Cell]]]:
-    """Yield each row and its line."""
     sign = re.escape(delimiter)
     cell = re.compile(
         rb'(?P<cell>"(?:[^"]|"")*+"(?=%b|[\r\n]|\Z)|[^%b\r\n]*+)(?P<end>%b|\r?\n|\r|\Z)' % (sign, sign, sign)
@@ -82,7 +79,6 @@ def _split_rows(text: FileText, delimiter: bytes) -> Iterator[tuple[int, list[_C
 def _choose_columns(
     names: Sequence[str], name: str, languages: LanguagePair, fields: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Return the columns of sources and of their translations."""
     listed = ", ".join(map(escape_invisible, names[:MAX_LISTED]))
     if missing := [field for field in fields if field not in names]:
         raise CorpusError(f"{name} has no column {missing[0]}: its first line names {listed}")

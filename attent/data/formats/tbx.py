@@ -3,8 +3,6 @@
 Deprecated and superseded terms are left out; preferred ones come first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,11 +1,8 @@
 """TMX 1.4 translation memories: a unit `tu` has a variant `tuv` per language, with its text in `seg`.
 
-Reading skips native codes (`bpt`, `ept`, `it`, `ph`, `ut`), but keeps line breaks; of several variants in one language
-the first counts. Pre-translation adds a variant where the target language is missing and fills empty ones, each with a
-`prop` that asks for review. No timestamp is written, so that the same file always gives the same result.
+Reading skips native codes, but keeps line breaks; of several variants in one language the first counts. Pre-translation
+adds missing variants and fills empty ones, each with a `prop` that asks for review and without a timestamp.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from xml.sax.saxutils import quoteattr
@@ -135,8 +132,6 @@ def list_languages(content: bytes, name: str) -> list[str]:
 
 
 class _TmxScanner:
-    """Collects the units without a target."""
-
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text = text
         self.source, self.target, self.target_tag = _resolve_languages(text, requested)
@@ -210,9 +205,8 @@ def _resolve_languages(text: FileText, requested: LanguagePair) -> tuple[str, st
     declared = declared if declared.lower() != ALL_LANGUAGES else ""
     source = requested.source or _infer_source(languages, requested.target, declared) or ""
     others = [tag for tag in languages if not _is_source(tag, source, requested.target)]
-    target = requested.target or (
-        get_primary_subtag(others[0]) if len(set(map(get_primary_subtag, others))) == 1 else ""
-    )
+    primary_subtags = set(map(get_primary_subtag, others))
+    target = requested.target or (primary_subtags.pop() if len(primary_subtags) == 1 else "")
     if languages and (not source or not target or not any(_is_source(tag, source, target) for tag in languages)):
         if requested.is_open or len(languages) > 1:
             raise requested.make_mismatch_error(text.name, languages)

@@ -1,14 +1,9 @@
 """Tab-separated columns: source and target are the first two, or those that a header names by role or language.
 
-Without requested languages, a first line of language tags (`en`, `de`) counts as a header only if the next line is
-clearly text: `no`, `ja` can be a pair of words too.
-
-Spreadsheets quote cells with quotes, tabs or line breaks and double the quotes inside (`"a ""b"" c"`): such cells are
-unquoted. A cell that merely begins or ends with a quote is text. A quoted cell with a tab or line break is a bad line,
-if it is distinguishable from stray quotes.
+Without requested languages, a first line of language tags is a header only if the next line is clearly text: `no`, `ja`
+can be a pair of words. Cells that spreadsheets have quoted (`"a ""b"" c"`) are unquoted; those with a tab or line break
+inside are bad lines, if they are distinguishable from stray quotes.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 All offsets are bytes of the file's text in UTF-8; `FileText.encode_edited` converts back to the file's own encoding.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,14 +132,11 @@ def decode_file(content: bytes, name: str, encoding: str) -> FileText:
     try:
         decoded = body.decode(encoding, "surrogateescape")
         utf8 = encode_text(decoded)
-        is_lossless = (
-            decoded.encode(encoding, "surrogateescape") == body and utf8.decode(errors="surrogateescape") == decoded
-        )
+        if decoded.encode(encoding, "surrogateescape") == body and utf8.decode(errors="surrogateescape") == decoded:
+            return FileText(name=name, utf8=utf8, encoding=encoding, bom=bom)
     except UnicodeError:
-        is_lossless = False
-    if not is_lossless:
-        raise CorpusError(f"{name} has bytes that are not {encoding}, its declared encoding: save it as UTF-8")
-    return FileText(name=name, utf8=utf8, encoding=encoding, bom=bom)
+        pass
+    raise CorpusError(f"{name} has bytes that are not {encoding}, its declared encoding: save it as UTF-8")
 
 
 def encode_text(text: str) -> bytes:

@@ -4,16 +4,12 @@ Some are documents that attent translates if their name says so; most it does no
 The patterns match the beginning of such files and hardly any text: prose may begin with a brace, a tag or a quote.
 """
 
-from __future__ import annotations
-
-import csv
 import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from attent.data.formats.streams import decode_head, strip_compression_suffix
-from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 
 _TO_MARKDOWN = "convert it to Markdown, for example with pandoc"
 _TO_PO = "convert it to PO, for example with the Translate Toolkit"
@@ -21,7 +17,6 @@ _TO_XLIFF = "convert it to XLIFF, for example with Okapi"
 _BY_NAME = "give it as a file whose name ends in {}"
 _TO_TEXT = "save its text as a .txt file"
 _XML_PROLOG = r"(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
-_COLUMN_NAME = r"[^\W\d][\w()/#-]{0,29}(?: [\w()/#-]{1,30}){0,3}"  # up to four words
 _JSON_STRING = r'"(?:[^"\\\n]|\\.)*"'
 
 
@@ -43,24 +38,6 @@ def _is_json(text: str) -> bool:
     except RecursionError:
         return True
     return re.match(r"[ \t\r]*(?:\n|\Z)", text[end:]) is not None
-
-
-def _is_csv(text: str) -> bool:
-    """True for a row of names and two or more rows with as many cells; the last one may be cut. In scripts without
-    spaces, where prose has none after a comma either, the rows must also be numbered."""
-    lines = text.strip().splitlines()[:20]
-    for delimiter in ",;":
-        try:
-            names, *rows = filter(None, csv.reader(lines, delimiter=delimiter))
-        except csv.Error:  # a cell is too long
-            return False
-        complete = rows if len(rows) <= 2 else rows[:-1]
-        has_names = 2 <= len(set(names)) == len(names) and all(re.fullmatch(_COLUMN_NAME, name) for name in names)
-        is_even = all(len(row) == len(names) and not any(cell.startswith(" ") for cell in row) for row in complete)
-        if has_names and len(rows) >= 2 and is_even:
-            is_spaced = not compile_letter_pattern(UNSPACED_SCRIPTS).search(lines[0])
-            return is_spaced or all(row[0].isdecimal() for row in complete)
-    return False
 
 
 _FORMATS = (
@@ -101,13 +78,7 @@ _FORMATS = (
         f"{_BY_NAME.format('.json')}, or add --input-type json if each line is an object with a text",
         _is_json,
     ),
-    UnsupportedFormat(
-        "CSV",
-        (".csv",),
-        rf'"?{_COLUMN_NAME}"?[,;]',
-        f"{_BY_NAME.format('.csv')}, or extract the column to translate",
-        _is_csv,
-    ),
+    UnsupportedFormat("CSV", (".csv",), "", "extract the column to translate"),
     UnsupportedFormat("a table of columns", (".tsv", ".tab"), "", "extract the column to translate with cut -f1"),
     UnsupportedFormat("a PDF file", (".pdf",), r"%PDF-", _TO_TEXT),
     UnsupportedFormat("an RTF file", (".rtf",), r"\{\\rtf", _TO_MARKDOWN),

@@ -1,13 +1,10 @@
 """XLIFF 1.2 (`trans-unit`) and 2.x (`segment`): a source and a target.
 
 Reading skips targets whose `state` (1.2) says that they are not translated yet, and those to be reviewed unless fuzzy
-ones are included. Native codes (`bpt`, `ph`, ...) are dropped, but those for white space become it; `g`, `pc` and `mrk`
-contain text. Pre-translation fills missing and empty targets as drafts: 1.2 by `state="needs-review-translation"
-state-qualifier="mt-suggestion"`; in 2.x the segment stays `initial` with our `subState`, since tools show the next
-state, `translated`, as done by a person. Locked, approved and final units stay empty.
+ones are included. Native codes (`bpt`, `ph`, ...) are dropped, but those for white space become it. Pre-translation
+fills missing and empty targets as drafts; in 2.x the segment stays `initial` with our `subState`, since tools show the
+next state, `translated`, as done by a person. Locked, approved and final units stay empty.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,8 +137,6 @@ def scan_units(content: bytes, name: str, requested: LanguagePair) -> ScanResult
 
 
 class _XliffScanner:
-    """Collects the units with a missing or empty target."""
-
     def __init__(self, text: FileText, requested: LanguagePair) -> None:
         self.text, self.requested = text, requested
         self.languages = requested  # open sides are filled from the first unit

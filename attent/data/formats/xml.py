@@ -26,13 +26,8 @@ MAX_UNIT_CHARS = 2**22  # of all texts and tags of a unit
 _PARSE_BYTES = 2**14  # parsed at a time: the trees of their units are in memory
 XML_LANG = "http://www.w3.org/XML/1998/namespace lang"
 _TRUNCATION_ERRORS = {
-    expat.errors.codes[message]
-    for message in (
-        expat.errors.XML_ERROR_NO_ELEMENTS,
-        expat.errors.XML_ERROR_UNCLOSED_TOKEN,
-        expat.errors.XML_ERROR_PARTIAL_CHAR,
-        expat.errors.XML_ERROR_UNCLOSED_CDATA_SECTION,
-    )
+    expat.errors.codes[getattr(expat.errors, f"XML_ERROR_{name}")]
+    for name in ("NO_ELEMENTS", "UNCLOSED_TOKEN", "PARTIAL_CHAR", "UNCLOSED_CDATA_SECTION")
 }
 _START_TAG = re.compile(rb"<[^\s/>]+(?:\s+[^\s=]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*\s*/?>")
 _ATTRIBUTE = re.compile(r"\s([^\s=]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
@@ -335,9 +330,8 @@ def replace_content(text: FileText, element: XmlElement, inner_xml: str, values:
     """Return the edit that gives an element new content and attributes."""
     tag = set_attributes(get_slice(text, element.start, element.content_start), values)
     if tag.endswith("/>"):
-        return Edit(
-            element.start, element.end, f"{tag[:-2].rstrip()}>{inner_xml}</{_get_qualified_name(text, element)}>"
-        )
+        end_tag = f"</{_get_qualified_name(text, element)}>"
+        return Edit(element.start, element.end, f"{tag[:-2].rstrip()}>{inner_xml}{end_tag}")
     return Edit(element.start, element.content_end, tag + inner_xml)
 
 

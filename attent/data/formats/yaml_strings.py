@@ -1,10 +1,8 @@
 """YAML for pre-translation: string values are translated; keys, other values, anchors, comments and layout stay.
 
-Needs PyYAML, whose parser gives positions. Aliases are not expanded. A translation that its style cannot hold is
-written in double quotes, and a folded block (`>`) as a literal one.
+Aliases are not expanded. A translation that its style cannot hold is written in double quotes, and a folded block (`>`)
+as a literal one.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -27,10 +25,8 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 
 def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequence[str] = ()) -> ScanResult:
     """Return the values of the keys named by `fields` and everything inside, or of all keys."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise CorpusError(f"{name} needs PyYAML: pip install 'attent[formats]'") from error
+    import yaml
+
     text = decode_plain_text(content, name)
     result = ScanResult(text=text, check_text=text.check_encodable)
     decoded = text.utf8.decode("utf-8", "surrogateescape")
@@ -38,7 +34,10 @@ def scan_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequ
     try:
         events = iter(yaml.parse(decoded, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         for scalar in (each for event in events for each in _list_scalars(event, events, fields, not fields, name)):
-            if _is_string(scalar) and is_translatable(scalar.value, is_named=bool(fields)):
+            # A string, not a number, date, boolean or null, and without a tag of another type
+            is_string = bool(scalar.style) or scalar.tag is not None or not _has_other_type(scalar.value)
+            is_string = is_string and scalar.tag in _STRING_TAGS
+            if is_string and is_translatable(scalar.value, is_named=bool(fields)):
                 first, last = scalar.start_mark.index, scalar.end_mark.index
                 offset, index = offset + len(units.encode_text(decoded[index:first])), first
                 write = partial(_make_edit, offset, decoded[first:last], scalar.style)
@@ -70,12 +69,6 @@ def _list_scalars(
         key = getattr(child, "value", None) if is_key else key
         scalars = _list_scalars(child, events, fields, is_selected or (not is_key and key in fields), name, depth + 1)
         yield from (scalar for scalar in scalars if not is_key)
-
-
-def _is_string(scalar: Any) -> bool:
-    """True if a scalar is no number, date, boolean or null, and has no tag of another type."""
-    is_string = bool(scalar.style) or scalar.tag is not None or not _has_other_type(scalar.value)
-    return is_string and scalar.tag in _STRING_TAGS
 
 
 def _has_other_type(text: str) -> bool:
