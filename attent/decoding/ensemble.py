@@ -1,10 +1,9 @@
 """Ensembles: models with one vocabulary, whose probabilities are averaged at each step, searched as one `StepModel`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class EnsembleState:
         for cache in self.caches:
             cache.reorder(rows)
 
-    def replace_sources(self, rows: Tensor, new: EnsembleState) -> None:
+    def replace_sources(self, rows: Tensor, new: Self) -> None:
         for cache, other in zip(self.caches, new.caches, strict=True):
             cache.replace_sources(rows, other)
 

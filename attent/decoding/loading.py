@@ -1,7 +1,5 @@
 """Load model folders for inference: device, dtype, tokenizer, batch size. The same for every kind of model."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any

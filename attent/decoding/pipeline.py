@@ -3,8 +3,6 @@
 On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,13 +1,11 @@
 """Predictions of models that read: words for masks, labels of texts and images, and embeddings."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -112,7 +110,7 @@ class Predictor:
         dtype: str | None = None,
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
-    ) -> Predictor:
+    ) -> Self:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")

@@ -6,8 +6,6 @@
 The search itself is in `search`, batching in `engines/reference`, CTranslate2 in `engines/ctranslate2`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
@@ -20,7 +18,7 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +27,7 @@ from attent.decoding import mbr
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
+from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
@@ -78,9 +77,6 @@ from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from attent.decoding.engines.ctranslate2 import CTranslate2Engine
-
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MAX_SEGMENTS = 2**20  # of a text
@@ -97,7 +93,7 @@ class TranslationError(InputError):
 class SearchedText(NamedTuple):
     """The segments of a text with their source ids and hypotheses."""
 
-    translator: Translator
+    translator: "Translator"
     segments: Sequence[Segment]
     rows: Sequence[Sequence[int]]
     hypotheses: Sequence[list[Hypothesis]]
@@ -171,7 +167,7 @@ class TranslateKeywords(SearchKeywords, total=False):
 
 
 class TranslatorLocks:
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: "Translator") -> None:
         self.device_lock = threading.RLock()  # other threads encode and decode text meanwhile
         self.engine_lock = threading.Lock()  # held while an engine is loaded
         self.notify_lock = threading.Lock()
@@ -941,8 +937,6 @@ class Translator:
         is_transformer = all(isinstance(model.decoder, Stack) for model in self._members)
         if self.engine == "torch" or (self.engine is None and (self.device.type != "cpu" or not is_transformer)):
             return None
-        from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
-
         for path in [] if self.folder is None else find_ignored_conversions(self.folder):
             self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:

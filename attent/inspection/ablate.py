@@ -4,8 +4,6 @@ Baseline and ablations differ in the mask only: same pairs, search and engine, a
 prevention, which would hide damage. Results are stored with a digest of the weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -55,7 +53,7 @@ class AblationData:
     @classmethod
     def from_test_set(
         cls, test_set: TestSet, translator: Translator, folder: Path, *, to: str | None, limit: int | None
-    ) -> AblationData:
+    ) -> Self:
         """The first `limit` pairs, translated into `to` or else the language of the references."""
         tags = translator.tokenizer.source.tags
         if to is None and tags and len(set(test_set.languages)) > 1:
@@ -88,7 +86,7 @@ class AblationConditions:
     signature: str  # of BLEU
     weights_digest: str
 
-    def find_differences(self, other: AblationConditions) -> list[str]:
+    def find_differences(self, other: Self) -> list[str]:
         """Return the names of the fields that differ, except the name of the dataset."""
         return [f.name for f in fields(self) if f.name != "dataset" and getattr(self, f.name) != getattr(other, f.name)]
 

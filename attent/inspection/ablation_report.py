@@ -1,7 +1,5 @@
 """Reports of ablation and pruning: tables for the terminal, never wrapped, and the card of a pruned model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

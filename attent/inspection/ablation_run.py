@@ -1,7 +1,5 @@
 """`attent look --ablate` and `--prune`: results are stored in `ablation.json` after each part, so that runs resume."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Display text and special kind of tokens, and their labels in figures."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence

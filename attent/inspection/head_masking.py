@@ -5,14 +5,12 @@ for an attention layer, the second matrix and its bias for a feed-forward layer.
 reads the weights meanwhile.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +35,7 @@ class ModelPart:
     head: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> ModelPart:
+    def parse(cls, text: str) -> Self:
         match = PART_PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise AttentError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {str(text)[:80]!r}")

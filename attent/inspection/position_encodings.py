@@ -1,7 +1,5 @@
 """Positional encodings as numbers to draw: the values of each position, and pairwise similarities or biases."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Record attention weights in addition to the fast kernel, so that outputs stay bit-identical."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

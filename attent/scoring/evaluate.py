@@ -1,7 +1,5 @@
 """Scores of the translations of a test set with confidence intervals, by source length, and of each sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise

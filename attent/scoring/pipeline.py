@@ -1,7 +1,5 @@
 """Score a model on a test set: read the files, translate or force-decode, evaluate."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

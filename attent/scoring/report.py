@@ -1,7 +1,5 @@
 """A score report as a page for the terminal (never wrapped), a table for notebooks, JSON, TSV rows of sentences."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ To add one: write a module with a class that implements `Constraint` and `build`
 add it to CONSTRAINTS. Its option is a field of `SearchOptions` or `SearchRequest`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attent.decoding.constraints.banned_phrases import BannedPhrases

@@ -1,8 +1,7 @@
 """Tokens that no target starts with, such as the space and the end token of Whisper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ class BannedFirstTokens(Constraint):
         self.token_ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> BannedFirstTokens | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         token_ids = setup.options.banned_first
         return cls(token_ids, setup.vocabulary.device) if token_ids else None
 

@@ -5,13 +5,12 @@ such boundaries, so there it is found anywhere. Case is ignored. The automaton r
 each state, one long transition. Tokens with incomplete characters (`<0xC3>`) are left to `banned_phrases`.
 """
 
-from __future__ import annotations
-
 import codecs
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,7 @@ class CharacterClasses:
     by_folded_text: dict[str, list[int]]  # classes of the characters with this case folding
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str]) -> CharacterClasses:
+    def from_texts(cls, texts: Iterable[str]) -> Self:
         joined = "\n".join(texts)
         folds = {char: char for char in joined}
         folds |= {char: fold for char, fold in build_case_foldings().items() if fold in joined}

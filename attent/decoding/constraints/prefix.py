@@ -1,8 +1,7 @@
 """A target that starts with given tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class ForcedPrefix(Constraint):
             self.continuation_masks = torch.stack([torch.zeros_like(continuations), continuations])
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> ForcedPrefix | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         if not any(request.prefix_ids for request in setup.requests):
             return None
         return cls(setup.requests, setup.vocabulary.word_continuations, setup.vocabulary.device)

@@ -15,8 +15,6 @@ How CTranslate2 searches, as its results show:
 - There is one maximum length for a whole call, and sources of more than 1,024 tokens are truncated by default.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -28,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from attent.decoding.batching import split_batches
 from attent.decoding.engines.option_support import find_unsupported_field
@@ -38,9 +36,7 @@ from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.storage.cache import get_cache_folder, hold_lock
 from attent.storage.errors import FolderError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 SUPPORTED_OPTIONS = frozenset(
     {"beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty"}
@@ -110,7 +106,7 @@ class CTranslate2Engine:
         use_cache: bool = True,
         compute_type: str = "int8",
         threads: int | None = None,
-    ) -> CTranslate2Engine:
+    ) -> Self:
         """Open the conversion of the model in the user's cache; convert first if there is none.
 
         use_cache  False: convert again, and keep nothing

@@ -1,14 +1,12 @@
 """Continue prompts with a decoder-only model: tokens are generated in `loop`; `detokenizer` turns them into text."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -109,7 +107,7 @@ class Generator:
         dtype: str | None = None,
         batch_size: int | None = None,
         notify: Callable[[str], None] | None = None,
-    ) -> Generator:
+    ) -> Self:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype)

@@ -1,14 +1,12 @@
 """The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a document."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,7 +143,7 @@ class PageBudget:
     include_qkv: bool
 
     @classmethod
-    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> PageBudget:
+    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> Self:
         sizes, rows, num_values = {}, {}, 0
         for path, layer in layers.items():
             queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))

@@ -1,7 +1,5 @@
 """Inspect an encoder-decoder: the search as a tree, and the attention of a forward pass. Subclasses load the source."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

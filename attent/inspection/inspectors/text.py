@@ -1,7 +1,5 @@
 """Inspect causal language models (next tokens, a greedy continuation) and text encoders (masked tokens, labels)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

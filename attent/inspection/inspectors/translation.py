@@ -1,7 +1,5 @@
 """Inspect a translator: the source is a sentence, and the search is that of `Translator`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

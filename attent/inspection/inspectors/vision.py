@@ -1,7 +1,5 @@
 """Inspect Vision Transformers (image, patches, labels) and caption models (image, patches, search of the text)."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib
