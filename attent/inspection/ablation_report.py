@@ -92,14 +92,6 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
         return
     if ablation.bleu < MIN_USEFUL_BLEU:
         yield f"BLEU is {ablation.bleu:.2f}, too low to be informative on this text; compare the loss."
-    worst = effects[0] if ablation.bleu >= MIN_USEFUL_BLEU else max(effects, key=lambda effect: effect.loss)
-    worst_loss = max(effects, key=lambda effect: effect.loss)
-    yield (
-        f"The most important {name} is {worst.part}: without it BLEU drops from {ablation.bleu:.2f} to "
-        f"{worst.bleu:.2f} and the loss changes from {ablation.loss:.3f} to {worst.loss:.3f}."
-    )
-    if worst_loss is not worst:
-        yield f"By loss, which is less noisy, it is {worst_loss.part}: {worst_loss.loss:.3f}."
     dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
     not_significant = sum(effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
     yield (

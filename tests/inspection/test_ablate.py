@@ -301,7 +301,6 @@ def test_report_lists_parts_worst_first() -> None:
     assert "decoder.blocks.2 " not in page  # a layer, not requested
     assert "-20.00" in page
     assert "not significant" in page
-    assert "most important head is encoder.blocks.0.self_attn:0" in page
     assert "Of 4 heads, 1 cost at most 0.2 BLEU when masked alone; for 1 the difference is not significant" in page
 
 
@@ -337,13 +336,11 @@ def test_p_values_at_the_significance_level(p: float, shown: str) -> None:
     assert "Of 1 head, 0 cost" in " ".join(ablation_report.summarize_ablation(below, "head"))
 
 
-@pytest.mark.parametrize(("bleu", "named"), [(1.0, "a.blocks.0.x:0"), (0.99, "a.blocks.0.x:1")])
-def test_most_important_head_is_that_of_the_loss_where_bleu_is_too_low(bleu: float, named: str) -> None:
-    effects = [effect("a.blocks.0.x:0", 0.1, loss=1.5), effect("a.blocks.0.x:1", 0.2, loss=2.5)]
-    sentences = list(ablation_report.summarize_ablation(replace(ablation_of(*effects), bleu=bleu), "head"))
-    assert ("too low to be informative" in sentences[0]) == (bleu < 1)
-    assert any(f"The most important head is {named}: " in sentence for sentence in sentences)
-    assert ("By loss, which is less noisy, it is a.blocks.0.x:1: 2.500." in sentences) == (bleu >= 1)
+@pytest.mark.parametrize("bleu", [1.0, 0.99])
+def test_low_bleu_is_said_to_be_uninformative(bleu: float) -> None:
+    ablation = replace(ablation_of(effect("a.blocks.0.x:0", 0.1)), bleu=bleu)
+    summary = " ".join(ablation_report.summarize_ablation(ablation, "head"))
+    assert ("too low to be informative" in summary) == (bleu < 1)
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
