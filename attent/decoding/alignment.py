@@ -10,7 +10,7 @@ nothing. Such a link is unreliable (`MIN_SHARPNESS`) and kept apart.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -32,7 +32,7 @@ from attent.decoding.forced_decoding import (
 )
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_settings, write_side_settings
-from attent.nn import get_attention_layers
+from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
@@ -192,17 +192,25 @@ def count_max_heads(layers: Sequence[Attention]) -> int:
 
 
 @contextmanager
-def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
-    """Record each layer's attention weights, one tensor per call, while the block lasts."""
-    records: list[list[Tensor]] = [[] for _ in layers]
-    observers = [lambda record, weights=weights: weights.append(record.weights) for weights in records]
+def attach_observers(
+    layers: Collection[Attention], observers: Sequence[Callable[[AttentionRecord], None]]
+) -> Iterator[None]:
     for layer, observer in zip(layers, observers, strict=True):
         layer.observers.append(observer)
     try:
-        yield records
+        yield
     finally:
         for layer, observer in zip(layers, observers, strict=True):
             layer.observers.remove(observer)
+
+
+@contextmanager
+def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
+    """Record each layer's attention weights, one tensor per call, while the block lasts."""
+    records: list[list[Tensor]] = [[] for _ in layers]
+    observers = [lambda record, calls=calls: calls.append(record.weights) for calls in records]
+    with attach_observers(layers, observers):
+        yield records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,12 @@ class Ensemble(nn.Module):
         if not models:
             raise AttentError("an ensemble must have at least one model, but has none; give a folder for each")
         for number, model in enumerate(models[1:], 2):
-            check_compatible(models[0].config, model.config, number)
+            names = ("vocab", "output_vocab", "start_id", "end_id")
+            if any(getattr(models[0].config, name) != getattr(model.config, name) for name in names):
+                raise AttentError(
+                    f"models of an ensemble must have the same vocabularies, start and end token, but model {number} "
+                    f"and the first differ; train them with one tokenizer"
+                )
         self.models = nn.ModuleList(models)
 
     @property
@@ -72,14 +77,6 @@ class Ensemble(nn.Module):
             total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
         return total - math.log(len(self.models))
-
-
-def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:
-    if any(getattr(first, name) != getattr(other, name) for name in ("vocab", "output_vocab", "start_id", "end_id")):
-        raise AttentError(
-            f"models of an ensemble must have the same vocabularies, start and end token, but model {number} and "
-            f"the first differ; train them with one tokenizer"
-        )
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> None:

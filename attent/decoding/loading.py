@@ -29,6 +29,13 @@ def check_model_exists(folder: Path) -> None:
         )
 
 
+def check_tokenizer_size(size: int, vocab: int, name: str = "the tokenizer") -> None:
+    if size > vocab:
+        raise InputError(
+            f"{name} must have at most the model's {vocab:,} tokens, but has {size:,}; load both from the same folder"
+        )
+
+
 def resolve_device_and_dtype(
     device: str | torch.device | None, dtype: str | None
 ) -> tuple[torch.device, torch.dtype | None]:

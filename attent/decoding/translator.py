@@ -37,6 +37,7 @@ from attent.decoding.glossary import Glossary, TermPlacement
 from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
+    check_tokenizer_size,
     compute_max_rows,
     load_tokenizer,
     read_data_settings,
@@ -203,15 +204,8 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        for side, size, vocab in (
-            ("source", tokenizer.source.size, model.config.vocab),
-            ("target", tokenizer.target.size, model.config.output_vocab),
-        ):
-            if size > vocab:
-                raise TranslationError(
-                    f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
-                    f"load both from the same folder"
-                )
+        check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
+        check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -625,12 +619,8 @@ class Translator:
         for index, (text, own) in enumerate(zip(cleaned, constraints, strict=True), first_index):
             is_short = not split_sentences and len(encoded.get(text, ())) <= max_tokens
             parts = [(text, "")] if is_short else self._split_text(text, own, max_tokens, source_lang)
-            groups.append(
-                [
-                    Segment(part, own, index * MAX_SEGMENTS + i, gap)
-                    for i, (part, gap) in enumerate(parts if text else ())
-                ]
-            )
+            numbered = enumerate(parts if text else (), index * MAX_SEGMENTS)
+            groups.append([Segment(part, own, rng_key, gap) for rng_key, (part, gap) in numbered])
         if self.context:
             groups = [list(self._add_contexts(group, before)) for group, before in zip_longest(groups, contexts)]
         return groups, encoded
@@ -945,7 +935,7 @@ class Translator:
             if has_adapter(self.model):
                 raise TranslationError("CTranslate2 does not support adapters")
             use_cache = self.folder is not None
-            return CTranslate2Engine.open(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
+            return CTranslate2Engine(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
@@ -1027,11 +1017,9 @@ class Translator:
                 f"more than half of the words have no reliable alignment and stay unaligned: the attention "
                 f"({selection}) is almost even; train longer, or select other heads with attent score --alignment"
             )
-        parts = iter(
-            [
-                (alignment.drop_context(len(segment.context.split())), len(segment.text.split()))
-                for alignment, segment in zip(alignments, segments, strict=True)
-            ]
+        parts = (
+            (alignment.drop_context(len(segment.context.split())), len(segment.text.split()))
+            for alignment, segment in zip(alignments, segments, strict=True)
         )
         return [concatenate_alignments([next(parts) for _ in text.segments]) for text in texts]
 
