@@ -43,13 +43,6 @@ class AblationData:
     to: str | None = None  # target language, for models trained with language tags
     language: str | None = None  # of the references, for BLEU's tokenization
 
-    def __post_init__(self) -> None:
-        if not self.sources or len(self.sources) != len(self.references):
-            counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise AttentError(
-                f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
-            )
-
     @classmethod
     def from_test_set(
         cls, test_set: TestSet, translator: Translator, folder: Path, *, to: str | None, limit: int | None

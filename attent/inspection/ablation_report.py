@@ -24,7 +24,6 @@ class PruneResult:
     folder: Path
     max_bleu_drop: float
     selection: PruneSelection
-    num_heads_before: int
     parameters: int
     parameters_before: int
 
@@ -104,7 +103,7 @@ def summarize_ablation(ablation: Ablation, kind: PartKind) -> Iterator[str]:
 def summarize_pruning(pruned: PruneResult, ablation: Ablation) -> Iterator[str]:
     selection, less = pruned.selection, 100 * (1 - pruned.parameters / pruned.parameters_before)
     yield (
-        f"Without {len(selection.heads):,} of {format_count(pruned.num_heads_before, 'head')}: "
+        f"Without {len(selection.heads):,} of {format_count(len(ablation.get_effects('head')), 'head')}: "
         f"{selection.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {selection.loss:.3f} ({ablation.loss:.3f}), "
         f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
     )

@@ -133,7 +133,6 @@ class AblationJob:
             folder=out,
             max_bleu_drop=max_bleu_drop,
             selection=selection,
-            num_heads_before=len(ablation.get_effects("head")),
             parameters=sum(p.numel() for p in model.parameters()),
             parameters_before=sum(p.numel() for p in original.parameters()),
         )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attent.inspection.json_arrays import pack_array, unpack_array
 from attent.nn import AttentionRecord
-from attent.storage.errors import AttentError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -123,16 +122,6 @@ def build_frame(weights: npt.NDArray[Any], axes: Sequence[str], **constants: Any
 
     indices = (index.ravel() for index in np.indices(weights.shape))
     return pd.DataFrame({**constants, **dict(zip(axes, indices, strict=True)), "weight": weights.ravel()})
-
-
-def crop_weights(weights: Tensor, row: int, shape: tuple[int, int], path: str) -> Tensor:
-    """(B, H, Tq, Tk) -> (H, *shape) of one batch row, without padding."""
-    if row >= weights.shape[0] or weights.shape[2] < shape[0] or weights.shape[3] < shape[1]:
-        raise AttentError(
-            f"{path} was recorded with {weights.shape[0]} rows of {weights.shape[2]} x {weights.shape[3]} tokens, but "
-            f"row {row} with {shape[0]} x {shape[1]} tokens is requested; give the tokens of the model's last input"
-        )
-    return weights[row, :, : shape[0], : shape[1]]
 
 
 def get_side_names(path: str, sides: Mapping[str, Any]) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attent.decoding.translator import Translator
+from attent.formatting import format_count
 from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
@@ -131,11 +132,7 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
         near = difflib.get_close_matches(part.path, modules)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise AttentError(f"the model has no part {part.path!r}; {hint}")
-    if part.head is not None and not isinstance(module, Attention):
-        raise AttentError(
-            f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number"
-        )
-    if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
-        heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
-        raise AttentError(f"{part}: the heads of {part.path} {heads}")
+    num_heads = module.heads if isinstance(module, Attention) else 0
+    if part.head is not None and part.head >= num_heads:
+        raise AttentError(f"{part}: {part.path} has {format_count(num_heads, 'head')}, numbered from 0; give another")
     return module

@@ -1,14 +1,15 @@
 """Record attention weights in addition to the fast kernel, so that outputs stay bit-identical."""
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
 from torch import nn
 
+from attent.decoding.alignment import attach_observers
 from attent.inspection.attention_trace import AttentionKind, Trace, get_attention_kind, get_layer_index
-from attent.nn import AttentionRecord, get_attention_layers
+from attent.nn import get_attention_layers
 from attent.nn.attention import Attention
 from attent.storage.errors import AttentError
 
@@ -43,8 +44,7 @@ def record(
         raise AttentError(f"`model` must be a model, but is of type {type(model).__name__}; see `attent.load`")
     trace = Trace()
     chosen = select_attention_layers(model, pattern, kind, layers)
-    observers = {path: trace.make_observer(path, qkv) for path in chosen}
-    with attach_observers(chosen, observers):
+    with attach_observers(chosen.values(), [trace.make_observer(path, qkv) for path in chosen]):
         yield trace
 
 
@@ -58,31 +58,15 @@ def select_attention_layers(
         )
     if kind not in (None, *get_args(AttentionKind)):
         raise AttentError(f"`kind` must be self or cross, but is {kind!r}")
-    matching = {path: layer for path, layer in all_layers.items() if fnmatch.fnmatch(path, pattern)}
-    if not matching:
-        raise AttentError(
-            f"`pattern` must match an attention layer, but {pattern!r} matches none of: {', '.join(all_layers)}"
-        )
     chosen = {
         path: layer
-        for path, layer in matching.items()
-        if (kind is None or kind == get_attention_kind(path)) and (layers is None or get_layer_index(path) in layers)
+        for path, layer in all_layers.items()
+        if fnmatch.fnmatch(path, pattern)
+        and kind in (None, get_attention_kind(path))
+        and (layers is None or get_layer_index(path) in layers)
     }
     if not chosen:
-        selection = {"kind": kind, "layers": layers}
-        filters = ", ".join(f"{name} {value}" for name, value in selection.items() if value is not None)
-        raise AttentError(f"{filters} must select an attention layer, but select none of: {', '.join(matching)}")
+        selection = {"pattern": pattern, "kind": kind, "layers": layers}
+        filters = ", ".join(f"{name} {value}" for name, value in selection.items() if value not in (None, "*"))
+        raise AttentError(f"{filters} must select an attention layer, but select none of: {', '.join(all_layers)}")
     return chosen
-
-
-@contextmanager
-def attach_observers(
-    layers: Mapping[str, Attention], observers: Mapping[str, Callable[[AttentionRecord], None]]
-) -> Iterator[None]:
-    for path, layer in layers.items():
-        layer.observers.append(observers[path])
-    try:
-        yield
-    finally:
-        for path, layer in layers.items():
-            layer.observers.remove(observers[path])

@@ -393,7 +393,7 @@ def test_language_tag_is_not_a_word() -> None:
 
 def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
-    with pytest.raises(ValueError, match="there must be at least one pair"):
+    with pytest.raises(ValueError, match="at least one; read a file"):
         measure_heads(Translator(toy, of), [])
     with pytest.raises(ValueError, match="`max_count` must be 1 or more, but is 0"):
         measure_heads(Translator(toy, of), PAIRS, max_pairs=0)
