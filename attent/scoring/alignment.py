@@ -76,11 +76,10 @@ def read_gold_alignments(path: Path) -> list[GoldAlignment]:
     """Read one pair a line: `0-0 1-2` are sure links, source-target from 0; `1?2` or `1p2` a possible one."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        problem = f"{path}: must be a file of alignments, but cannot be read ({error.strerror})"
-        raise AttentError(problem) from error
-    except UnicodeDecodeError as error:
-        raise AttentError(f"{path}: must be a text file of alignments such as `0-0 1-2`, but is none") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise AttentError(
+            f"{path}: must be a text file of alignments such as `0-0 1-2`, but cannot be read: {error}"
+        ) from error
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:
         raise AttentError(f"{path}: holds no alignments; give one line for each pair, such as `0-0 1-2`")
