@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from attent.decoding.predictor import Predictor
     from attent.decoding.transcriber import Transcriber
     from attent.decoding.translator import Translator
+    from attent.inspection.attention_trace import record
     from attent.inspection.head_masking import mask_heads
     from attent.inspection.head_stats import measure_heads
-    from attent.inspection.record import record
     from attent.inspection.session import Inspection, look
     from attent.interop import load
     from attent.models import build, presets

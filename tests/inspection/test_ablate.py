@@ -21,7 +21,7 @@ from attent.decoding.forced_decoding import score_targets
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection import ablate as ablations
-from attent.inspection import ablation_report, ablation_run
+from attent.inspection import ablation_run
 from attent.inspection.ablate import (
     Ablation,
     AblationData,
@@ -30,8 +30,7 @@ from attent.inspection.ablate import (
     AblationMeter,
     load_ablation,
 )
-from attent.inspection.ablation_report import AblationResult
-from attent.inspection.ablation_run import AblationJob
+from attent.inspection.ablation_run import AblationJob, AblationResult
 from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
 from attent.inspection.prune import PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
@@ -284,7 +283,7 @@ def test_document_section() -> None:
 
 def test_report_lists_parts_worst_first() -> None:
     result = AblationResult(folder=Path("m"), ablation=MIXED, kinds=["head"])
-    page = "\n".join(line.plain for line in ablation_report.render_ablation(result))
+    page = "\n".join(line.plain for line in ablation_run.render_ablation(result))
     names = re.findall(r"^(\S+:\d) ", page, re.MULTILINE)
     assert names == [
         "encoder.blocks.0.self_attn:0",
@@ -300,7 +299,7 @@ def test_report_lists_parts_worst_first() -> None:
 
 def test_report_has_the_conditions_and_every_column() -> None:
     result = AblationResult(folder=Path("m"), ablation=MIXED, kinds=["head", "layer"])
-    lines = "\n".join(line.plain for line in ablation_report.render_ablation(result)).split("\n")
+    lines = "\n".join(line.plain for line in ablation_run.render_ablation(result)).split("\n")
     page = [" ".join(line.split()) for line in lines]
     assert page[:5] == [
         "pairs toy|set: 50",
@@ -315,25 +314,25 @@ def test_report_has_the_conditions_and_every_column() -> None:
         "encoder.blocks.0.self_attn:0 10.00 -20.00 1.0000 +0.0000 10.0% 0.001",
     ]
     greedy = replace(MIXED.conditions, search=replace(SEARCH, beam_size=1))
-    shown = [line.plain for line in ablation_report.render_header(replace(MIXED, conditions=greedy))]
+    shown = [line.plain for line in ablation_run.render_header(replace(MIXED, conditions=greedy))]
     assert shown[1].split(maxsplit=1)[1].startswith("greedy search, ")
 
 
 @pytest.mark.parametrize(("p", "shown"), [(0.0499, "0.050"), (0.05, "not significant")])
 def test_p_values_at_the_significance_level(p: float, shown: str) -> None:
     one = ablation_of(effect("encoder.blocks.0.self_attn:0", 29.8, p=p))
-    assert ablation_report.format_effect(one.effects[0], one)[-1] == shown
-    summary = " ".join(ablation_report.summarize_ablation(one, "head"))
+    assert ablation_run.format_effect(one.effects[0], one)[-1] == shown
+    summary = " ".join(ablation_run.summarize_ablation(one, "head"))
     assert f"for {int(shown == 'not significant')} the difference" in summary
     assert "Of 1 head, 1 cost at most 0.2 BLEU" in summary  # exactly the bound
     below = ablation_of(effect("encoder.blocks.0.self_attn:0", 29.79))
-    assert "Of 1 head, 0 cost" in " ".join(ablation_report.summarize_ablation(below, "head"))
+    assert "Of 1 head, 0 cost" in " ".join(ablation_run.summarize_ablation(below, "head"))
 
 
 @pytest.mark.parametrize("bleu", [1.0, 0.99])
 def test_low_bleu_is_said_to_be_uninformative(bleu: float) -> None:
     ablation = replace(ablation_of(effect("a.blocks.0.x:0", 0.1)), bleu=bleu)
-    summary = " ".join(ablation_report.summarize_ablation(ablation, "head"))
+    summary = " ".join(ablation_run.summarize_ablation(ablation, "head"))
     assert ("too low to be informative" in summary) == (bleu < 1)
 
 
@@ -366,7 +365,7 @@ def run(
     result = AblationJob(folder=folder, meter=meter, notify=print_message).run(
         **{"selection": "heads", "prune_to": None, "max_bleu_drop": 0.2} | more
     )
-    for line in ablation_report.render_ablation(result):
+    for line in ablation_run.render_ablation(result):
         print(line.plain)
     return result
 
@@ -444,8 +443,8 @@ def test_pruned_model_is_a_complete_folder(folder: Path, capsys: pytest.CaptureF
 def test_pruned_card_keeps_a_card_without_a_title() -> None:
     selection = PruneSelection(lambda _: (0.0, 0.0), 29.9, 1.0, 29.8, 1.1, heads=[HEAD])
     sizes = {"parameters": 90, "parameters_before": 100}
-    pruned = ablation_report.PruneResult(folder=Path("out"), max_bleu_drop=0.2, selection=selection, **sizes)
-    card = ablation_report.build_pruned_card(Path("runs/toy"), "My notes.\n\n## Data\n\nMuch.\n", MIXED, pruned)
+    pruned = ablation_run.PruneResult(folder=Path("out"), max_bleu_drop=0.2, selection=selection, **sizes)
+    card = ablation_run.build_pruned_card(Path("runs/toy"), "My notes.\n\n## Data\n\nMuch.\n", MIXED, pruned)
     assert card.startswith("# toy, pruned\n\n`runs/toy`, pruned by attent; ")
     assert (
         "Without 1 of 4 heads: 29.90 BLEU (before: 30.00), loss 1.000 (1.000), 90 parameters (100, 10.0% fewer)" in card

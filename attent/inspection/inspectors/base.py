@@ -22,12 +22,12 @@ from attent.inspection.attention_trace import (
     get_layer_info,
     get_side_names,
     pack_qkv,
+    select_attention_layers,
 )
 from attent.inspection.display_tokens import build_display_token
 from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
-from attent.inspection.record import select_attention_layers
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
 from attent.nn import Attention, AttentionRecord, ImageConfig, StackConfig
