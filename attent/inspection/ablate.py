@@ -21,7 +21,6 @@ from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_heads
-from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_settings, write_side_settings
 from attent.models.seq2seq import find_suppressed_tokens
@@ -140,7 +139,10 @@ class AblationMeter:
     def __post_init__(self) -> None:
         if not isinstance(self.translator.model, Seq2Seq):
             raise AttentError("one model can be ablated at a time, but this is an ensemble; give one folder")
-        self.model, self.engine = self.translator.model, select_engine(self.translator)
+        self.model = self.translator.model
+        self.engine: EngineName = self.translator.engine or (  # chosen once, so that all measurements use the same
+            "torch" if self.translator._ctranslate2_engine is None else "ctranslate2"
+        )
 
     def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
         """Mask each part in turn, and yield all results so far; `previous` ones of equal conditions are reused."""
@@ -233,22 +235,6 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         use_gpu_engine=translator._use_gpu_engine,
         notify=translator._notify_once,
     )
-
-
-def select_engine(translator: Translator) -> EngineName:
-    """Return the translator's default engine, chosen once so that all measurements use the same."""
-    if translator.engine is not None:
-        return translator.engine
-    if translator.device.type != "cpu":
-        return "torch"
-    try:
-        import_ctranslate2()
-        assert isinstance(translator.model, Seq2Seq)
-        check_expressible(translator.model.config)
-    except ConversionError as error:
-        translator._notify_once(f"{error}; using the torch engine, which is slower")
-        return "torch"
-    return "ctranslate2"
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:
