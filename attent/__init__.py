@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attent.decoding.predictor import Predictor
     from attent.decoding.transcriber import Transcriber
     from attent.decoding.translator import Translator
-    from attent.inspection import record
+    from attent.inspection.attention_trace import record
     from attent.inspection.head_masking import mask_heads
     from attent.inspection.head_stats import measure_heads
     from attent.inspection.session import Inspection, look

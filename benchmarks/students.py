@@ -95,7 +95,7 @@ def load_converted(folder: str, compute_type: str, threads: int) -> tuple[Transl
     translator = Translator.load(folder, device="cpu", engine="ctranslate2", threads=threads)
     model, tokenizer = translator.model, translator.tokenizer
     assert isinstance(model, Seq2Seq)
-    engine = CTranslate2Engine.open(model, tokenizer, compute_type=compute_type, threads=threads)
+    engine = CTranslate2Engine(model, tokenizer, compute_type=compute_type, threads=threads)
     vars(translator)["_ctranslate2_engine"] = engine
     suppressed = find_suppressed_tokens(model.config, tokenizer)
     with tempfile.TemporaryDirectory() as scratch:

@@ -912,7 +912,7 @@ FAULTS = """
 + keys.suppress_tokens or ()
 
 # search: tokens banned at the start are banned everywhere
-@ decoding/constraints/first_token.py::BannedFirstTokens.mask_logits: decoding/constraints/test_first_token.py
+@ decoding/constraints/prefix.py::BannedFirstTokens.mask_logits: decoding/constraints/test_first_token.py
 - generated.lengths == 0
 + generated.lengths >= 0
 

@@ -107,7 +107,7 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.decoding.options": {"MAX_EXTRA_TOKENS": 50},
     "attent.decoding.pipeline": {"MAX_LISTED_SKIPS": 20, "MAX_ALIGNED_WORDS": 2_000},
     "attent.decoding.translator": {"MAX_SEGMENTS": 1_048_576, "MAX_UNSPLIT_TOKENS": 200, "DEFAULT_MAX_TOKENS": 256},
-    "attent.inspection.ablation_report": {"MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
+    "attent.inspection.ablation_run": {"MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
     "attent.inspection.head_stats": {
         "DEFAULT_MAX_PAIRS": 500, "MAX_TOKENS": 512, "MIN_WORDS": 2, "DOMINANT_SHARE": 0.5, "COMBINED_SHARE": 0.6,
         "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5,

@@ -206,8 +206,7 @@ def run_ablation_command(folder: Path, flags: LookFlags) -> int:
     from rich.console import Console
 
     from attent.data.pairs import LanguagePair
-    from attent.inspection.ablation_report import render_ablation
-    from attent.inspection.ablation_run import ablate_folder
+    from attent.inspection.ablation_run import ablate_folder, render_ablation
 
     result = ablate_folder(
         folder,

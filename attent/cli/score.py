@@ -25,7 +25,6 @@ input_flag, output_flag = (
     for number, name in enumerate(("What to score", "What to show"), -1)
 )
 SWITCH, LIST = Parameter(negative=""), Parameter(consume_multiple=True, negative_iterable="")
-STDOUT = "-"
 METRICS_HELP = f"metrics, by default {' '.join(DEFAULT_SCORE_METRICS)}; of transcripts {' '.join(SPEECH_METRICS)}"
 ALIGNMENT_HELP = (
     "alignment error rate of every layer and head against gold alignments (0-0 1-2); or auto: select the heads on "
@@ -48,9 +47,6 @@ class ScoreFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived fro
         DEFAULT_SCORE_METRICS
     )
     json: Annotated[bool, SWITCH, output_flag(help="print a JSON object")] = False
-    sentences: Annotated[
-        str | None, output_flag(allow_leading_hyphen=True, help="TSV file for sentence scores; -: print them")
-    ] = None
     worst: Annotated[int, output_flag(help="number of worst translations to show")] = 5
     save: Annotated[Path | None, output_flag(help="file for the translations")] = None
     n_best: Annotated[int, Parameter(parse=False)] = 1  # one translation of each source is scored
@@ -86,7 +82,6 @@ def score(
         **{name: getattr(flags, name) for name in names},
         search=search,
         save=flags.save,
-        sentences=flags.sentences if flags.sentences != STDOUT else None,
         device=search_flags.build_device_options(flags),
         notify=print_status,
         warn=lambda problem: print(f"attent: warning: {problem}", file=sys.stderr),
@@ -107,8 +102,6 @@ def print_report(scores: "ScoreReport", flags: ScoreFlags) -> None:
     if flags.json:
         data = report.report_to_dict(scores, flags.worst)
         print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
-    elif flags.sentences == STDOUT:
-        print("\n".join(report.list_sentence_rows(scores)))
     else:
         console = Console(highlight=False)
         for line in report.render_page(scores, flags.worst):
@@ -118,7 +111,6 @@ def print_report(scores: "ScoreReport", flags: ScoreFlags) -> None:
 def check_usage(model: Path | None, flags: ScoreFlags) -> None:
     needs = "--force-decode" if flags.force_decode else "--alignment" if flags.alignment else None
     robust = "--robust" if flags.robust else None
-    files = [file for file in (flags.save, flags.sentences) if file and str(file) != STDOUT]
     problem = None
     if model is None and (needs or robust):
         problem = f"{needs or robust} needs a model: attent score MODEL {needs or robust} ..."
@@ -132,10 +124,8 @@ def check_usage(model: Path | None, flags: ScoreFlags) -> None:
         problem = f"--ensemble is for translating, and {needs or '--hypotheses'} translates nothing: leave it out"
     elif flags.alignment and flags.hypotheses:
         problem = "--alignment needs references: leave --hypotheses out"
-    elif flags.sentences and flags.alignment and not flags.force_decode:
-        problem = "--alignment has no sentence scores: leave --sentences out"
-    elif missing := [file for file in files if not Path(file).expanduser().absolute().parent.is_dir()]:
-        problem = f"{missing[0]}: must be in an existing folder, but is not; make the folder first"
+    elif flags.save and not flags.save.expanduser().absolute().parent.is_dir():
+        problem = f"{flags.save}: must be in an existing folder, but is not; make the folder first"
     elif flags.worst < 0:
         problem = f"--worst must be 0 or more, but is {flags.worst}"
     elif not flags.metrics:

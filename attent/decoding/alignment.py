@@ -9,15 +9,13 @@ A head may attend almost evenly to the whole source, or to its end token: then t
 nothing. Such a link is unreliable (`MIN_SHARPNESS`) and kept apart.
 """
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -34,14 +32,12 @@ from attent.decoding.forced_decoding import (
 )
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_settings, write_side_settings
-from attent.nn import get_attention_layers
+from attent.nn import AttentionRecord, get_attention_layers
 from attent.nn.attention import Attention
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
-    from attent.text.vocabulary import Vocabulary
+from attent.text.tokenizer import Tokenizer
+from attent.text.vocabulary import Vocabulary
 
 ALIGNMENT_FILE = "alignment.json"
 WORD_START_MARKERS = ("▁", "Ġ")  # of tokens with a space before them
@@ -76,6 +72,17 @@ class HeadSelection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredSelection:
+    """The content of `alignment.json`: a selection and how it was measured."""
+
+    selection: HeadSelection
+    aer: float | None = None  # percent, on sentences that it was not selected by
+    agreement: float | None = None  # percent of links that are best for both their words
+    sentences: int
+    fingerprint: str  # of the weights
+
+
+@dataclass(frozen=True, kw_only=True)
 class Alignment:
     """The alignment of a sentence pair; words are separated by spaces."""
 
@@ -94,13 +101,14 @@ class Alignment:
         best = [max(range(len(column)), key=column.__getitem__) for column in zip(*self.weights, strict=True)]
         return tuple((source, target) for source, target in self.all_links if best[source] == target)
 
-    def drop_context(self, words: int) -> Alignment:
+    def drop_context(self, words: int) -> Self:
         """Leave out the first words of the source."""
         links, unreliable = (
             tuple((source - words, target) for source, target in part if source >= words)
             for part in (self.links, self.unreliable_links)
         )
-        return Alignment(links=links, unreliable_links=unreliable, weights=tuple(row[words:] for row in self.weights))
+        weights = tuple(row[words:] for row in self.weights)
+        return replace(self, links=links, unreliable_links=unreliable, weights=weights)
 
     @property
     def pharaoh(self) -> str:
@@ -184,17 +192,25 @@ def count_max_heads(layers: Sequence[Attention]) -> int:
 
 
 @contextmanager
-def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
-    """Record each layer's attention weights, one tensor per call, while the block lasts."""
-    records: list[list[Tensor]] = [[] for _ in layers]
-    observers = [lambda record, weights=weights: weights.append(record.weights) for weights in records]
+def attach_observers(
+    layers: Collection[Attention], observers: Sequence[Callable[[AttentionRecord], None]]
+) -> Iterator[None]:
     for layer, observer in zip(layers, observers, strict=True):
         layer.observers.append(observer)
     try:
-        yield records
+        yield
     finally:
         for layer, observer in zip(layers, observers, strict=True):
             layer.observers.remove(observer)
+
+
+@contextmanager
+def record_weights(layers: Sequence[Attention]) -> Iterator[list[list[Tensor]]]:
+    """Record each layer's attention weights, one tensor per call, while the block lasts."""
+    records: list[list[Tensor]] = [[] for _ in layers]
+    observers = [lambda record, calls=calls: calls.append(record.weights) for calls in records]
+    with attach_observers(layers, observers):
+        yield records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +223,7 @@ class TokenWordMap:
     target_word_count: int
 
     @classmethod
-    def from_row(cls, tokenizer: Tokenizer, source: str, target: str, row: EncodedPair) -> TokenWordMap:
+    def from_row(cls, tokenizer: Tokenizer, source: str, target: str, row: EncodedPair) -> Self:
         source_words, target_words = source.split(), target.split()
         return cls(
             source_word_ids=[*map_tokens_to_words(tokenizer.source, row.source[:-1], source_words), None],
@@ -359,17 +375,6 @@ def count_mutual_links(weights: Tensor) -> Tensor:
     has_link = weights.amax(-1) > 0
     is_mutual = best_target.gather(-1, best_source) == torch.arange(weights.shape[1])
     return torch.stack([(is_mutual & has_link).sum(-1), has_link.sum(-1)], -1).float()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredSelection:
-    """The content of `alignment.json`: a selection and how it was measured."""
-
-    selection: HeadSelection
-    aer: float | None = None  # percent, on sentences that it was not selected by
-    agreement: float | None = None  # percent of links that are best for both their words
-    sentences: int
-    fingerprint: str  # of the weights
 
 
 def get_default_selection(model: nn.Module) -> HeadSelection:

@@ -1,7 +1,5 @@
 """Batches of rows of similar length, padded to the longest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

@@ -1,9 +1,8 @@
 """Captions of images by an encoder-decoder model with image patches as its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,9 +38,7 @@ class Captioner:
         self.model, self.tokenizer, self.name, self.image_config = model, tokenizer, name, config
 
     @classmethod
-    def load(
-        cls, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | None = None
-    ) -> Captioner:
+    def load(cls, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | None = None) -> Self:
         """Load a model folder; `dtype` None: float32."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")

@@ -1,10 +1,9 @@
 """Ensembles: models with one vocabulary, whose probabilities are averaged at each step, searched as one `StepModel`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class EnsembleState:
         for cache in self.caches:
             cache.reorder(rows)
 
-    def replace_sources(self, rows: Tensor, new: EnsembleState) -> None:
+    def replace_sources(self, rows: Tensor, new: Self) -> None:
         for cache, other in zip(self.caches, new.caches, strict=True):
             cache.replace_sources(rows, other)
 
@@ -44,7 +43,12 @@ class Ensemble(nn.Module):
         if not models:
             raise AttentError("an ensemble must have at least one model, but has none; give a folder for each")
         for number, model in enumerate(models[1:], 2):
-            check_compatible(models[0].config, model.config, number)
+            names = ("vocab", "output_vocab", "start_id", "end_id")
+            if any(getattr(models[0].config, name) != getattr(model.config, name) for name in names):
+                raise AttentError(
+                    f"models of an ensemble must have the same vocabularies, start and end token, but model {number} "
+                    f"and the first differ; train them with one tokenizer"
+                )
         self.models = nn.ModuleList(models)
 
     @property
@@ -73,14 +77,6 @@ class Ensemble(nn.Module):
             total = log_probs if total is None else torch.logaddexp(total, log_probs)
         assert total is not None
         return total - math.log(len(self.models))
-
-
-def check_compatible(first: Seq2SeqConfig, other: Seq2SeqConfig, number: int) -> None:
-    if any(getattr(first, name) != getattr(other, name) for name in ("vocab", "output_vocab", "start_id", "end_id")):
-        raise AttentError(
-            f"models of an ensemble must have the same vocabularies, start and end token, but model {number} and "
-            f"the first differ; train them with one tokenizer"
-        )
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer], names: Sequence[str]) -> None:

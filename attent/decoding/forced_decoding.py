@@ -1,11 +1,9 @@
 """Forced decoding: the log-probability that a model gives to each token of given translations, in one pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,9 +14,7 @@ from attent.models.seq2seq import find_suppressed_tokens, shift_right
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096  # of one side of a batch, with padding
 MAX_LOGITS = 2**24  # computed at once: 64 MiB, whatever the vocabulary
@@ -161,7 +157,7 @@ class TeacherForcingBatch:
     decoder_input: Tensor  # (B, Tt) the labels, shifted right
 
     @classmethod
-    def from_ids(cls, model: Seq2Seq, sources: Sequence[TokenIds], targets: Sequence[TokenIds]) -> TeacherForcingBatch:
+    def from_ids(cls, model: Seq2Seq, sources: Sequence[TokenIds], targets: Sequence[TokenIds]) -> Self:
         device = get_device(model)
         source, source_lengths = pad_token_ids(sources, device)
         target, target_lengths = pad_token_ids(targets, device)

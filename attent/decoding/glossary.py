@@ -5,8 +5,6 @@ written. Translations separated by `|` are allowed forms: one must stand where t
 `terminology` chooses a translation that has one there.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import re
@@ -15,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from attent.data.formats import tbx
 from attent.decoding.alignment import Alignment
@@ -70,12 +69,12 @@ class Glossary:
     entries: tuple[GlossaryEntry, ...]
 
     @classmethod
-    def from_terms(cls, terms: Mapping[str, str]) -> Glossary:
+    def from_terms(cls, terms: Mapping[str, str]) -> Self:
         """Build a glossary from terms and translations; `|` separates alternatives."""
         return cls(tuple(_build_entry([term, text], f"`{term}` of the glossary") for term, text in terms.items()))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Glossary:
+    def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Self:
         """Read a file of lines, or a TBX term base, of which `src` and `tgt` select the languages."""
         try:
             content = Path(path).expanduser().read_bytes()
@@ -88,7 +87,7 @@ class Glossary:
         return cls.from_bytes(content, str(path))
 
     @classmethod
-    def from_tbx(cls, content: bytes, name: str, src: str | None, tgt: str | None) -> Glossary:
+    def from_tbx(cls, content: bytes, name: str, src: str | None, tgt: str | None) -> Self:
         """Parse a TBX term base. Concepts that share a term share their translations."""
         if not src or not tgt:
             raise InputError(
@@ -109,7 +108,7 @@ class Glossary:
         return cls(tuple(GlossaryEntry(term=term, translations=tuple(forms)) for term, forms in entries))
 
     @classmethod
-    def from_bytes(cls, content: bytes, name: str) -> Glossary:
+    def from_bytes(cls, content: bytes, name: str) -> Self:
         """Parse a file, whose `name` is for messages. Empty lines and lines that start with # are skipped."""
         entries: dict[str, tuple[GlossaryEntry, int]] = {}
         for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):

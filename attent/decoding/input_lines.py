@@ -3,8 +3,6 @@
 A line is what `wc -l` counts. An invalid line raises `InputError` after the lines before it have been yielded.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

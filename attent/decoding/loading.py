@@ -1,7 +1,5 @@
 """Load model folders for inference: device, dtype, tokenizer, batch size. The same for every kind of model."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,13 @@ def check_model_exists(folder: Path) -> None:
         raise InputError(
             f"{folder}: must hold a model, but its run has not saved one yet (the first validation does); "
             f"resume it with: attent train --out {folder}"
+        )
+
+
+def check_tokenizer_size(size: int, vocab: int, name: str = "the tokenizer") -> None:
+    if size > vocab:
+        raise InputError(
+            f"{name} must have at most the model's {vocab:,} tokens, but has {size:,}; load both from the same folder"
         )
 
 

@@ -5,8 +5,6 @@ between codes is what the model wrote, with spaces added around standalone codes
 contiguous words that are aligned best to the words that it encloses in the source.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -63,7 +61,7 @@ class Span:
     codes: tuple[InlineCode, InlineCode] | None = None
     start: int = 0
     end: int = 0
-    children: list[Span] = field(default_factory=list)
+    children: list["Span"] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
 
 

@@ -1,7 +1,5 @@
 """Texts with masks: a written mask (BERT) or sentinel (T5) becomes its id, the words around it as in any text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ chrF (Popovic 2015) compares character n-grams up to six. It is computed for all
 sacreBLEU's sentence-level `CHRF()`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

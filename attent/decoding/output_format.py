@@ -48,20 +48,16 @@ class OutputFormat:
 
     def format_lines(self, translation: Translation, index: int) -> list[str]:
         """Return the lines of the translation at `index` of the input, without line ends."""
+        hypotheses = translation.n_best[: self.n_best] if self.n_best > 1 else [translation]
         match self.type:
             case "json":
                 return [self._format_json(translation)]
             case "tsv":
-                return [
-                    self._format_tsv(translation, hypothesis) for hypothesis in self._select_hypotheses(translation)
-                ]
+                return [self._format_tsv(translation, hypothesis) for hypothesis in hypotheses]
             case "text" if self.n_best > 1:
-                return [format_moses(index, hypothesis) for hypothesis in self._select_hypotheses(translation)]
+                return [format_moses(index, hypothesis) for hypothesis in hypotheses]
             case "text":
                 return [self._format_text(translation)]
-
-    def _select_hypotheses(self, translation: Translation) -> Sequence[Hypothesis]:
-        return translation.n_best[: self.n_best] if self.n_best > 1 else [translation]
 
     def _format_text(self, translation: Translation) -> str:
         score = f"{format_score(translation.score)}\t" if self.with_score else ""
@@ -99,7 +95,7 @@ class OutputFormat:
                 for entry in [each.match.entry]
             ]
         if self.n_best > 1:
-            fields["n_best"] = [_build_fields(hypothesis) for hypothesis in self._select_hypotheses(translation)]
+            fields["n_best"] = [_build_fields(hypothesis) for hypothesis in translation.n_best[: self.n_best]]
         fields["formula"] = self.score_formula
         return format_json_line(fields)
 

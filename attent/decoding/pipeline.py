@@ -3,8 +3,6 @@
 On a GPU several blocks are in flight: one is searched while threads or worker processes tokenize and detokenize others.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -86,11 +84,6 @@ class TranslationPipeline:
         with suppress(AlignmentError):
             return bool(find_cross_layers(model if isinstance(model, Seq2Seq) else model.members[0]))
         return False
-
-    @cached_property
-    def copies_tags(self) -> bool:
-        """True if the model was trained to copy inline tags."""
-        return is_trained_with_tags(self.translator.folder)
 
     def add_document_context(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the texts of a document with the sentences before each."""
@@ -358,7 +351,7 @@ def pretranslate_document(
             str(file),
             lambda texts: translate_document_texts(pipeline, texts, progress),
             transfer=lambda contents: transfer_markup(pipeline, contents, progress),
-            copies_tags=pipeline.copies_tags,
+            copies_tags=is_trained_with_tags(pipeline.translator.folder),
             src=requested.source or own.source,
             tgt=requested.target or own.target,
             fields=fields,
@@ -423,7 +416,9 @@ def transfer_markup(
             can_align = group and pipeline.can_align
             can_align = can_align and max(len(texts[index].split()) for index in block) <= MAX_ALIGNED_WORDS
             translations = (aligned if can_align else pipeline).translate([sources[index] for index in block], first)
-            report_missed_terms(translations, progress)
+            for translation in translations:
+                for term in translation.missed_terms:
+                    progress.print_message(f"{escape_invisible(translation.source[:60])}: {term}")
             for index, translation in zip(block, translations, strict=True):
                 links = select_links(translation.alignment, texts[index], translation.text) if can_align else ()
                 text = " ".join(translation.text.split("\n")).strip()
@@ -431,12 +426,6 @@ def transfer_markup(
             done += len(block)
             progress.update(done, 0, total_lines=len(texts))
     return transferred
-
-
-def report_missed_terms(translations: Sequence[Translation], progress: LineProgress) -> None:
-    for translation in translations:
-        for term in translation.missed_terms:
-            progress.print_message(f"{escape_invisible(translation.source[:60])}: {term}")
 
 
 def report_pretranslation(result: PretranslateResult, file: Path, notify: Callable[[str], None]) -> None:

@@ -1,20 +1,18 @@
 """Predictions of models that read: words for masks, labels of texts and images, and embeddings."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
 from attent.decoding.batching import batch_by_length, pad_token_ids
-from attent.decoding.loading import load_tokenizer, resolve_device_and_dtype
+from attent.decoding.loading import check_tokenizer_size, load_tokenizer, resolve_device_and_dtype
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer
@@ -94,11 +92,7 @@ class Predictor:
                 raise AttentError(
                     f"{name}: must have a tokenizer to read texts, but has none; load both from one folder"
                 )
-            if tokenizer.source.size > model.config.vocab:
-                raise AttentError(
-                    f"{name}: its tokenizer must have at most the model's {model.config.vocab} pieces, but has "
-                    f"{tokenizer.source.size}; load both from the same folder"
-                )
+            check_tokenizer_size(tokenizer.source.size, model.config.vocab, f"{name}: its tokenizer")
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.batch_tokens, self.notify = batch_tokens, notify
         self.notified: set[str] = set()
@@ -112,7 +106,7 @@ class Predictor:
         dtype: str | None = None,
         batch_tokens: int | None = None,
         notify: Callable[[str], None] | None = None,
-    ) -> Predictor:
+    ) -> Self:
         """Load a folder of attent or Hugging Face; `dtype` None: float32."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype or "float32")
@@ -250,7 +244,10 @@ class Predictor:
         return self.mask_tokens.parse(text.strip())
 
     def _encode_texts(self, items: Sequence[Item]) -> list[TokenizedText]:
-        texts = [check_text_item(item, number) for number, item in enumerate(items, 1)]
+        for number, item in enumerate(items, 1):
+            if not isinstance(item, str):
+                raise AttentError(f"item {number:,} must be a text, but is of type {type(item).__name__}")
+        texts = [str(item) for item in items]
         if not isinstance(self.model, CausalLM):  # the others were trained on stripped texts
             texts = [text.strip() for text in texts]
         rows = [self._encode_and_truncate(ids) for ids in self._vocabulary.encode(texts)]
@@ -373,12 +370,6 @@ def check_is_list(items: object) -> None:
         raise AttentError(
             f"the input must be a list of texts or images, but is one: {str(items)[:60]!r}; put it in [ ]"
         )
-
-
-def check_text_item(item: Item, number: int) -> str:
-    if isinstance(item, str):
-        return item
-    raise AttentError(f"item {number:,} must be a text, but is of type {type(item).__name__}")
 
 
 def pool_states(states: Tensor, batch: Sequence[TokenizedText], pooling: Pooling) -> list[Tensor]:

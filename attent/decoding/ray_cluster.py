@@ -1,7 +1,5 @@
 """Connect to a Ray cluster (extra `ray`)."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ Workers translate the blocks of lines that one process would. This process write
 several blocks to a file; the fingerprint covers the input, the models and the options.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator

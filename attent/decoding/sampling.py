@@ -4,8 +4,6 @@ Gumbel-max: the argmax of logits plus Gumbel noise. The noise is a hash of key, 
 state depends on other rows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

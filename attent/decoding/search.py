@@ -9,10 +9,8 @@ of one is greedy search; with `sampling` each beam draws its own tokens. No step
 says which sources cannot improve any more, to a caller that wants to know.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -129,16 +127,16 @@ class HypothesisTensors:
     lengths: Tensor  # (B, N) with the end token
 
     @classmethod
-    def empty(cls, tokens: Tensor) -> HypothesisTensors:
+    def empty(cls, tokens: Tensor) -> Self:
         none = torch.full(tokens.shape[:2], NEG_INF, device=tokens.device)
         return cls(tokens, none, none, torch.zeros_like(none, dtype=torch.int64))
 
-    def merge(self, other: HypothesisTensors, context: SearchContext) -> HypothesisTensors:
+    def merge(self, other: Self, context: SearchContext) -> Self:
         """Return the N best of both; on ties, those of `self`."""
         both = self.concat(other, context)
         return both.select(stable_topk_indices(both.scores, self.scores.shape[1]))
 
-    def concat(self, other: HypothesisTensors, context: SearchContext) -> HypothesisTensors:
+    def concat(self, other: Self, context: SearchContext) -> Self:
         both = map_tensors(lambda *parts: torch.cat(parts, 1), self, other)
         if context.beam_groups == 1:
             return both
@@ -146,11 +144,11 @@ class HypothesisTensors:
         same = (both.tokens[:, :, None] == both.tokens[:, None]).all(-1)
         same = same & (both.lengths[:, :, None] == both.lengths[:, None])
         repeated = (same.tril(-1) & (both.scores > NEG_INF)[:, None]).any(-1)
-        return HypothesisTensors(both.tokens, both.log_probs, both.scores.masked_fill(repeated, NEG_INF), both.lengths)
+        return replace(both, scores=both.scores.masked_fill(repeated, NEG_INF))
 
-    def select(self, indices: Tensor) -> HypothesisTensors:
+    def select(self, indices: Tensor) -> Self:
         columns = (x.gather(1, indices) for x in (self.log_probs, self.scores, self.lengths))
-        return HypothesisTensors(gather_beams(self.tokens, indices), *columns)
+        return type(self)(gather_beams(self.tokens, indices), *columns)
 
     def to_hypotheses(self, end_id: int) -> list[list[Hypothesis]]:
         rows = zip(*(x.tolist() for x in (self.tokens, self.scores, self.log_probs, self.lengths)), strict=True)
@@ -176,7 +174,7 @@ class BeamState:
     constraint_states: tuple[Tensor, ...]  # (B, K, S) of each constraint
 
     @classmethod
-    def from_requests(cls, requests: Sequence[SearchRequest], capacity: int, context: SearchContext) -> BeamState:
+    def from_requests(cls, requests: Sequence[SearchRequest], capacity: int, context: SearchContext) -> Self:
         """Return empty beams. Only one of each group is live: equal beams would stay equal."""
         B, K, device = len(requests), context.num_beams, context.device
         tokens = torch.full((B, K, capacity), context.end_id, device=device)
@@ -197,10 +195,10 @@ class BeamState:
             constraint_states=tuple(x[:, None].expand(-1, K, -1).contiguous() for x in constraint_states),
         )
 
-    def select_rows(self, rows: Tensor) -> BeamState:
+    def select_rows(self, rows: Tensor) -> Self:
         return map_tensors(lambda x: x.index_select(0, rows), self)
 
-    def replace_rows(self, rows: Tensor, new: BeamState) -> BeamState:
+    def replace_rows(self, rows: Tensor, new: Self) -> Self:
         """Replace `rows` by those of `new`, which has the same capacity."""
         return map_tensors(lambda x, y: x.index_copy(0, rows, y), self, new)
 

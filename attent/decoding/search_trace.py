@@ -1,7 +1,5 @@
 """A beam search recorded step by step by the functions of `search`: every continuation, and what became of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

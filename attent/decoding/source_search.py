@@ -1,7 +1,5 @@
 """Search the text of audio or images: one batch of front-end sources. Engines search sources of token ids instead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

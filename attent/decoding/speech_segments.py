@@ -4,8 +4,6 @@ Voice activity is found by energy: a frame of 10 ms is speech if its level is we
 Recordings are read in blocks, so memory is bounded whatever their length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise

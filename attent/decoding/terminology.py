@@ -5,8 +5,6 @@ has, and each combination of forms of the terms that it lacks. Of all hypotheses
 its negative log-probability and a penalty for each term that is not in place. What it lacks is reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product

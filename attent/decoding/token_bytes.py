@@ -4,8 +4,6 @@ Constraints on words use this and need no tokenizer. A token may be part of a ch
 one byte, and many tokens of GPT-2's kind contain incomplete characters.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Transcribe recordings: cut long ones into segments, search the text of each, time its words, and join the texts."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from os.path import commonprefix
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 import torch
@@ -70,6 +68,17 @@ class Transcript:
         return tuple(word for segment in self.segments for word in segment.words)
 
 
+@dataclass
+class RecordingEnd:
+    num_samples: int = 0
+    error: AudioError | None = None
+
+    def count_samples(self, blocks: Iterable[Array]) -> Iterator[Array]:
+        for block in blocks:
+            self.num_samples += len(block)
+            yield block
+
+
 class Transcriber:
     """A speech model with its tokenizer, ready to transcribe.
 
@@ -116,7 +125,7 @@ class Transcriber:
         max_seconds: float | None = None,
         language: str | None = None,
         task: WhisperTask | None = None,
-    ) -> Transcriber:
+    ) -> Self:
         """Load a speech model, ours or Whisper; None: float32, language and task of fine-tuning. `model`: used as is"""
         path = locate_model(folder)
         if model is None:
@@ -333,17 +342,6 @@ class Transcriber:
     def _decode_after(self, known: tuple[int, ...], token_ids: tuple[int, ...]) -> str:
         decode = self.tokenizer.target.decode
         return replace_line_breaks(decode(token_ids).strip().removeprefix(decode(known).strip()))
-
-
-@dataclass
-class RecordingEnd:
-    num_samples: int = 0
-    error: AudioError | None = None
-
-    def count_samples(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        for block in blocks:
-            self.num_samples += len(block)
-            yield block
 
 
 def read_samples(recording: RecordingSource) -> Iterator[Array]:

@@ -6,8 +6,6 @@
 The search itself is in `search`, batching in `engines/reference`, CTranslate2 in `engines/ctranslate2`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
@@ -20,7 +18,7 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +27,7 @@ from attent.decoding import mbr
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
+from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBatch, Unavailable
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
@@ -38,6 +37,7 @@ from attent.decoding.glossary import Glossary, TermPlacement
 from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
+    check_tokenizer_size,
     compute_max_rows,
     load_tokenizer,
     read_data_settings,
@@ -78,9 +78,6 @@ from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from attent.decoding.engines.ctranslate2 import CTranslate2Engine
-
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark
 MAX_SEGMENTS = 2**20  # of a text
@@ -97,7 +94,7 @@ class TranslationError(InputError):
 class SearchedText(NamedTuple):
     """The segments of a text with their source ids and hypotheses."""
 
-    translator: Translator
+    translator: "Translator"
     segments: Sequence[Segment]
     rows: Sequence[Sequence[int]]
     hypotheses: Sequence[list[Hypothesis]]
@@ -171,7 +168,7 @@ class TranslateKeywords(SearchKeywords, total=False):
 
 
 class TranslatorLocks:
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: "Translator") -> None:
         self.device_lock = threading.RLock()  # other threads encode and decode text meanwhile
         self.engine_lock = threading.Lock()  # held while an engine is loaded
         self.notify_lock = threading.Lock()
@@ -207,15 +204,8 @@ class Translator:
         use_gpu_engine   the fused GPU engine and CUDA graphs; keeps some GPU memory for the next call
         notify           receives messages for the user, such as that another engine is used
         """
-        for side, size, vocab in (
-            ("source", tokenizer.source.size, model.config.vocab),
-            ("target", tokenizer.target.size, model.config.output_vocab),
-        ):
-            if size > vocab:
-                raise TranslationError(
-                    f"the tokenizer must have at most the model's {vocab} tokens on the {side} side, but has {size}; "
-                    f"load both from the same folder"
-                )
+        check_tokenizer_size(tokenizer.source.size, model.config.vocab, "the tokenizer of the source")
+        check_tokenizer_size(tokenizer.target.size, model.config.output_vocab, "the tokenizer of the target")
         if batch_tokens is not None and batch_tokens < 1:
             raise TranslationError(f"`batch_tokens` must be 1 or more, but is {batch_tokens}")
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
@@ -629,12 +619,8 @@ class Translator:
         for index, (text, own) in enumerate(zip(cleaned, constraints, strict=True), first_index):
             is_short = not split_sentences and len(encoded.get(text, ())) <= max_tokens
             parts = [(text, "")] if is_short else self._split_text(text, own, max_tokens, source_lang)
-            groups.append(
-                [
-                    Segment(part, own, index * MAX_SEGMENTS + i, gap)
-                    for i, (part, gap) in enumerate(parts if text else ())
-                ]
-            )
+            numbered = enumerate(parts if text else (), index * MAX_SEGMENTS)
+            groups.append([Segment(part, own, rng_key, gap) for rng_key, (part, gap) in numbered])
         if self.context:
             groups = [list(self._add_contexts(group, before)) for group, before in zip_longest(groups, contexts)]
         return groups, encoded
@@ -941,8 +927,6 @@ class Translator:
         is_transformer = all(isinstance(model.decoder, Stack) for model in self._members)
         if self.engine == "torch" or (self.engine is None and (self.device.type != "cpu" or not is_transformer)):
             return None
-        from attent.decoding.engines.ctranslate2 import CTranslate2Engine, find_ignored_conversions
-
         for path in [] if self.folder is None else find_ignored_conversions(self.folder):
             self._notify_once(f"{path}: ignored, since only conversions made from the weights here are used; delete it")
         try:
@@ -951,7 +935,7 @@ class Translator:
             if has_adapter(self.model):
                 raise TranslationError("CTranslate2 does not support adapters")
             use_cache = self.folder is not None
-            return CTranslate2Engine.open(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
+            return CTranslate2Engine(self.model, self.tokenizer, use_cache=use_cache, threads=self.threads)
         except (ValueError, ImportError) as error:
             if self.engine is not None:
                 raise
@@ -1033,11 +1017,9 @@ class Translator:
                 f"more than half of the words have no reliable alignment and stay unaligned: the attention "
                 f"({selection}) is almost even; train longer, or select other heads with attent score --alignment"
             )
-        parts = iter(
-            [
-                (alignment.drop_context(len(segment.context.split())), len(segment.text.split()))
-                for alignment, segment in zip(alignments, segments, strict=True)
-            ]
+        parts = (
+            (alignment.drop_context(len(segment.context.split())), len(segment.text.split()))
+            for alignment, segment in zip(alignments, segments, strict=True)
         )
         return [concatenate_alignments([next(parts) for _ in text.segments]) for text in texts]
 

@@ -4,8 +4,6 @@ Some heads attend to the sound of the token that they output. Their weights, one
 tokens and smoothed; the monotonic path with the greatest sum through them gives the first encoder state of each token.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

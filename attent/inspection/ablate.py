@@ -4,8 +4,6 @@ Baseline and ablations differ in the mask only: same pairs, search and engine, a
 prevention, which would hide damage. Results are stored with a digest of the weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -23,7 +21,6 @@ from attent.decoding.loading import resolve_target_lang
 from attent.decoding.options import EngineName, SearchOptions
 from attent.decoding.translator import Translator
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, find_part, mask_heads
-from attent.interop.ctranslate2 import ConversionError, check_expressible, import_ctranslate2
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_settings, write_side_settings
 from attent.models.seq2seq import find_suppressed_tokens
@@ -45,17 +42,10 @@ class AblationData:
     to: str | None = None  # target language, for models trained with language tags
     language: str | None = None  # of the references, for BLEU's tokenization
 
-    def __post_init__(self) -> None:
-        if not self.sources or len(self.sources) != len(self.references):
-            counts = f"{len(self.sources):,} sources and {len(self.references):,} references"
-            raise AttentError(
-                f"{self.name}: there must be as many sources as references, and at least one, but there are {counts}"
-            )
-
     @classmethod
     def from_test_set(
         cls, test_set: TestSet, translator: Translator, folder: Path, *, to: str | None, limit: int | None
-    ) -> AblationData:
+    ) -> Self:
         """The first `limit` pairs, translated into `to` or else the language of the references."""
         tags = translator.tokenizer.source.tags
         if to is None and tags and len(set(test_set.languages)) > 1:
@@ -88,7 +78,7 @@ class AblationConditions:
     signature: str  # of BLEU
     weights_digest: str
 
-    def find_differences(self, other: AblationConditions) -> list[str]:
+    def find_differences(self, other: Self) -> list[str]:
         """Return the names of the fields that differ, except the name of the dataset."""
         return [f.name for f in fields(self) if f.name != "dataset" and getattr(self, f.name) != getattr(other, f.name)]
 
@@ -149,7 +139,10 @@ class AblationMeter:
     def __post_init__(self) -> None:
         if not isinstance(self.translator.model, Seq2Seq):
             raise AttentError("one model can be ablated at a time, but this is an ensemble; give one folder")
-        self.model, self.engine = self.translator.model, select_engine(self.translator)
+        self.model = self.translator.model
+        self.engine: EngineName = self.translator.engine or (  # chosen once, so that all measurements use the same
+            "torch" if self.translator._ctranslate2_engine is None else "ctranslate2"
+        )
 
     def ablate(self, parts: Sequence[ModelPart], previous: Ablation | None = None) -> Iterator[Ablation]:
         """Mask each part in turn, and yield all results so far; `previous` ones of equal conditions are reused."""
@@ -242,22 +235,6 @@ def copy_translator(translator: Translator, model: Seq2Seq, *, engine: EngineNam
         use_gpu_engine=translator._use_gpu_engine,
         notify=translator._notify_once,
     )
-
-
-def select_engine(translator: Translator) -> EngineName:
-    """Return the translator's default engine, chosen once so that all measurements use the same."""
-    if translator.engine is not None:
-        return translator.engine
-    if translator.device.type != "cpu":
-        return "torch"
-    try:
-        import_ctranslate2()
-        assert isinstance(translator.model, Seq2Seq)
-        check_expressible(translator.model.config)
-    except ConversionError as error:
-        translator._notify_once(f"{error}; using the torch engine, which is slower")
-        return "torch"
-    return "ctranslate2"
 
 
 def save_ablation(folder: Path, ablation: Ablation) -> None:

@@ -1,32 +1,36 @@
 """`attent look --ablate` and `--prune`: results are stored in `ablation.json` after each part, so that runs resume."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from rich.text import Text
 
 from attent import settings
 from attent.data.pairs import LanguagePair
 from attent.decoding.options import DeviceOptions, SearchOptions
 from attent.decoding.translator import Translator
-from attent.formatting import format_count
-from attent.inspection import ablate, ablation_report
+from attent.formatting import escape_markdown, format_code, format_count
+from attent.inspection import ablate
 from attent.inspection.head_masking import PART_KINDS, ModelPart, PartKind, list_parts
-from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, prune_heads, select_heads
+from attent.inspection.prune import DEFAULT_MAX_BLEU_DROP, MAX_LOSS_PER_BLEU, PruneSelection, prune_heads, select_heads
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_file, write_side_file
 from attent.models.weights import save_model
 from attent.scoring.pipeline import read_test_set
+from attent.scoring.report import render_heading, render_table
 from attent.storage.atomic import atomic_folder, make_folder, write_atomic
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
 from attent.storage.manifest import explain_save_errors
 
-RUN_FILE, CURVES_FILE = "run.toml", "curves.svg"  # of the training run; the original card shows the curves
+CARD_FILE, RUN_FILE, CURVES_FILE = "card.md", "run.toml", "curves.svg"  # of the training run; the card shows the curves
+MIN_USEFUL_BLEU = 1.0
+SIGNIFICANCE_LEVEL = 0.05
+KIND_NAMES: dict[PartKind, str] = {"head": "head", "sublayer": "sub-layer", "layer": "layer"}
 PartSelection = Literal["heads", "sublayers", "layers", "all"]
 SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
     "heads": ("head",),
@@ -34,6 +38,23 @@ SELECTED_KINDS: dict[PartSelection, tuple[PartKind, ...]] = {
     "layers": ("layer",),
     "all": PART_KINDS,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneResult:
+    folder: Path
+    max_bleu_drop: float
+    selection: PruneSelection
+    parameters: int
+    parameters_before: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationResult:
+    folder: Path
+    ablation: ablate.Ablation
+    kinds: Sequence[PartKind]
+    pruned: PruneResult | None = None
 
 
 def ablate_folder(
@@ -49,7 +70,7 @@ def ablate_folder(
     beam_size: int = SearchOptions.beam_size,
     device: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
     notify: Callable[[str], None] = warnings.warn,
-) -> ablation_report.AblationResult:
+) -> AblationResult:
     """Ablate a folder on the first `limit` pairs; with `prune_to`, write a model without the dispensable heads."""
     test_set = read_test_set(data, languages, notify)
     folder = locate_model(folder)
@@ -65,9 +86,7 @@ class AblationJob:
     meter: ablate.AblationMeter
     notify: Callable[[str], None]
 
-    def run(
-        self, selection: PartSelection, prune_to: Path | None, max_bleu_drop: float
-    ) -> ablation_report.AblationResult:
+    def run(self, selection: PartSelection, prune_to: Path | None, max_bleu_drop: float) -> AblationResult:
         if prune_to is not None:
             target = prune_to.expanduser()
             if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -76,7 +95,7 @@ class AblationJob:
         kinds = SELECTED_KINDS[selection]
         ablation = self.measure_parts([part for kind in kinds for part in list_parts(self.meter.model, kind)])
         pruned = None if prune_to is None else self.prune_model(ablation, prune_to, max_bleu_drop)
-        return ablation_report.AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned)
+        return AblationResult(folder=self.folder, ablation=ablation, kinds=kinds, pruned=pruned)
 
     def measure_parts(self, parts: Sequence[ModelPart]) -> ablate.Ablation:
         previous = self.find_reusable()
@@ -109,7 +128,7 @@ class AblationJob:
         self.notify(f"{ablate.ABLATION_FILE} has {format_count(len(stored.effects), 'part')} already")
         return stored
 
-    def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> ablation_report.PruneResult:
+    def prune_model(self, ablation: ablate.Ablation, out: Path, max_bleu_drop: float) -> PruneResult:
         original = self.meter.model
         self.notify(f"selecting heads to prune within {max_bleu_drop:g} BLEU of {ablation.bleu:.2f} ...")
 
@@ -131,21 +150,18 @@ class AblationJob:
                 f"allow more with --max-bleu-drop"
             )
         model = prune_heads(original, selection.heads)
-        result = ablation_report.PruneResult(
+        result = PruneResult(
             folder=out,
             max_bleu_drop=max_bleu_drop,
             selection=selection,
-            num_heads_before=len(ablation.get_effects("head")),
             parameters=sum(p.numel() for p in model.parameters()),
             parameters_before=sum(p.numel() for p in original.parameters()),
         )
         self.write_pruned(out.expanduser().absolute(), model, ablation, result)
         return result
 
-    def write_pruned(
-        self, out: Path, model: Seq2Seq, ablation: ablate.Ablation, pruned: ablation_report.PruneResult
-    ) -> None:
-        card = self.folder / ablation_report.CARD_FILE
+    def write_pruned(self, out: Path, model: Seq2Seq, ablation: ablate.Ablation, pruned: PruneResult) -> None:
+        card = self.folder / CARD_FILE
         original_card = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
         with explain_save_errors(out, "pruned model"):
             make_folder(out.parent)
@@ -155,5 +171,107 @@ class AblationJob:
                     write_side_file(folder, RUN_FILE, run)
                 if (self.folder / CURVES_FILE).is_file():
                     shutil.copyfile(self.folder / CURVES_FILE, folder / CURVES_FILE)
-                text = ablation_report.build_pruned_card(self.folder, original_card, ablation, pruned)
+                text = build_pruned_card(self.folder, original_card, ablation, pruned)
                 write_atomic(folder / card.name, text.encode())
+
+
+# --- report: tables for the terminal, and the card of a pruned model ------------------------------------------------
+
+
+def render_ablation(result: AblationResult) -> Iterator[Text]:
+    ablation, kinds, folder = result.ablation, result.kinds, result.folder
+    yield from render_header(ablation)
+    for kind in kinds:
+        effects = ablation.get_effects(kind)
+        if effects:
+            yield render_heading(f"Without each {KIND_NAMES[kind]}", "lowest BLEU first; p of a paired bootstrap")
+            rows = [format_effect(effect, ablation) for effect in effects]
+            yield from render_table(rows, EFFECT_COLUMNS, bold_column=2)
+    yield Text("")
+    for kind in kinds:
+        yield from (Text(sentence) for sentence in summarize_ablation(ablation, kind))
+    yield Text(f"saved to {folder / ablate.ABLATION_FILE}", "dim")
+    if result.pruned is not None:
+        yield from (Text(sentence) for sentence in summarize_pruning(result.pruned, ablation))
+
+
+def render_header(ablation: ablate.Ablation) -> Iterator[Text]:
+    conditions = ablation.conditions
+    lines = {
+        "pairs": f"{conditions.dataset}: {conditions.sentences:,}",
+        "search": describe_search(conditions.search),
+        "engine": conditions.engine,
+        "baseline": f"{ablation.bleu:.2f} BLEU, loss {ablation.loss:.4f} on {ablation.num_tokens:,} tokens",
+        "BLEU": conditions.signature,
+    }
+    yield from (Text.assemble((f"{name:<12}", "dim"), text) for name, text in lines.items())
+
+
+def describe_search(search: SearchOptions) -> str:
+    beam = "greedy search" if search.beam_size == 1 else f"beam size {search.beam_size}"
+    return f"{beam}, {search.score_formula}, no loop prevention"
+
+
+EFFECT_COLUMNS = ("", "BLEU", "difference", "loss", "difference", "changed", "p")
+
+
+def format_effect(effect: ablate.AblationEffect, ablation: ablate.Ablation) -> list[str]:
+    return [
+        effect.part,
+        f"{effect.bleu:.2f}",
+        f"{effect.bleu - ablation.bleu:+.2f}",
+        f"{effect.loss:.4f}",
+        f"{effect.loss - ablation.loss:+.4f}",
+        f"{100 * effect.num_changed / ablation.conditions.sentences:.1f}%",
+        f"{effect.p_value:.3f}" if effect.p_value < SIGNIFICANCE_LEVEL else "not significant",
+    ]
+
+
+def summarize_ablation(ablation: ablate.Ablation, kind: PartKind) -> Iterator[str]:
+    effects, name = ablation.get_effects(kind), KIND_NAMES[kind]
+    if not effects:
+        return
+    if ablation.bleu < MIN_USEFUL_BLEU:
+        yield f"BLEU is {ablation.bleu:.2f}, too low to be informative on this text; compare the loss."
+    dispensable = sum(ablation.bleu - effect.bleu <= DEFAULT_MAX_BLEU_DROP for effect in effects)
+    not_significant = sum(effect.p_value >= SIGNIFICANCE_LEVEL for effect in effects)
+    yield (
+        f"Of {format_count(len(effects), name)}, {dispensable:,} cost at most {DEFAULT_MAX_BLEU_DROP:g} BLEU when "
+        f"masked alone; for {not_significant:,} the difference is not significant (paired bootstrap, "
+        f"p >= {SIGNIFICANCE_LEVEL:g}; about {SIGNIFICANCE_LEVEL * len(effects):.0f} false positives are expected)."
+    )
+
+
+def summarize_pruning(pruned: PruneResult, ablation: ablate.Ablation) -> Iterator[str]:
+    selection, less = pruned.selection, 100 * (1 - pruned.parameters / pruned.parameters_before)
+    yield (
+        f"Without {len(selection.heads):,} of {format_count(len(ablation.get_effects('head')), 'head')}: "
+        f"{selection.bleu:.2f} BLEU (before: {ablation.bleu:.2f}), loss {selection.loss:.3f} ({ablation.loss:.3f}), "
+        f"{pruned.parameters:,} parameters ({pruned.parameters_before:,}, {less:.1f}% fewer)."
+    )
+    yield f"The pruned model is in {pruned.folder}."
+
+
+def build_pruned_card(folder: Path, original_card: str, ablation: ablate.Ablation, pruned: PruneResult) -> str:
+    """Say what was removed and what it costs, before the original card, whose sections may no longer apply."""
+    title, _, rest = original_card.partition("\n")
+    if not title.startswith("# "):
+        title, rest = f"# {escape_markdown(folder.name)}", f"\n{original_card}"
+    conditions, layers = ablation.conditions, dict[str, list[str]]()
+    for part in sorted(pruned.selection.heads, key=ablate.get_sort_key):
+        layers.setdefault(part.path, []).append(str(part.head))
+    removed = ", ".join(f"{format_code(path)}: {' '.join(heads)}" for path, heads in layers.items())
+    measured = (
+        f"{next(summarize_pruning(pruned, ablation))} Measured on {format_count(conditions.sentences, 'pair')} of "
+        f"{escape_markdown(conditions.dataset)}, the same that selected the heads, so that scores on other text may "
+        f"differ; {escape_markdown(describe_search(conditions.search))}; {escape_markdown(conditions.engine)}; "
+        f"{format_code(conditions.signature)}. Bounds: {pruned.max_bleu_drop:g} BLEU and "
+        f"{MAX_LOSS_PER_BLEU * pruned.max_bleu_drop:g} nats of loss."
+    )
+    paragraphs = (
+        f"{title}, pruned",
+        f"{format_code(str(folder))}, pruned by attent; the sections below are those of the original model.",
+        measured,
+        f"Removed heads (original numbers): {removed}. Exports to other formats have zeros in their place.",
+    )
+    return "\n\n".join(paragraphs) + f"\n{rest}"

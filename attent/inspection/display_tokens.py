@@ -1,30 +1,21 @@
 """Display text and special kind of tokens, and their labels in figures."""
 
-from __future__ import annotations
-
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
 
+from attent.decoding.alignment import WORD_START_MARKERS
+from attent.decoding.token_bytes import BYTE_TOKEN
+from attent.formatting import escape_invisible
 from attent.inspection.attention_trace import DisplayToken, SpecialKind
 from attent.text.vocabulary import Vocabulary
 
-SPACE_MARKERS = ("▁", "Ġ")  # prefixes that mark a leading space
-BYTE_PATTERN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CONTINUATION_PREFIX = "##"  # WordPiece prefix inside a word
 NEWLINE_SYMBOL = "⏎"
 REPLACEMENT_CHARACTER = "\ufffd"  # of incomplete UTF-8
 SPACE_SYMBOL, DOTTED_CIRCLE = "␣", "◌"
-CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(0x20)} | {
-    "\x7f": "␡",
-    "\n": NEWLINE_SYMBOL,
-    "\t": "⇥",
-}
-# Characters that change the text direction or break lines, though they are not control characters.
-BIDI_CONTROLS = {*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"}
 
 
 def build_display_tokens(
@@ -48,16 +39,16 @@ def build_display_token(vocabulary: Vocabulary, token_id: int, piece: str) -> Di
     text = vocabulary.decode([token_id])
     # WordPiece marks continuations, not word starts: does the decoder put a space before the token?
     space = bool(text.strip()) and f"{text} {text}" == vocabulary.decode([token_id, token_id])
-    space = space or piece.startswith(SPACE_MARKERS)
+    space = space or piece.startswith(WORD_START_MARKERS)
     if REPLACEMENT_CHARACTER in text:
-        return DisplayToken(piece, piece.lstrip("".join(SPACE_MARKERS)) or piece, space, "byte")
+        return DisplayToken(piece, piece.lstrip("".join(WORD_START_MARKERS)) or piece, space, "byte")
     if piece.startswith(CONTINUATION_PREFIX) and piece != CONTINUATION_PREFIX:
         return DisplayToken(piece, piece.removeprefix(CONTINUATION_PREFIX), False)
     return DisplayToken(piece, text.strip() or NEWLINE_SYMBOL * text.count("\n"), space)
 
 
 def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> SpecialKind | None:
-    if BYTE_PATTERN.fullmatch(piece):
+    if BYTE_TOKEN.fullmatch(piece):
         return "byte"
     if piece.startswith("<2") and piece[2:-1] in vocabulary.tags:
         return "tag"
@@ -73,16 +64,9 @@ def get_special_kind(vocabulary: Vocabulary, token_id: int, piece: str) -> Speci
 
 def format_token(token: Mapping[str, Any]) -> str:
     """Format a token on one line: ‹end› for special tokens, ␣ for a space."""
-    text = escape_control_characters(str(token["text"]))
+    text = escape_invisible(str(token["text"]))
     if token["special"] is not None:
         return f"‹{text}›"
     if text and unicodedata.category(text[0])[0] == "M":
         text = DOTTED_CIRCLE + text  # a lone accent would combine with the character before it
     return text if cell_len(text) else SPACE_SYMBOL
-
-
-def escape_control_characters(text: str) -> str:
-    def is_hidden(character: str) -> bool:
-        return character in BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Cs", "Cn", "Co")
-
-    return "".join(CONTROL_PICTURES.get(c) or (REPLACEMENT_CHARACTER if is_hidden(c) else c) for c in text)

@@ -5,19 +5,18 @@ for an attention layer, the second matrix and its bias for a feed-forward layer.
 reads the weights meanwhile.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from attent.decoding.translator import Translator
+from attent.formatting import format_count
 from attent.nn import Attention, get_attention_layers
 from attent.nn.attention import COMPILED_PREFIX
 from attent.nn.block import Block
@@ -37,7 +36,7 @@ class ModelPart:
     head: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> ModelPart:
+    def parse(cls, text: str) -> Self:
         match = PART_PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise AttentError(f"a part must be like decoder.blocks.0.cross_attn:2, but is {str(text)[:80]!r}")
@@ -133,11 +132,7 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
         near = difflib.get_close_matches(part.path, modules)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise AttentError(f"the model has no part {part.path!r}; {hint}")
-    if part.head is not None and not isinstance(module, Attention):
-        raise AttentError(
-            f"{part}: only attention layers have heads, but {part.path} is none; leave out the head number"
-        )
-    if part.head is not None and isinstance(module, Attention) and part.head >= module.heads:
-        heads = f"are numbered from 0 to {module.heads - 1}" if module.heads else "have all been pruned"
-        raise AttentError(f"{part}: the heads of {part.path} {heads}")
+    num_heads = module.heads if isinstance(module, Attention) else 0
+    if part.head is not None and part.head >= num_heads:
+        raise AttentError(f"{part}: {part.path} has {format_count(num_heads, 'head')}, numbered from 0; give another")
     return module

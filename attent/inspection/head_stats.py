@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attent.decoding.alignment import WORD_START_MARKERS, TokenWordMap, compute_fingerprint, count_mutual_links
+from attent.decoding.alignment import (
+    WORD_START_MARKERS,
+    TokenWordMap,
+    attach_observers,
+    compute_fingerprint,
+    count_mutual_links,
+)
 from attent.decoding.forced_decoding import EncodedPair, TeacherForcingBatch, batch_pairs, encode_pairs
 from attent.decoding.translator import Translator
 from attent.formatting import format_percent
 from attent.inspection.attention_trace import unpack_weights
-from attent.inspection.record import attach_observers
 from attent.models import Seq2Seq
 from attent.models.folder import read_side_settings, write_side_settings
 from attent.nn import AttentionRecord, get_attention_layers
@@ -171,12 +176,10 @@ def measure_heads(
     if not isinstance(translator, Translator):
         raise AttentError(f"`translator` must be a Translator, but is of type {type(translator).__name__}")
     model, tokenizer, pairs = translator.model, translator.tokenizer, list(pairs)
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-        raise AttentError("`pairs` must be [(source, target), ...]; read a file of them first")
+    if not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+        raise AttentError("`pairs` must be [(source, target), ...], at least one; read a file of them first")
     if not isinstance(model, Seq2Seq):
         raise AttentError("the heads of one model can be measured at a time, but this is an ensemble; give one folder")
-    if not pairs:
-        raise AttentError("there must be at least one pair to measure heads on")
     sources, targets = zip(*(pairs[i] for i in sample_evenly(len(pairs), max_pairs)), strict=True)
     encoded = encode_pairs(model, tokenizer, sources, targets, to, min(batch_tokens, MAX_TOKENS))
     layers = get_attention_layers(model)
@@ -187,9 +190,8 @@ def measure_heads(
             words = [TokenWordMap.from_row(tokenizer, sources[i], targets[i], encoded[i]) for i in indices]
             batch = TeacherForcingBatch.from_ids(model, [row.source for row in rows], [row.target for row in rows])
             categories = BatchKeyCategories(model, tokenizer, rows, words)
-            with attach_observers(
-                layers, {path: categories.make_observer(path, accumulators[path]) for path in layers}
-            ):
+            observers = [categories.make_observer(path, accumulators[path]) for path in layers]
+            with attach_observers(layers.values(), observers):
                 batch.compute_states(model)
     return HeadStatsReport(
         sentences=len(encoded),

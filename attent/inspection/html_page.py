@@ -6,8 +6,6 @@ allows only this style and script, by their hashes, and no network access. The d
 `<` escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -6,8 +6,6 @@
 which compresses better. `unit16` are integers to be divided by 65535: weights, exact to 0.8e-5.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any, Literal

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from attent.formatting import escape_invisible
 from attent.inspection.attention_trace import unpack_weights
-from attent.inspection.display_tokens import escape_control_characters, format_token
+from attent.inspection.display_tokens import format_token
 from attent.storage.atomic import write_output
 from attent.storage.errors import AttentError
 
@@ -113,10 +114,7 @@ def render_figure(figure: Figure, file_type: str, dpi: int = DPI) -> bytes:
 
 
 def plot_heads(
-    document: Mapping[str, Any],
-    *,
-    kind: Literal["self", "cross"] | None = None,
-    heads: Sequence[int] | None = None,
+    document: Mapping[str, Any], *, kind: Literal["self", "cross"] | None = None, heads: Sequence[int] | None = None
 ) -> Figure:
     """Plot one head large with its tokens, or several in a grid with a row per layer."""
     panels = select_panels(document, kind, heads)
@@ -149,7 +147,7 @@ def describe_layer(layer: Mapping[str, Any]) -> str:
 
 
 def format_title(text: str) -> str:
-    text = " ".join(escape_control_characters(text.replace("\n", " ")).split())
+    text = " ".join(escape_invisible(text.replace("\n", " ")).split())
     return text if len(text) <= MAX_TITLE_LENGTH else text[: MAX_TITLE_LENGTH - 1] + "…"
 
 
@@ -188,7 +186,7 @@ def label_axes(axes: Axes, document: Mapping[str, Any], layer: Mapping[str, Any]
     set_token_ticks(axes.yaxis, queries["tokens"], font_size)
     axes.tick_params(length=0, pad=3)
     for axis, side in ((axes.xaxis, keys), (axes.yaxis, queries)):
-        axis.set_label_text(escape_control_characters(str(side["label"])), color="#555555")
+        axis.set_label_text(escape_invisible(str(side["label"])), color="#555555")
         axis.labelpad = 8
         if size > 0.1:
             axis.set_ticks([i - 0.5 for i in range(1, len(side["tokens"]))], minor=True)

@@ -1,8 +1,6 @@
 """Positional encodings as numbers to draw: the values of each position, and pairwise similarities or biases."""
 
-from __future__ import annotations
-
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,25 +50,17 @@ def describe_stack_positions(name: str, stack: Stack, length: int) -> dict[str, 
     scheme, like = stack.positions, next(stack.parameters())
     positions = torch.arange(min(length, scheme.max_length or length), device=like.device)
     bias, angles = scheme.compute_bias(positions, positions), scheme.compute_angles(positions)
+    values: Tensor | None
     if bias is not None:
-        return build_position_entry(name, stack, "bias", None, bias[0])
-    if angles is not None:
-        return build_position_entry(name, stack, "angles", *compute_rotary_similarity(angles))
-    values = scheme.embed(like.new_zeros(1, len(positions), stack.config.width), positions)[0].float()
-    return build_position_entry(name, stack, "embed", values, values @ values.T) if values.any() else None
-
-
-def compute_rotary_similarity(angles: Angles) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (T, D) in feature order, and the normalized dot product (T, T) of a vector of ones
-    rotated to two positions: the mean over feature pairs of the cosine of the angle between them."""
-    cos, sin = (x.reshape(x.shape[-2:]).float() for x in (angles.cos, angles.sin))  # (T, D / 2)
-    ordered = torch.cat([cos, sin], -1) if angles.order == "halves" else torch.stack([cos, sin], -1).flatten(-2)
-    return ordered, (cos @ cos.T + sin @ sin.T) / cos.shape[-1]
-
-
-def build_position_entry(
-    name: str, stack: Stack, applied_as: Literal["embed", "angles", "bias"], values: Tensor | None, pairwise: Tensor
-) -> dict[str, Any]:
+        applied_as, values, pairwise = "bias", None, bias[0]
+    elif angles is not None:
+        applied_as, (values, pairwise) = "angles", compute_rotary_similarity(angles)
+    else:
+        applied_as = "embed"
+        values = scheme.embed(like.new_zeros(1, len(positions), stack.config.width), positions)[0].float()
+        pairwise = values @ values.T
+        if not values.any():
+            return None
     kind = stack.config.positions.kind
     formula, note = SCHEME_DESCRIPTIONS.get(kind, UNKNOWN_SCHEME)
     entry: dict[str, Any] = {
@@ -84,3 +74,11 @@ def build_position_entry(
     if values is not None:
         entry["values"] = pack_array(values, "float16")
     return entry | {"pairwise": pack_array(pairwise, "float16")}
+
+
+def compute_rotary_similarity(angles: Angles) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (T, D) in feature order, and the normalized dot product (T, T) of a vector of ones
+    rotated to two positions: the mean over feature pairs of the cosine of the angle between them."""
+    cos, sin = (x.reshape(x.shape[-2:]).float() for x in (angles.cos, angles.sin))  # (T, D / 2)
+    ordered = torch.cat([cos, sin], -1) if angles.order == "halves" else torch.stack([cos, sin], -1).flatten(-2)
+    return ordered, (cos @ cos.T + sin @ sin.T) / cos.shape[-1]

@@ -5,8 +5,6 @@ drop in BLEU and loss of all removed heads *together*, which is measured, stays 
 the same as one with masked heads, with fewer weights (`attent.models` moves them).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -57,28 +55,6 @@ def rank_heads(ablation: Ablation, max_bleu_drop: float = math.inf) -> list[Mode
     return [ModelPart.parse(effect.part) for effect in ranked]
 
 
-def select_heads(
-    ablation: Ablation,
-    measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]],
-    *,
-    max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
-    progress: Callable[[int, float, float, bool], None] | None = None,
-) -> PruneSelection:
-    """Select heads to remove within `max_bleu_drop` of the baseline BLEU and MAX_LOSS_PER_BLEU times that of its loss.
-
-    measure_without  returns BLEU and loss of the model without some heads
-    progress         called after each trial: number of heads, BLEU and loss without them, accepted or not
-    """
-    if not ablation.get_effects("head"):
-        raise AttentError("the ablation must have heads to prune, but has none; ablate heads first")
-    if not max_bleu_drop >= 0:
-        raise AttentError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
-    min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
-    selection = PruneSelection(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
-    selection.add_group(rank_heads(ablation, max_bleu_drop))
-    return selection
-
-
 @dataclass
 class PruneSelection:
     """The heads to remove. Groups of heads are bisected: few trials if most heads, or hardly any, can be removed."""
@@ -110,3 +86,25 @@ class PruneSelection:
         if self.progress is not None:
             self.progress(len(heads), bleu, loss, accepted)
         return accepted
+
+
+def select_heads(
+    ablation: Ablation,
+    measure_without: Callable[[Sequence[ModelPart]], tuple[float, float]],
+    *,
+    max_bleu_drop: float = DEFAULT_MAX_BLEU_DROP,
+    progress: Callable[[int, float, float, bool], None] | None = None,
+) -> PruneSelection:
+    """Select heads to remove within `max_bleu_drop` of the baseline BLEU and MAX_LOSS_PER_BLEU times that of its loss.
+
+    measure_without  returns BLEU and loss of the model without some heads
+    progress         called after each trial: number of heads, BLEU and loss without them, accepted or not
+    """
+    if not ablation.get_effects("head"):
+        raise AttentError("the ablation must have heads to prune, but has none; ablate heads first")
+    if not max_bleu_drop >= 0:
+        raise AttentError(f"`max_bleu_drop` must be 0 BLEU or more, but is {max_bleu_drop}")
+    min_bleu, max_loss = ablation.bleu - max_bleu_drop, ablation.loss + MAX_LOSS_PER_BLEU * max_bleu_drop
+    selection = PruneSelection(measure_without, ablation.bleu, ablation.loss, min_bleu, max_loss, progress)
+    selection.add_group(rank_heads(ablation, max_bleu_drop))
+    return selection

@@ -4,13 +4,10 @@ The best is selected on every other sentence and evaluated on the rest, so that 
 `attent.decoding.alignment` derives alignments from attention.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +16,7 @@ from attent.decoding import alignment as word_alignment
 from attent.decoding.forced_decoding import check_pairs, encode_pairs
 from attent.models import Seq2Seq
 from attent.storage.errors import AttentError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 LINK_PATTERN = re.compile(r"(\d{1,9})([-?p])(\d{1,9})")
 SELECTION_HALF, TEST_HALF = slice(0, None, 2), slice(1, None, 2)
@@ -81,11 +76,10 @@ def read_gold_alignments(path: Path) -> list[GoldAlignment]:
     """Read one pair a line: `0-0 1-2` are sure links, source-target from 0; `1?2` or `1p2` a possible one."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        problem = f"{path}: must be a file of alignments, but cannot be read ({error.strerror})"
-        raise AttentError(problem) from error
-    except UnicodeDecodeError as error:
-        raise AttentError(f"{path}: must be a text file of alignments such as `0-0 1-2`, but is none") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise AttentError(
+            f"{path}: must be a text file of alignments such as `0-0 1-2`, but cannot be read: {error}"
+        ) from error
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:
         raise AttentError(f"{path}: holds no alignments; give one line for each pair, such as `0-0 1-2`")

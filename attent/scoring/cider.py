@@ -1,7 +1,5 @@
 """CIDEr-D (Vedantam et al. 2015): captions against references by n-grams, rare ones counting most."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Scores of the translations of a test set with confidence intervals, by source length, and of each sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -64,10 +62,7 @@ def evaluate(
 ) -> Evaluation:
     """`language`: of the references; None: judged by their script. `by_length`: also by the length of the sources."""
     scoring.check_same_length(outputs, references)
-    if len(sources) != len(references):
-        raise scoring.ScoreError(f"there must be a source for each reference, but there are {len(sources)}")
-    used_scripts = scripts.detect_scripts(islice(sources, scoring.SCRIPT_SAMPLE)) or frozenset()
-    in_words = not used_scripts & scripts.UNSPACED_SCRIPTS
+    in_words = scripts.has_word_spaces(scripts.detect_scripts(islice(sources, scoring.SCRIPT_SAMPLE)))
     lengths = [len(source.split()) if in_words else len("".join(source.split())) for source in sources]
     limits = WORD_LIMITS if in_words else CHARACTER_LIMITS
     texts = list(map(scoring.list_references, references))

@@ -1,7 +1,5 @@
 """Score a model on a test set: read the files, translate or force-decode, evaluate."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -51,7 +49,7 @@ from attent.scoring.metrics import (
     compare_outputs,
     make_metric,
 )
-from attent.scoring.report import ScoreReport, list_sentence_rows
+from attent.scoring.report import ScoreReport
 from attent.scoring.robustness import RobustnessScore, measure_robustness
 from attent.storage.atomic import write_output
 from attent.storage.hub import find_origin, locate_model
@@ -78,7 +76,6 @@ class ScoreOptions:
     alignment: Path | None = None  # a file of gold alignments, or `auto`
     robust: bool = False  # also score the test set with capitals, typos, tags and the like
     save: Path | None = None  # a file for the translations
-    sentences: Path | None = None  # a TSV file for the scores of each sentence
     device: DeviceOptions = field(default_factory=DeviceOptions)
 
 
@@ -122,7 +119,6 @@ def score(
     alignment: str | Path | None = None,
     robust: bool = False,
     save: str | Path | None = None,
-    sentences: str | Path | None = None,
     search: SearchOptions | None = None,
     device: str | DeviceOptions | None = None,
     notify: Notify = lambda _: None,
@@ -150,7 +146,6 @@ def score(
                   directions agree most. The best heads are saved in the folder
     robust        score the test set also with capitals, typos, tags and the like, each alone (`attent.data.augment`)
     save          a file for the translations
-    sentences     a TSV file for the scores of each sentence
     search        search options as an object; keyword arguments change them
     device        of the models that are loaded: cuda, cuda:1, mps or cpu; or device and engine as an object
     notify, warn  receive progress, and doubts about the test set
@@ -170,7 +165,6 @@ def score(
         alignment=None if alignment is None else Path(alignment),
         robust=robust,
         save=None if save is None else Path(save),
-        sentences=None if sentences is None else Path(sentences),
         device=device or DeviceOptions(engine=model.engine if isinstance(model, Translator) else None),
     )
     model = locate_model(model) if isinstance(model, str | Path) else model
@@ -198,7 +192,7 @@ def score(
     baseline_file = None if baseline_file is None or baseline_file.expanduser().is_dir() else baseline_file
     gold_file = options.alignment if str(options.alignment) != AUTO_ALIGNMENT else None
     folders = [item.folder if isinstance(item, Translator) else item for item in (model, options.baseline)]
-    check_outputs([options.save, options.sentences], [*test_set.files, *folders, options.hypotheses, gold_file])
+    check_outputs([options.save], [*test_set.files, *folders, options.hypotheses, gold_file])
     scorer = _Scorer(
         test_set=test_set,
         options=options,
@@ -210,10 +204,7 @@ def score(
         warn=warn,
         languages=languages,
     )
-    report = scorer.analyze_model() if force_decode or alignment else scorer.evaluate_translations()
-    if options.sentences:
-        write_output(options.sentences, "".join(f"{row}\n" for row in list_sentence_rows(report)).encode())
-    return report
+    return scorer.analyze_model() if force_decode or alignment else scorer.evaluate_translations()
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""A score report as a page for the terminal (never wrapped), a table for notebooks, JSON, TSV rows of sentences."""
-
-from __future__ import annotations
+"""A score report as a page for the terminal (never wrapped), a table for notebooks, JSON."""
 
 import html
 import math
@@ -90,22 +88,7 @@ class ScoreReport:
         return f"<small>{caption}</small><table>{table}</table>{details}"
 
 
-# ---- rows, JSON ------------------------------------------------------------------------------------------------------
-
-
-def list_sentence_rows(report: ScoreReport) -> Iterator[str]:
-    if report.evaluation:
-        yield "\t".join(["number", *report.evaluation.sentences[0].metrics, "source", "reference", "output"])
-        for sentence in report.evaluation.sentences:
-            values = (f"{value:.2f}" for value in sentence.metrics.values())
-            texts = (" ".join(text.split()) for text in (sentence.source, sentence.reference, sentence.output))
-            yield "\t".join([str(sentence.number), *values, *texts])
-    if report.forced is not None:
-        yield "number\tlog_prob\ttokens\tperplexity\tpieces"
-        for number, scores in enumerate(report.forced, 1):
-            pieces = (f"{token}:{value:.3f}" for token, value in zip(scores.tokens, scores.log_probs, strict=True))
-            numbers = f"{number}\t{scores.log_prob:.4f}\t{scores.length}\t{scores.perplexity:.3f}"
-            yield f"{numbers}\t{' '.join(pieces)}"
+# ---- JSON ----------------------------------------------------------------------------------------------------------
 
 
 def sum_forced(forced: Sequence[TargetScores]) -> dict[str, float]:

@@ -3,8 +3,6 @@
 The changes are those of training with `--augment`, from the same table, applied to every pair.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -184,7 +184,7 @@ def measure_speed(config: Seq2SeqConfig, threads: int | None = None) -> float:
     model = build(replace(config, output_bias=True)).eval()
     assert model.output.bias is not None
     model.output.bias[config.end_id] = NEVER
-    engine = CTranslate2Engine.open(model, None, use_cache=False, threads=threads)
+    engine = CTranslate2Engine(model, None, use_cache=False, threads=threads)
     ids = torch.randint(config.vocab // 2, config.vocab, (MEASURED_TOKENS,)).tolist()
     request = SearchRequest(source_ids=[*ids, config.end_id], max_length=MEASURED_TOKENS)
     requests, count, start = [request] * MEASURED_SENTENCES, 0, time.monotonic()

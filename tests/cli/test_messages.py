@@ -118,8 +118,6 @@ $ attent score M --data t.tsv --alignment gold --save x
 2 --alignment translates nothing: leave --save out
 $ attent score M --data t.tsv --force-decode --ensemble x
 2 --ensemble is for translating, and --force-decode translates nothing: leave it out
-$ attent score M --data t.tsv --alignment gold --sentences s.tsv
-2 --alignment has no sentence scores: leave --sentences out
 $ attent score --data t.tsv --hypotheses out.txt --worst -1
 2 --worst must be 0 or more, but is -1
 $ attent score --data t.tsv --hypotheses out.txt -m blue

@@ -132,17 +132,6 @@ def test_scores_are_in_the_order_of_the_metrics(data: list[str], tmp_path: Path,
     assert [(score["metric"], score["value"]) for score in result["scores"]] == [("ter", ter), ("bleu", bleu)]
 
 
-@pytest.mark.parametrize("where", ["-", "rows.tsv"])
-def test_sentence_scores_are_written_as_tsv(where: str, data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    target = where if where == "-" else str(tmp_path / where)
-    printed = run(capsys, *data, "--hypotheses", tmp_path / "out.txt", "--sentences", target)
-    text = printed if where == "-" else (tmp_path / where).read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in text.splitlines()]
-    assert rows[0] == ["number", "bleu", "chrf", "source", "reference", "output"]
-    assert [row[3:] for row in rows[1:]] == [list(row) for row in zip(SOURCES, REFERENCES, WORSE, strict=True)]
-    assert float(rows[1][1]) == round(sacrebleu.sentence_bleu(WORSE[0], [REFERENCES[0]]).score, 2)
-
-
 def test_two_files_are_compared(data: list[str], tmp_path: Path, capsys: Capture) -> None:
     arguments = [*data, "--hypotheses", tmp_path / "test.de", "--baseline", tmp_path / "out.txt", "-m", "chrf"]
     assert run(capsys, *arguments).rstrip().endswith("   better")
@@ -259,9 +248,6 @@ def test_forced_decoding_scores_given_translations(
         assert result["perplexity"] == pytest.approx(compute_perplexity(total, tokens))
         assert [s["log_prob"] for s in result["sentences"]] == pytest.approx([s.log_prob for s in expected])
     assert "perplexity" in run(capsys, folder, *data, "--force-decode")
-    rows = run(capsys, folder, *data, "--force-decode", "--sentences", "-").splitlines()
-    assert len(rows) == COUNT + 1
-    assert rows[0].startswith("number\tlog_prob\t")
 
 
 # ---- alignments ------------------------------------------------------------------------------------------------------
@@ -286,23 +272,16 @@ def test_the_best_heads_are_reported_and_saved(folder: Path, data: list[str], tm
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", ["--save", "--sentences"])
-def test_no_input_is_overwritten(flag: str, folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
+def test_no_input_is_overwritten(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
     hypotheses = tmp_path / "hypotheses.txt"
     hypotheses.write_text("a\n" * COUNT, encoding="utf-8")
     os.link(hypotheses, tmp_path / "link.txt")
     test_file = tmp_path / "test.de"
     before = test_file.read_bytes()
     for output, inputs in ((test_file, [folder]), (tmp_path / "link.txt", ["--hypotheses", hypotheses])):
-        assert "must not be an input" in run_failing(capsys, *inputs, *data, flag, output)
+        assert "must not be an input" in run_failing(capsys, *inputs, *data, "--save", output)
     assert test_file.read_bytes() == before
     assert hypotheses.read_text(encoding="utf-8") == "a\n" * COUNT
-
-
-def test_two_outputs_need_two_files(folder: Path, data: list[str], tmp_path: Path, capsys: Capture) -> None:
-    output = tmp_path / "out.txt"
-    error = run_failing(capsys, folder, *data, "--save", output, "--sentences", output)
-    assert "must not be the file of two outputs" in error
 
 
 def test_files_of_different_lengths_are_refused(data: list[str], tmp_path: Path, capsys: Capture) -> None:

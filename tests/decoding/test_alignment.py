@@ -31,7 +31,7 @@ from attent.decoding.alignment import (
     select_weights,
 )
 from attent.decoding.forced_decoding import BATCH_TOKENS, EncodedPair, encode_pairs
-from attent.inspection.record import record
+from attent.inspection import record
 from attent.models import Seq2Seq, Seq2SeqConfig, shift_right
 from attent.models.config import mirror_encoder
 from attent.models.pruning import remove_heads

@@ -153,7 +153,7 @@ def test_translation_works_under_autocast(model: Seq2Seq, tokenizer: Tokenizer) 
 
 def test_a_tokenizer_of_another_model_is_rejected(tokenizer: Tokenizer) -> None:
     config = Seq2SeqConfig(vocab=tokenizer.source.size - 1, encoder=STACK, decoder=mirror_encoder(STACK))
-    with pytest.raises(ValueError, match=r"the tokenizer must have at most the model's .* tokens on the source side"):
+    with pytest.raises(ValueError, match=r"the tokenizer of the source must have at most the model's"):
         translate_texts(Seq2Seq(config), tokenizer, ["a"])
 
 

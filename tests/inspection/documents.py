@@ -12,7 +12,6 @@ from attent.inspection.attention_trace import (
     TraceSide,
     build_document,
     build_layer,
-    crop_weights,
     get_layer_info,
     get_side_names,
     pack_qkv,
@@ -29,7 +28,7 @@ def build_trace_document(
     for path, calls in trace.items():
         queries, keys = get_side_names(path, sides)
         shape = len(sides[queries].tokens), len(sides[keys].tokens)
-        weights = crop_weights(calls[-1], row, shape, path)
+        weights = calls[-1][row, :, : shape[0], : shape[1]]
         recorded = trace.qkv[path][-1]
         layers.append(
             build_layer(path, (queries, keys), weights, **get_layer_info(recorded)) | pack_qkv(recorded, row, shape)

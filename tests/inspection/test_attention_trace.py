@@ -139,15 +139,6 @@ def test_largest_weights_of_long_texts_are_kept() -> None:
     torch.testing.assert_close(back.gather(-1, stored.indices), stored.values, atol=0.8e-5, rtol=0)
 
 
-def test_mismatched_tokens_are_rejected(seq2seq: Seq2Seq) -> None:
-    with attent.record(seq2seq, qkv=True) as trace:
-        seq2seq(SOURCE, TARGET, *LENGTHS)
-    with pytest.raises(
-        ValueError, match="was recorded with 2 rows of 5 x 5 tokens, but row 0 with 9 x 9 tokens is requested"
-    ):
-        build_trace_document(trace, sides(9, 4))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -15,6 +15,7 @@ from torch import Tensor
 from attent.decoding.forced_decoding import encode_pairs
 from attent.decoding.translator import Translator
 from attent.inspection import head_stats as module
+from attent.inspection import record
 from attent.inspection.attention_trace import TraceSide, build_layer
 from attent.inspection.display_tokens import build_display_tokens
 from attent.inspection.head_stats import (
@@ -32,7 +33,6 @@ from attent.inspection.head_stats import (
     save_head_stats,
 )
 from attent.inspection.json_arrays import pack_array
-from attent.inspection.record import record
 from attent.models import Seq2Seq, shift_right
 from attent.nn import get_attention_layers
 from attent.settings import SettingsError
@@ -393,7 +393,7 @@ def test_language_tag_is_not_a_word() -> None:
 
 def test_invalid_calls_are_rejected() -> None:
     toy, of = model(), tokenizer()
-    with pytest.raises(ValueError, match="there must be at least one pair"):
+    with pytest.raises(ValueError, match="at least one; read a file"):
         measure_heads(Translator(toy, of), [])
     with pytest.raises(ValueError, match="`max_count` must be 1 or more, but is 0"):
         measure_heads(Translator(toy, of), PAIRS, max_pairs=0)

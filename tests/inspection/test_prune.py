@@ -17,10 +17,10 @@ from torch import Tensor
 import attent
 from attent.decoding.engines.ctranslate2 import CTranslate2Engine
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
+from attent.inspection import record
 from attent.inspection.ablate import Ablation, AblationConditions, AblationEffect
 from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
 from attent.inspection.prune import PruneSelection, prune_heads, rank_heads, select_heads
-from attent.inspection.record import record
 from attent.interop import ctranslate2, marian
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
@@ -207,7 +207,7 @@ def test_ctranslate2_translates_the_same(tmp_path: Path) -> None:
 
 
 def found_by(model: Seq2Seq, folder: Path) -> list[Hypothesis]:
-    engine = CTranslate2Engine.open(model, None, use_cache=False, threads=1, compute_type="float32")
+    engine = CTranslate2Engine(model, None, use_cache=False, threads=1, compute_type="float32")
     jobs = [SearchRequest(source_ids=[3 + i, 7, 4, 2], max_length=12) for i in range(6)]
     hypotheses = dict(engine.search(jobs, SearchOptions()))
     return [hypotheses[position][0] for position in range(len(jobs))]
@@ -243,7 +243,7 @@ def test_grouped_query_heads_cannot_be_pruned() -> None:
         ("encoder.blocks.0", "must be a head"),
         ("encoder.blocks.0.feedforward", "must be a head"),
         ("encoder.blocks.0.self_attn", "must be a head"),
-        ("encoder.blocks.0.self_attn:4", "numbered from 0 to 3"),
+        ("encoder.blocks.0.self_attn:4", "has 4 heads, numbered from 0"),
         ("encoder.blocks.7.self_attn:0", "has no part"),
     ],
 )

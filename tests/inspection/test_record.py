@@ -114,7 +114,7 @@ def test_errors_remove_the_observers(model: Seq2Seq) -> None:
 
 def test_pattern_without_a_match_is_rejected(model: Seq2Seq) -> None:
     with (
-        pytest.raises(ValueError, match=r"`pattern` must match an attention layer, but 'cross' matches none of: enc"),
+        pytest.raises(ValueError, match=r"pattern cross must select an attention layer, but select none of: enc"),
         attent.record(model, pattern="cross"),
     ):
         pass

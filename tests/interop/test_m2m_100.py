@@ -212,7 +212,7 @@ def test_ctranslate2_finds_the_same_translations(name: str, tmp_path: Path) -> N
     translator = Translator.load(tmp_path / "model", src="en", tgt="de", engine="torch")
     tokenizer, options = translator.tokenizer, SearchOptions(beam_size=4, max_length=LIMIT)
     assert isinstance(translator.model, Seq2Seq)
-    engine = CTranslate2Engine.open(translator.model, tokenizer, use_cache=False, compute_type="float32")
+    engine = CTranslate2Engine(translator.model, tokenizer, use_cache=False, compute_type="float32")
     requests = [
         SearchRequest(source_ids=row, prefix_ids=tokenizer.target_prefix, max_length=LIMIT)
         for row in tokenizer.encode_source(SENTENCES[:30])

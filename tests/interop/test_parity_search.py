@@ -199,7 +199,7 @@ def test_ctranslate2_matches_the_torch_engine(
 
     monkeypatch.setenv("ATTENT_CACHE", str(tmp_path / "cache"))
     model, search = ours.float(), SearchOptions(beam_size=beam_size)
-    ct2_engine = CTranslate2Engine.open(model, None, compute_type="float32", threads=1)
+    ct2_engine = CTranslate2Engine(model, None, compute_type="float32", threads=1)
     torch_engine = TorchEngine[Any](
         model=model,
         start_id=PAD,

@@ -159,13 +159,9 @@ def test_scores_by_default() -> None:
     assert [score.metric for score in compute_metrics(OUTPUTS, REFERENCES, resamples=0)] == ["bleu", "chrf", "ter"]
 
 
-@pytest.mark.parametrize(
-    ("sources", "outputs", "message"),
-    [(["a"], ["a"], "a reference for each output"), (["a"], ["a", "b"], "a source for each reference")],
-)
-def test_texts_that_do_not_match_are_refused(sources: list[str], outputs: list[str], message: str) -> None:
-    with pytest.raises(ScoreError, match=message):
-        evaluate(sources, ["a", "b"], outputs)
+def test_texts_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ScoreError, match="a reference for each output"):
+        evaluate(["a", "b"], ["a", "b"], ["a"])
     with pytest.raises(ScoreError, match="at least one output"):
         evaluate([], [], [])
 

@@ -15,7 +15,7 @@ from attent.decoding.forced_decoding import TargetScores
 from attent.scoring.alignment import AlignmentCandidate, AlignmentReport, AlignmentScores
 from attent.scoring.evaluate import Evaluation, LengthGroup, SentenceScore
 from attent.scoring.metrics import MetricScore, PairedComparison, ScoreError
-from attent.scoring.report import ScoreReport, list_sentence_rows, render_page, report_to_dict
+from attent.scoring.report import ScoreReport, render_page, report_to_dict
 
 BLEU = MetricScore(metric="bleu", value=31.256, mean=30.5, ci_half_width=1.25, signature="bleu|sig")
 TER = MetricScore(metric="ter", value=55.5, mean=None, ci_half_width=None, signature="ter|sig")
@@ -162,11 +162,6 @@ def test_forced_decoding_has_sums_and_a_row_for_each_sentence() -> None:
     ]
     assert "too long" not in " ".join(render(replace(REPORT, forced=FORCED[:1])))
     assert "log-probability per token -3.0000" in render(replace(REPORT, forced=FORCED[1:]))
-    assert list(list_sentence_rows(report)) == [
-        "number\tlog_prob\ttokens\tperplexity\tpieces",
-        f"1\t-3.0000\t2\t{math.exp(1.5):.3f}\ta:-1.000 b:-2.000",
-        f"2\t-3.0000\t1\t{math.exp(3):.3f}\tc:-3.000",
-    ]
 
 
 def test_sums_of_forced_decoding_are_bold() -> None:
@@ -175,14 +170,6 @@ def test_sums_of_forced_decoding_are_bold() -> None:
     assert texts[3].plain == f"{'tokens, with end tokens':<25}   {3:>7}"
     bold = [text.plain[span.start : span.end].strip() for text in texts for span in text.spans if span.style]
     assert bold == [f"{math.exp(2):.3f}", "-2.0000", "-6.00", "3"]
-
-
-def test_sentence_rows() -> None:
-    report = replace(REPORT, evaluation=EVALUATION)
-    assert list(list_sentence_rows(report))[:2] == [
-        "number\tbleu\tchrf\tsource\treference\toutput",
-        "1\t1.00\t10.00\tquelle 1\tref\ta b\x1b",
-    ]
 
 
 def make_alignment(num_links: int) -> AlignmentReport:

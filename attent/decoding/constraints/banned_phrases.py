@@ -4,9 +4,8 @@ The rows of a search run the automaton of `phrase_automaton` on the device. Toke
 decoded byte by byte, as UTF-8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -59,7 +58,7 @@ class BannedPhrases(Constraint):
         self.min_code_points = torch.tensor(MIN_CODE_POINTS, device=device)
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> BannedPhrases | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         if not any(request.banned_phrases for request in setup.requests):
             return None
         return cls(setup.requests, setup.vocabulary.spellings, setup.vocabulary.device)

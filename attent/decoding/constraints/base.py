@@ -4,8 +4,6 @@ A constraint works on all rows of a search at once, on their device, and never s
 remembers of a row is a row of integers that the search reorders with its beams.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

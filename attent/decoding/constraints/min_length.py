@@ -1,8 +1,7 @@
 """A minimum length of the target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ class MinLength(Constraint):
         self.min_length, self.end_ids = min_length, tuple(end_ids)
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> MinLength | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         min_length, vocabulary = setup.options.min_length, setup.vocabulary
         return cls(min_length, vocabulary.end_ids) if min_length else None
 

@@ -1,10 +1,9 @@
 """Forbid repetition: no n-gram twice, and no short unit of tokens over and over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from operator import eq
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class NoRepeatNgram(Constraint):
         self.n = n
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> NoRepeatNgram | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         n = setup.options.no_repeat_ngram_size
         return cls(n) if n else None
 
@@ -77,7 +76,7 @@ class NoLoops(Constraint):
         self.all_requests = all_requests
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> NoLoops | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         for_all = setup.options.forbid_loops
         if not for_all and not any(request.forbid_loops for request in setup.requests):
             return None

@@ -5,13 +5,12 @@ such boundaries, so there it is found anywhere. Case is ignored. The automaton r
 each state, one long transition. Tokens with incomplete characters (`<0xC3>`) are left to `banned_phrases`.
 """
 
-from __future__ import annotations
-
 import codecs
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,7 @@ class CharacterClasses:
     by_folded_text: dict[str, list[int]]  # classes of the characters with this case folding
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str]) -> CharacterClasses:
+    def from_texts(cls, texts: Iterable[str]) -> Self:
         joined = "\n".join(texts)
         folds = {char: char for char in joined}
         folds |= {char: fold for char, fold in build_case_foldings().items() if fold in joined}
@@ -110,9 +109,8 @@ class CharacterAutomaton:
             for in_word in (False, True)
         ]
         self.rows = [self._build_row(matches, in_word) for matches, in_word in self.states]  # grows while it is read
-        self.ends_in_match = [
-            self._is_complete(matches) for matches, _ in self.states
-        ]  # banned unless a letter follows
+        # Banned unless a letter follows.
+        self.ends_in_match = [self._is_complete(matches) for matches, _ in self.states]
 
     def get_state_id(self, matches: PartialMatches, in_word: bool) -> int:
         state = matches, in_word
@@ -258,12 +256,10 @@ class TokenSpellings:
         token_classes = char_classes[self.char_codes]
         is_empty = self.lengths == 0
         first = np.where(is_empty, HIDDEN, token_classes[:, 0] if token_classes.shape[1] else HIDDEN).astype(np.int32)
-        groups = {
-            char_class: self._build_group(
-                np.flatnonzero((first == char_class) & ~is_empty), token_classes, char_transitions
-            )
-            for char_class in np.unique(first[~is_empty])
-        }
+        groups: dict[int, TokenGroup] = {}
+        for char_class in np.unique(first[~is_empty]):
+            token_ids = np.flatnonzero((first == char_class) & ~is_empty)
+            groups[char_class] = self._build_group(token_ids, token_classes, char_transitions)
         remove_dead_ends(list(groups.values()), ends_in_match)
         rows = max((len(group.next_state) for group in groups.values()), default=0)
         row_index, next_state = np.zeros_like(char_transitions), np.zeros((rows, self.size), dtype=np.int32)
@@ -272,10 +268,8 @@ class TokenSpellings:
             next_state[: len(group.next_state), group.token_ids] = group.next_state
         states = np.arange(len(char_transitions))
         unchanged = np.repeat(states[:, None], is_empty.sum(), 1).astype(np.int32)
-        every, is_rejected = (
-            [*groups.values(), TokenGroup(np.flatnonzero(is_empty), states, unchanged)],
-            states == REJECTED,
-        )
+        every = [*groups.values(), TokenGroup(np.flatnonzero(is_empty), states, unchanged)]
+        is_rejected = states == REJECTED
         leading = [find_tokens_reaching(every, is_rejected), find_tokens_reaching(every, is_rejected | ends_in_match)]
         banned = np.concatenate(leading)
         banned[np.tile(ends_in_match, 2), self.end] = True

@@ -1,13 +1,12 @@
-"""A target that starts with given tokens."""
-
-from __future__ import annotations
+"""Targets that start with given tokens, or not with some, such as the space and the end token of Whisper."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, keep_only_tokens
+from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, ban_tokens, keep_only_tokens
 from attent.decoding.constraints.vocabulary import ConstraintSetup
 from attent.decoding.options import SearchRequest
 from attent.storage.errors import AttentError
@@ -40,7 +39,7 @@ class ForcedPrefix(Constraint):
             self.continuation_masks = torch.stack([torch.zeros_like(continuations), continuations])
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> ForcedPrefix | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         if not any(request.prefix_ids for request in setup.requests):
             return None
         return cls(setup.requests, setup.vocabulary.word_continuations, setup.vocabulary.device)
@@ -60,3 +59,17 @@ class ForcedPrefix(Constraint):
             at_boundary = generated.lengths == self.boundary_lengths[state[:, 0]]
             logits.masked_fill_(self.continuation_masks.index_select(0, at_boundary.long()), NEG_INF)
         return keep_only_tokens(logits, token[:, 0] >= 0, token, value)
+
+
+class BannedFirstTokens(Constraint):
+    def __init__(self, token_ids: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.token_ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
+
+    @classmethod
+    def build(cls, setup: ConstraintSetup) -> Self | None:
+        token_ids = setup.options.banned_first
+        return cls(token_ids, setup.vocabulary.device) if token_ids else None
+
+    def mask_logits(self, logits: Tensor, state: Tensor, generated: GeneratedTokens) -> Tensor:
+        is_first = (generated.lengths == 0)[:, None].expand(-1, len(self.token_ids))
+        return ban_tokens(logits, self.token_ids.expand_as(is_first), is_first)

@@ -8,10 +8,9 @@ A token is allowed only if the missing phrases still fit after it, one after the
 banned phrases or n-grams stand in the way; what can never be met is refused before the search.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -85,7 +84,7 @@ class RequiredPhrases(Constraint):
                 setattr(self, name, value.to(device))
 
     @classmethod
-    def build(cls, setup: ConstraintSetup) -> RequiredPhrases | None:
+    def build(cls, setup: ConstraintSetup) -> Self | None:
         _, requests, vocabulary = setup
         if not any(request.required_phrases for request in requests):
             return None

@@ -1,7 +1,5 @@
 """Inputs of constraints: options, requests, and the target vocabulary, whose properties are computed once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple

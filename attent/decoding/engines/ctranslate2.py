@@ -15,8 +15,6 @@ How CTranslate2 searches, as its results show:
 - There is one maximum length for a whole call, and sources of more than 1,024 tokens are truncated by default.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -28,7 +26,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from attent.decoding.batching import split_batches
 from attent.decoding.engines.option_support import find_unsupported_field
@@ -38,9 +38,7 @@ from attent.models import Seq2Seq
 from attent.models.seq2seq import find_suppressed_tokens
 from attent.storage.cache import get_cache_folder, hold_lock
 from attent.storage.errors import FolderError
-
-if TYPE_CHECKING:
-    from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer import Tokenizer
 
 SUPPORTED_OPTIONS = frozenset(
     {"beam_size", "length_penalty", "length_penalty_type", "n_best", "max_length", "patience", "diversity_penalty"}
@@ -76,60 +74,32 @@ IMPOSSIBLE_BIAS = -1e3  # at or below it, a token has probability 0
 class CTranslate2Engine:
     def __init__(
         self,
-        folder: Path,
-        model: Seq2Seq,
-        names: tuple[list[str], list[str]],
-        *,
-        suppressed_tokens: Sequence[int],
-        num_given: int,
-        compute_type: str,
-        threads: int,
-    ) -> None:
-        """
-        folder     holds the conversion
-        names      the tokens of its source and target vocabulary
-        num_given  tokens at the start of each request's prefix that have no share in the scores
-        """
-        self.config, self._num_given = model.config, num_given
-        self._source_names, self._target_names = names
-        self._target_ids = {name: i for i, name in enumerate(self._target_names)}
-        self._num_writable_tokens = model.config.output_vocab - len(suppressed_tokens)
-        self._max_lengths = [converter.get_max_length(side) for side in model.config.stacks]
-        bias = model.output.bias
-        self._can_end = bias is None or float(bias.detach()[model.config.end_id]) > IMPOSSIBLE_BIAS
-        self._translator = converter.import_ctranslate2().Translator(
-            str(folder), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
-        )
-
-    @classmethod
-    def open(
-        cls,
         model: Seq2Seq,
         tokenizer: Tokenizer | None,
         *,
         use_cache: bool = True,
         compute_type: str = "int8",
         threads: int | None = None,
-    ) -> CTranslate2Engine:
+    ) -> None:
         """Open the conversion of the model in the user's cache; convert first if there is none.
 
         use_cache  False: convert again, and keep nothing
         threads    None: as many as torch uses
         """
-        import torch
-
         suppressed = find_suppressed_tokens(model.config, tokenizer)
-        names = converter.build_vocabularies(model.config, tokenizer)
+        self.config = model.config
+        # Tokens at the start of each request's prefix that have no share in the scores.
+        self._num_given = 0 if tokenizer is None else len(tokenizer.target_prefix)
+        self._source_names, self._target_names = converter.build_vocabularies(model.config, tokenizer)
+        self._target_ids = {name: i for i, name in enumerate(self._target_names)}
+        self._num_writable_tokens = model.config.output_vocab - len(suppressed)
+        self._max_lengths = [converter.get_max_length(side) for side in model.config.stacks]
+        bias = model.output.bias
+        self._can_end = bias is None or float(bias.detach()[model.config.end_id]) > IMPOSSIBLE_BIAS
         threads = threads or torch.get_num_threads()
         with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:
-            return cls(
-                path,
-                model,
-                names,
-                suppressed_tokens=suppressed,
-                num_given=0 if tokenizer is None else len(tokenizer.target_prefix),
-                compute_type=compute_type,
-                threads=threads,
+            self._translator = converter.import_ctranslate2().Translator(
+                str(path), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
             )
 
     # --- what it supports --------------------------------------------------------------------------------------------
@@ -137,9 +107,8 @@ class CTranslate2Engine:
     def find_unsupported_reason(self, options: SearchOptions, requests: Sequence[SearchRequest]) -> str | None:
         """Return why the results would differ from the reference engine's, as the end of a sentence; None: equal."""
         supported = SUPPORTED_GREEDY_OPTIONS if options.beam_size == 1 else SUPPORTED_OPTIONS
-        name = find_unsupported_field(options, supported)
-        if name is not None:
-            return explain_unsupported(name)
+        if reason := explain_unsupported_field(options, supported):
+            return reason
         if options.beam_size > 1 and options.length_penalty_type == "wu":
             return "has no length penalty of Wu et al."
         if options.beam_size > 1 and 2 * options.beam_size > self._num_writable_tokens:
@@ -148,9 +117,8 @@ class CTranslate2Engine:
         return next((reason for reason in reasons if reason is not None), None)
 
     def _find_unsupported_request(self, request: SearchRequest, options: SearchOptions) -> str | None:
-        name = find_unsupported_field(request, SUPPORTED_REQUEST_FIELDS)
-        if name is not None:
-            return explain_unsupported(name)
+        if reason := explain_unsupported_field(request, SUPPORTED_REQUEST_FIELDS):
+            return reason
         has_prefix = len(request.prefix_ids) > self._num_given
         if has_prefix and request.prefix_ends_word:
             return "may continue the last word of a prefix"
@@ -186,12 +154,12 @@ class CTranslate2Engine:
             if longest > max_length or not is_complete:
                 again.setdefault(max_length, []).append(index)
             else:
-                yield index, self._rescore(requests[index], rank_hypotheses(hypotheses)[: options.n_best], options)
+                yield index, self._select_n_best(requests[index], hypotheses, options)
         # A search that reaches its maximum length has fewer finished hypotheses than `count`. With K more it is the
         # same search, and returns every hypothesis that finished or was truncated.
         batches = chain.from_iterable(split_batches(group, lengths, batch_tokens) for group in again.values())
         for index, hypotheses in self._run_batches(batches, requests, options, count + more):
-            yield index, self._rescore(requests[index], rank_hypotheses(hypotheses)[: options.n_best], options)
+            yield index, self._select_n_best(requests[index], hypotheses, options)
 
     def _run_batches(
         self,
@@ -247,19 +215,18 @@ class CTranslate2Engine:
             log_prob = ct2_score * len(ids) ** get_length_exponent(options)
             if log_prob > converter.SUPPRESSED_LOGIT / 2:
                 is_finished = bool(ids) and ids[-1] == self.config.end_id
-                token_ids, score = (
-                    tuple(ids[:-1] if is_finished else ids),
-                    log_prob / options.compute_score_divisor(len(ids)),
-                )
+                token_ids = tuple(ids[:-1] if is_finished else ids)
+                score = log_prob / options.compute_score_divisor(len(ids))
                 hypotheses.append(
                     Hypothesis(token_ids=token_ids, log_prob=log_prob, score=score, is_finished=is_finished)
                 )
         return hypotheses
 
-    def _rescore(
+    def _select_n_best(
         self, request: SearchRequest, hypotheses: list[Hypothesis], options: SearchOptions
     ) -> list[Hypothesis]:
-        """Replace log-probabilities by the model's, where CTranslate2's are renormalized or lack the prefix."""
+        """Return the n best, with the log-probabilities of the model where CTranslate2's are renormalized."""
+        hypotheses = sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))[: options.n_best]
         if not (len(request.prefix_ids) > self._num_given or options.min_length or options.no_repeat_ngram_size):
             return hypotheses
         sources = [to_names(request.source_ids, self._source_names)] * len(hypotheses)
@@ -274,8 +241,9 @@ class CTranslate2Engine:
         return rescored
 
 
-def explain_unsupported(name: str) -> str:
-    return REASONS.get(name, f"does not support `{name}`")
+def explain_unsupported_field(value: SearchOptions | SearchRequest, supported: frozenset[str]) -> str | None:
+    name = find_unsupported_field(value, supported)
+    return None if name is None else REASONS.get(name, f"does not support `{name}`")
 
 
 def to_names(ids: Sequence[int], names: list[str]) -> list[str]:
@@ -290,10 +258,6 @@ def get_length_exponent(options: SearchOptions) -> float:
     if options.beam_size == 1 or options.length_penalty_type != "avg":
         return ZERO_LENGTH_PENALTY
     return max(options.length_penalty, ZERO_LENGTH_PENALTY)
-
-
-def rank_hypotheses(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    return sorted(hypotheses, key=lambda each: (not each.is_finished, -each.score))
 
 
 # --- the conversion ------------------------------------------------------------------------------------------------

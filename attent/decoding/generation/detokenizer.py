@@ -3,8 +3,6 @@
 Text is never released with half a character. A stop string is not part of the text and may span tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attent.text.vocabulary import ESCAPE, Vocabulary

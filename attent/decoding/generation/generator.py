@@ -1,14 +1,12 @@
 """Continue prompts with a decoder-only model: tokens are generated in `loop`; `detokenizer` turns them into text."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -26,7 +24,7 @@ from attent.decoding.generation.loop import (
     StepOptions,
     compute_cache_columns,
 )
-from attent.decoding.loading import compute_max_rows, load_tokenizer, resolve_device_and_dtype
+from attent.decoding.loading import check_tokenizer_size, compute_max_rows, load_tokenizer, resolve_device_and_dtype
 from attent.decoding.options import GenerationOptions, SearchOptions, StopCheck
 from attent.decoding.translator import check_list_of_strings
 from attent.interop import load_as
@@ -91,10 +89,7 @@ class Generator:
         vocabulary, vocab = tokenizer.target, model.config.vocab
         # Tokens beyond the model's vocabulary must have no text: some folders add one for padding.
         if any(vocabulary.decode([token]) for token in range(vocab, vocabulary.size)):
-            raise GenerationError(
-                f"the tokenizer must have at most the model's {vocab} tokens, but has {vocabulary.size}; load both "
-                f"from the same folder"
-            )
+            check_tokenizer_size(vocabulary.size, vocab)
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.batch_size, self.use_cuda_graphs, self._notify = batch_size, use_cuda_graphs, notify
         self._static_state: tuple[tuple[int, int, StepOptions], StaticState] | None = None
@@ -109,7 +104,7 @@ class Generator:
         dtype: str | None = None,
         batch_size: int | None = None,
         notify: Callable[[str], None] | None = None,
-    ) -> Generator:
+    ) -> Self:
         """Load a model folder, ours or Hugging Face's (GPT-2, LLaMA); `dtype` None: as stored."""
         path = locate_model(folder)
         placed, precision = resolve_device_and_dtype(device, dtype)
@@ -235,7 +230,9 @@ class Generator:
         # Prompts of similar length, longest first: too little memory then shows at once.
         order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index].token_ids), index))
         while order:
-            size = self._compute_batch_size(compute_cache_columns([encoded[index] for index in order]))
+            row_bytes = self._compute_sequence_bytes(compute_cache_columns([encoded[index] for index in order]))
+            max_rows = compute_max_rows(row_bytes, self.device, CPU_MAX_ROWS, MAX_ROWS)
+            size = max(1, max_rows if self.batch_size is None else self.batch_size)
             indices, order = order[:size], order[size:]
             batch = [encoded[index] for index in indices]
             for i, finished, detokenizer in self._run_batch(batch, options, should_stop):
@@ -313,11 +310,6 @@ class Generator:
             self._static_state = None  # frees its memory before more is allocated
             self._static_state = (key, StaticState(self.model, rows, capacity, context))
         return self._static_state[1]
-
-    def _compute_batch_size(self, columns: int) -> int:
-        if self.batch_size is not None:
-            return max(1, self.batch_size)
-        return max(1, compute_max_rows(self._compute_sequence_bytes(columns), self.device, CPU_MAX_ROWS, MAX_ROWS))
 
     def _compute_sequence_bytes(self, columns: int) -> int:
         config, self_attn = self.model.config, self.model.decoder.blocks[0].self_attn

@@ -5,11 +5,9 @@ token, the cache and the end test, and the host polls only now and then for fini
 columns up to the next multiple of GRAPH_COLUMNS, with unused ones masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +67,7 @@ class GenerationContext:
     constraints: tuple[Constraint, ...]
 
     @classmethod
-    def from_options(cls, options: StepOptions, device: torch.device) -> GenerationContext:
+    def from_options(cls, options: StepOptions, device: torch.device) -> Self:
         end_ids = torch.tensor(options.end_ids, dtype=torch.int64, device=device)
         suppressed_tokens = torch.tensor(options.suppressed_tokens, dtype=torch.int64, device=device)
         vocabulary = TargetVocabulary(None, 0, options.end_ids, device)  # prompts have no phrases
@@ -90,7 +88,7 @@ class SequenceBatch:
     @classmethod
     def from_prompts(
         cls, input_tokens: Tensor, prompts: Sequence[EncodedPrompt], max_new_tokens: int, context: GenerationContext
-    ) -> SequenceBatch:
+    ) -> Self:
         B, device = len(prompts), input_tokens.device
         max_lengths = torch.tensor([prompt.max_new_tokens for prompt in prompts], device=device)
         rng_keys = torch.tensor([prompt.rng_key for prompt in prompts], device=device)
@@ -100,7 +98,7 @@ class SequenceBatch:
         zeros = torch.zeros_like(max_lengths)
         return cls(input_tokens, tokens, tokens.float(), zeros, max_lengths, rng_keys, zeros.bool(), states)
 
-    def select_rows(self, rows: Tensor) -> SequenceBatch:
+    def select_rows(self, rows: Tensor) -> Self:
         return map_tensors(lambda x: x.index_select(0, rows), self)
 
 

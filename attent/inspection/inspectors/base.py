@@ -1,18 +1,17 @@
 """The base class of all inspectors: one recorded forward pass, reduced to what a page can hold, as a document."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from attent.decoding.alignment import attach_observers
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection.attention_trace import (
@@ -20,16 +19,15 @@ from attent.inspection.attention_trace import (
     TraceSide,
     build_document,
     build_layer,
-    crop_weights,
     get_layer_info,
     get_side_names,
     pack_qkv,
+    select_attention_layers,
 )
 from attent.inspection.display_tokens import build_display_token
 from attent.inspection.head_masking import ModelPart, mask_heads
 from attent.inspection.head_stats import measure_document_heads
 from attent.inspection.position_encodings import DEFAULT_LENGTH, describe_positions
-from attent.inspection.record import attach_observers, select_attention_layers
 from attent.models import Model, Seq2Seq
 from attent.models.config import get_stack_configs
 from attent.nn import Attention, AttentionRecord, ImageConfig, StackConfig
@@ -132,8 +130,8 @@ class Inspector(Generic[ModelT]):
         budget = PageBudget.from_layers(observed, sides)
         recorded: dict[str, dict[str, Any]] = {}
         layers: list[dict[str, Any]] = []
-        observers = {path: budget.make_observer(path, sides, recorded, should_stop) for path in observed}
-        with attach_observers(observed, observers):
+        observers = [budget.make_observer(path, sides, recorded, should_stop) for path in observed]
+        with attach_observers(observed.values(), observers):
             yield layers
         layers += [recorded[path] for path in observed]
 
@@ -145,7 +143,7 @@ class PageBudget:
     include_qkv: bool
 
     @classmethod
-    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> PageBudget:
+    def from_layers(cls, layers: Mapping[str, Attention], sides: Mapping[str, TraceSide]) -> Self:
         sizes, rows, num_values = {}, {}, 0
         for path, layer in layers.items():
             queries, keys = (len(sides[name].tokens) for name in get_side_names(path, sides))
@@ -174,7 +172,7 @@ class PageBudget:
         def observer(record: AttentionRecord) -> None:
             check_cancelled(should_stop)
             weights = record.weights.float().cpu()
-            shown = crop_weights(weights, 0, shape, path)  # without the padding of a front-end
+            shown = weights[0, :, : shape[0], : shape[1]]  # without the padding of a front-end
             top_k = None if path in self.dense_layers else self.weights_per_row
             recorded[path] = build_layer(path, names, shown, **get_layer_info(record), top_k=top_k)
             if record.score_weight is None and self.include_qkv and shown.shape == weights.shape[1:]:

@@ -1,7 +1,5 @@
 """Inspect an encoder-decoder: the search as a tree, and the attention of a forward pass. Subclasses load the source."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,11 +137,7 @@ class Seq2SeqInspector(base.Inspector[Seq2Seq]):
     # --- document sections -------------------------------------------------------------------------------------------
 
     def _describe_search(
-        self,
-        search_trace: SearchTrace,
-        source: LoadedSource,
-        search: SearchOptions,
-        predictions: list[dict[str, Any]],
+        self, search_trace: SearchTrace, source: LoadedSource, search: SearchOptions, predictions: list[dict[str, Any]]
     ) -> dict[str, Any]:
         paths = [set(search_trace.path_to(last)) for last in search_trace.last_nodes]
         on_best_path, in_results = paths[0], set().union(*paths)

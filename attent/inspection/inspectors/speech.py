@@ -1,7 +1,5 @@
 """Inspect a speech model: a recording with its spectrogram, a token for each encoder state, and the search."""
 
-from __future__ import annotations
-
 import base64
 import io
 import wave

@@ -1,7 +1,5 @@
 """Inspect causal language models (next tokens, a greedy continuation) and text encoders (masked tokens, labels)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from attent.decoding.generation.detokenizer import decode_continuation
 from attent.decoding.generation.loop import generate_greedy
+from attent.decoding.loading import check_tokenizer_size
 from attent.decoding.options import StopCheck
 from attent.decoding.predictor import Predictor
 from attent.inspection.attention_trace import TraceSide
@@ -32,11 +31,7 @@ class CausalLMInspector(base.Inspector[CausalLM]):
     model_kind = "a language model"
 
     def __init__(self, model: CausalLM, vocabulary: Vocabulary, *, name: str = "") -> None:
-        if vocabulary.size > model.config.vocab:
-            raise AttentError(
-                f"the tokenizer must have at most {model.config.vocab} pieces to fit the model, but has "
-                f"{vocabulary.size}; load both from the same folder"
-            )
+        check_tokenizer_size(vocabulary.size, model.config.vocab)
         super().__init__(model, name=name)
         self.vocabulary = vocabulary
 

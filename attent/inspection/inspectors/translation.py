@@ -1,14 +1,12 @@
 """Inspect a translator: the source is a sentence, and the search is that of `Translator`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 from attent.decoding.batching import pad_token_ids
 from attent.decoding.constraints.no_repeat import has_loop
 from attent.decoding.engines.reference import TorchEngine
-from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
+from attent.decoding.options import SearchOptions, SearchRequest, Segment, StopCheck
 from attent.decoding.search_trace import SearchTrace, trace_search
 from attent.decoding.translator import Translator
 from attent.inspection.attention_trace import TraceSide
@@ -47,18 +45,15 @@ class TranslationInspector(Seq2SeqInspector):
             raise AttentError("the sentence must not be empty")
         source = self.tokenizer.source
         (row,) = self.tokenizer.add_source_tokens([encode_with_sentinels(source, text)], request.to)
-        num_added = 1 + len(self.tokenizer.source_prefix) + (request.to is not None)  # end token, language or tag
-        limit = request.search.compute_max_length(len(row) - num_added)
         base.check_length(self.model.encoder, len(row), "the sentence", request.max_tokens)
-        limit = min(limit, self.model.decoder.positions.max_length or limit)
-        size = self.model.config.output_vocab
+        search_request = self.translator._build_request(Segment(text), row, request.search, request.to)
+        limit, size = search_request.max_length, self.model.config.output_vocab
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
         if invalid:
             raise AttentError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
         if len(request.prefix) >= limit:
             raise AttentError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
-        prefix = (*self.tokenizer.target_prefix, *request.prefix)
-        return SearchRequest(source_ids=row, prefix_ids=prefix, max_length=limit)
+        return replace(search_request, prefix_ids=(*search_request.prefix_ids, *request.prefix))
 
     def _trace_search(
         self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None

@@ -1,7 +1,5 @@
 """Inspect Vision Transformers (image, patches, labels) and caption models (image, patches, search of the text)."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib
@@ -20,7 +18,6 @@ from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
 from attent.models import VisionTransformer
 from attent.nn import ImageConfig
 from attent.nn.frontends import normalize_pixels
-from attent.storage.errors import AttentError
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
@@ -86,10 +83,6 @@ def encode_data_url(pixels: Tensor) -> str:
 
 def encode_png(pixels: Tensor) -> bytes:
     """Encode uint8 pixels (C, height, width) as a gray or RGB PNG, without an image package."""
-    if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
-        raise AttentError(
-            f"pixels must be uint8 of shape (1 or 3, height, width), but are {pixels.dtype} of {tuple(pixels.shape)}"
-        )
     channels, height, width = pixels.shape
     rows = pixels.permute(1, 2, 0).reshape(height, width * channels).cpu()
     lines = torch.cat([rows.new_zeros(height, 1), rows], 1).numpy().tobytes()  # a filter byte (0: none) before each row

@@ -49,7 +49,7 @@ def make_model(seed: int = 0, ends: float = 4.0, sharp: float = 2.0, **stack: An
 
 
 def open_engine(model: Seq2Seq, **options: Any) -> CTranslate2Engine:
-    return CTranslate2Engine.open(model, None, **{"compute_type": "float32", "threads": 1, **options})
+    return CTranslate2Engine(model, None, **{"compute_type": "float32", "threads": 1, **options})
 
 
 @pytest.fixture(autouse=True)
