@@ -15,7 +15,7 @@ from pathlib import Path
 from attent import settings
 from attent.data import phrases
 from attent.data.opus import unpack_archive
-from attent.data.pairs import CorpusError, LanguagePair
+from attent.data.pairs import CorpusError, LanguageMismatchError, LanguagePair
 from attent.storage import download
 from attent.storage.cache import build_folder, get_cache_folder
 from attent.storage.download import RemoteFile, download_file, show_progress
@@ -140,7 +140,7 @@ def _check_multi30k(languages: LanguagePair) -> list[str]:
     for tag in _require_languages("multi30k", languages):
         if normalize_tag(tag) not in MULTI30K_LANGUAGES:
             known = ", ".join(MULTI30K_LANGUAGES)
-            raise CorpusError(f"multi30k: is in {known}, not in `{tag}`; choose --src and --tgt from these")
+            raise LanguageMismatchError(f"multi30k: is in {known}, not in `{tag}`", "choose --src and --tgt from these")
     return sorted(map(normalize_tag, languages.tags))
 
 

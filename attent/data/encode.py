@@ -121,7 +121,6 @@ def learn_tokenizer(
     config: TokenizerConfig | None = None,
     *,
     language_tags: bool = False,
-    seed: int = 0,
     augmenter: Augmenter | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on a sample of the corpora, changed by `augmenter`."""
@@ -132,11 +131,11 @@ def learn_tokenizer(
             if not (block := list(islice(pairs, BLOCK_PAIRS))):
                 return
             texts = [pair.source for pair in block], [pair.target for pair in block]
-            yield from (texts if augmenter is None else augmenter.augment(*texts, _stable_hash((seed, index), 8)))[side]
+            yield from (texts if augmenter is None else augmenter.augment(*texts, _stable_hash((index,), 8)))[side]
 
     languages = dict.fromkeys(corpus.languages.target for corpus in corpora) if language_tags else {}
     tags = [tag for tag in languages if tag is not None]
-    return train_tokenizer(iterate_texts(0), iterate_texts(1), config or TokenizerConfig(), tags, seed)
+    return train_tokenizer(iterate_texts(0), iterate_texts(1), config or TokenizerConfig(), tags)
 
 
 def learn_languages(corpora: Sequence[Corpus]) -> LanguageIdentifier | None:

@@ -62,7 +62,7 @@ def test_the_ratio_is_that_of_general_to_new_pairs(tmp_path: Path, ratio: str, e
     config = replace(DATA, train=(new,), replay=(general + ratio,), hold_out=0)
     splits = load_corpora(config, 1, context(tmp_path))
     assert splits.has_replay
-    prepared = prepare_tokens(splits, tokenizer(), config, 1, context(tmp_path))
+    prepared = prepare_tokens(splits, tokenizer(), config, context(tmp_path))
     batches = build_train_batches(prepared, config, TRAIN)
     pairs = [int(pair) for step in range(batches.num_batches(0)) for pair in batches.get_batch(0, step).example_ids]
     assert sum(pair < 40 for pair in pairs) == 40

@@ -174,9 +174,8 @@ class TranslationTask(GenerationTask):
     def describe_model(self, out: Path) -> base.ModelDescription:
         splits, tags = self.prepared.splits, self.tokenizer.source.tags
         # An example for --to; "" where the tokenizer has tags that this model was not trained with.
-        tag = None if not tags else tags[0] if splits.use_tags else ""
-        flag = f" --to {splits.train[0].languages.target}" if splits.use_tags else ""
-        next_step = f"try it: attent translate {out}{flag}"
+        tag = None if not tags else splits.train[0].languages.target if splits.use_tags else ""
+        next_step = f"try it: attent translate {out}" + (f" --to {tag}" if tag else "")
         return describe_translator(str(out), splits.languages.source, splits.languages.target, tag, next_step)
 
 

@@ -78,7 +78,7 @@ def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunC
     if run.init_from is None and run.data.replay not in ((), (OFF,)):
         raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
     splits = load_corpora(run.data, run.train.seed, context, replay.fetch_sample(run.init_from, context))
-    return prepare_tokens(splits, tokenizer, run.data, run.train.seed, context)
+    return prepare_tokens(splits, tokenizer, run.data, context)
 
 
 def load_corpora(
@@ -205,8 +205,11 @@ def _split_validation(
     return train, others, held_out
 
 
-def _train_tokenizer(splits: CorpusSplits, config: DataConfig, seed: int, context: base.RunContext) -> Tokenizer:
-    """Train a tokenizer with the symbols of back-translation, inline tags and context, on augmented text."""
+def _train_tokenizer(splits: CorpusSplits, config: DataConfig, context: base.RunContext) -> Tokenizer:
+    """Train a tokenizer with the symbols of back-translation, inline tags and context, on augmented text.
+
+    It does not depend on the seed, so that models of several seeds can form an ensemble.
+    """
     context.note("training the tokenizer ...")
     symbols = [*config.tokenizer.symbols]
     if config.synthetic is not None and config.synthetic.mono_target:
@@ -218,7 +221,7 @@ def _train_tokenizer(splits: CorpusSplits, config: DataConfig, seed: int, contex
     settings = replace(config.tokenizer, symbols=tuple(dict.fromkeys(symbols)))
     rates = {name: rate for name, rate in config.augment_rates.items() if KINDS[name].has_other_subwords}
     augmenter = Augmenter(rates) if rates else None
-    tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, seed=seed, augmenter=augmenter)
+    tokenizer = learn_tokenizer(splits.train, settings, language_tags=splits.use_tags, augmenter=augmenter)
     sides = [tokenizer.source] if tokenizer.joint else [tokenizer.source, tokenizer.target]
     sizes = " and ".join(f"{side.size:,}" for side in sides)
     context.note(f"tokenizer: {config.tokenizer.kind}, {sizes} subwords")
@@ -226,11 +229,11 @@ def _train_tokenizer(splits: CorpusSplits, config: DataConfig, seed: int, contex
 
 
 def prepare_tokens(
-    splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, seed: int, context: base.RunContext
+    splits: CorpusSplits, tokenizer: Tokenizer | None, config: DataConfig, context: base.RunContext
 ) -> PreparedData:
     """Train a tokenizer unless there is one, and encode the training and validation data."""
     if tokenizer is None:
-        tokenizer = _train_tokenizer(splits, config, seed, context)
+        tokenizer = _train_tokenizer(splits, config, context)
     if config.context and not has_separator(tokenizer.source):
         raise TrainError(
             f"`data.context` needs a tokenizer with {SEPARATOR}, but this one has none; train from scratch, or leave "

@@ -15,6 +15,7 @@ import torch
 from attent.data.formats.placeholders import INLINE_TAGS
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig
+from attent.training.config import RunConfig
 from attent.training.events import Event, Note
 from attent.training.run_options import DataConfig, TrainConfig, TrainError
 from attent.training.tasks import base
@@ -26,6 +27,7 @@ from attent.training.tasks.translation_data import (
     build_train_batches,
     build_valid_batches,
     load_corpora,
+    prepare_data,
     prepare_tokens,
     read_eval_set,
 )
@@ -54,7 +56,7 @@ def prepare(
     tmp_path: Path, config: DataConfig, events: list[Event] | None = None, with_tokenizer: Tokenizer | None = None
 ) -> PreparedData:
     splits = load(tmp_path, config, events)
-    return prepare_tokens(splits, with_tokenizer, config, 1, context(tmp_path, events))
+    return prepare_tokens(splits, with_tokenizer, config, context(tmp_path, events))
 
 
 def notes(events: list[Event]) -> str:
@@ -315,6 +317,14 @@ def test_the_tokenizer_is_trained_on_words_in_capitals_too(tmp_path: Path) -> No
         counts.append(sum(piece.strip("▁").isalpha() and piece.isupper() and len(piece) > 3 for piece in pieces))
     assert counts[0] == 0
     assert counts[1] > 5
+
+
+def test_the_tokenizer_does_not_depend_on_the_seed(tmp_path: Path) -> None:
+    data = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, augment=("upper=0.3",))
+    runs = [RunConfig(data=data, train=replace(TRAIN, seed=seed)) for seed in (1, 2)]
+    vocabularies = [prepare_data(run, None, context(tmp_path / f"{run.train.seed}")).tokenizer.source for run in runs]
+    first, second = ([each.to_pieces([index]) for index in range(each.size)] for each in vocabularies)
+    assert first == second
 
 
 def test_eval_texts_have_their_languages(tmp_path: Path) -> None:
