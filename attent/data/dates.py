@@ -10,7 +10,7 @@ same bytes on every machine.
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -69,18 +69,22 @@ def get_folder_name(languages: LanguagePair) -> str:
 
 def write_corpus(folder: Path, sizes: Mapping[str, int] = SPLIT_SIZES) -> None:
     for split, size in sizes.items():
-        pairs = ((text, date) for date in _split_dates()[split] for text in _generate_texts(date))
         with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{text}\t{date.isoformat()}\n" for text, date in islice(pairs, size))
+            file.writelines(f"{text}\t{iso}\n" for text, iso in islice(generate_pairs(split, LANGUAGE_TAGS), size))
 
 
-def _generate_texts(date: datetime.date) -> Iterator[str]:
+def generate_pairs(split: str, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for date in _split_dates()[split]:
+        yield from ((text, date.isoformat()) for text in _generate_texts(date, tags))
+
+
+def _generate_texts(date: datetime.date, tags: Sequence[str]) -> Iterator[str]:
     """Yield a few different texts for a date; hashes of the date choose languages and formats."""
     seen: set[str] = set()
     for number in range(4 * TEXTS_PER_DATE):
         draw = hash_bytes(f"{date} {number}".encode())
-        formats = list_date_formats(LANGUAGE_TAGS[draw % len(LANGUAGE_TAGS)])
-        text = formats[draw // len(LANGUAGE_TAGS) % len(formats)].format_date(date)
+        formats = list_date_formats(tags[draw % len(tags)])
+        text = formats[draw // len(tags) % len(formats)].format_date(date)
         if text not in seen:
             seen.add(text)
             yield text
