@@ -140,6 +140,8 @@ async def list_models(call: Call[None]) -> dict[str, Any]:
 
 
 async def show_health(call: Call[None]) -> dict[str, Any]:
+    if not call.gateway.backend.is_alive:
+        raise ApiError(503, "no worker can load the models; restart the server")
     return {"status": "ok"}
 
 
@@ -163,7 +165,7 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
              body=SuggestBody, response=create_model("SuggestResult", suggestions=Documents)),
     Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),
-    Endpoint("GET", "/health", show_health, "Tell that the server runs.", response=Status, is_public=True),
+    Endpoint("GET", "/health", show_health, "Tell whether the server is alive.", response=Status, is_public=True),
     Endpoint("GET", "/ready", show_readiness, "Tell whether a model is ready.", response=Status, is_public=True),
     Endpoint("GET", "/metrics", show_metrics, "Metrics for Prometheus.", media_type="text/plain"),
 )  # fmt: skip

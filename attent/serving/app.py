@@ -172,7 +172,7 @@ def create_app(
 
     endpoints = [
         Endpoint("GET", "/", show_page, "The page.", media_type="text/html"),
-        Endpoint("GET", "/health", show_health, "Tell that the server runs."),
+        Endpoint("GET", "/health", show_health, "Tell whether the server is alive."),
         Endpoint("POST", "/api/look", look, "Inspect a text.", LookRequest),
     ]
     return HttpApp(gateway, endpoints)

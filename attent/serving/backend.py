@@ -204,6 +204,12 @@ class ModelBackend:
 
     @property
     def is_ready(self) -> bool:
+        """Whether a request would be answered now."""
+        return True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is ready, or becomes ready without a restart."""
         return True
 
     async def start(self) -> None:
@@ -391,6 +397,10 @@ class WorkerPool(ModelBackend):
     def is_ready(self) -> bool:
         return bool(self.usable_workers)
 
+    @property
+    def is_alive(self) -> bool:
+        return self.is_ready or not all(task.done() for task in self._supervisors)
+
     async def start(self) -> None:
         snapshot = self._take_snapshot()  # before it is loaded, so that no change is missed
         try:
@@ -411,7 +421,7 @@ class WorkerPool(ModelBackend):
     async def _choose_channel(self) -> Channel:
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_WORKER_WAIT):
-                while not self.usable_workers and not all(task.done() for task in self._supervisors):
+                while self.is_alive and not self.is_ready:
                     await asyncio.sleep(0.05)
         if not self.usable_workers:
             raise make_unavailable_error("no model is ready; try again in a moment")

@@ -23,7 +23,7 @@ from attent.serving.gateway import ServerOptions
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, Limits, RequestGuard
 from attent.serving.service import FilePipeline
 from attent.serving.translation_app import TranslationApp
-from tests.serving.toy import Client, Model, post_bytes, start_test_server
+from tests.serving.toy import Client, Model, exchange, http_scope, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -257,28 +257,13 @@ def test_heads_that_granian_refuses_are_answered_without_a_body(client: Client, 
 
 
 def talk(guard: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
-    sent: list[Any] = []
-    waiting = list(messages)
-
-    async def receive() -> Any:
-        return waiting.pop(0) if waiting else await asyncio.get_running_loop().create_future()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(guard(scope, receive, send))
-    return sent
+    return asyncio.run(exchange(guard, scope, *messages))
 
 
 async def failing(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/late":
         await send({"type": "http.response.start", "status": 200, "headers": []})
     raise RuntimeError("a bug")
-
-
-def http_scope(path: str) -> dict[str, Any]:
-    headers = [(b"host", b"localhost")]
-    return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
 
 
 def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
