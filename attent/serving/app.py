@@ -4,8 +4,6 @@ It imports no torch: models are behind a backend. Requests are validated in `end
 `limits` and `admission`; `server` runs the app.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

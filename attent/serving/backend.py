@@ -5,8 +5,6 @@ request that another one can still answer: its requests are sent once more. When
 loads it before the old one ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -16,9 +14,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,7 +55,7 @@ class ServiceConfig:
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
 
-    def load(self, notify: Callable[[str], None] | None = None) -> TranslationService:
+    def load(self, notify: Callable[[str], None] | None = None) -> "TranslationService":
         from attent.serving.service import TranslationService  # imports torch
 
         return TranslationService(
@@ -138,30 +136,6 @@ class WorkerDied(Exception):
     """A worker process ended before it answered."""
 
 
-@dataclass(eq=False)
-class PendingCall:
-    """A call whose results arrive from threads or from a worker process."""
-
-    call_id: int
-    results: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
-    is_finished: bool = False
-
-    def receive(self, kind: str, value: Any) -> None:
-        self.is_finished |= kind != "item"
-        self.results.put_nowait((kind, value))
-
-    async def iterate(self) -> AsyncIterator[Any]:
-        """Yield the items, or the only result."""
-        while True:
-            kind, value = await self.results.get()
-            if kind == "error":
-                raise value
-            if kind == "item" or value is not None:
-                yield value
-            if kind == "done":
-                return
-
-
 class Channel:
     """Sends calls to a service, and its results to whoever awaits them. Belongs to one event loop."""
 
@@ -170,20 +144,22 @@ class Channel:
     def __init__(self, send: Callable[[int, Method | None, Any, str], None]) -> None:
         """`send` gets the arguments of `RunningCalls.handle`."""
         self.send = send
-        self.pending: dict[int, PendingCall] = {}
+        self.pending: dict[int, asyncio.Queue[tuple[str, Any]]] = {}  # call id -> its results
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, method: Method, request: Any, client: str) -> PendingCall:
-        call = PendingCall(next(self._ids))
-        self.pending[call.call_id] = call
-        self.send(call.call_id, method, request, client)
-        return call
-
-    def end(self, call: PendingCall) -> None:
-        """Forget a call; cancel it if it is not finished."""
-        self.pending.pop(call.call_id, None)
-        if not call.is_finished:
-            self.send(call.call_id, None, None, "")
+    @contextmanager
+    def begin(self, method: Method, request: Any, client: str) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
+        """Begin a call; yield its results: (kind, value). An error inside of the `with` block cancels it."""
+        call_id, results = next(self._ids), asyncio.Queue[tuple[str, Any]]()
+        self.pending[call_id] = results
+        self.send(call_id, method, request, client)
+        try:
+            yield results
+        except BaseException:
+            self.send(call_id, None, None, "")
+            raise
+        finally:
+            del self.pending[call_id]
 
     def receive(self, message: tuple[int, str, Any]) -> None:
         """Handle a result; called in any thread."""
@@ -191,9 +167,8 @@ class Channel:
             self._loop.call_soon_threadsafe(self._deliver, message)
 
     def _deliver(self, message: tuple[int, str, Any]) -> None:
-        call_id, kind, value = message
-        if call := self.pending.get(call_id):
-            call.receive(kind, value)
+        if results := self.pending.get(message[0]):
+            results.put_nowait(message[1:])
 
 
 class ModelBackend:
@@ -224,7 +199,6 @@ class ModelBackend:
         raise NotImplementedError
 
     async def call(self, method: Method, request: Any, client: str = "") -> Any:
-        """Return the result of a method."""
         (result,) = [result async for result in self.stream(method, request, client)]
         return result
 
@@ -232,18 +206,20 @@ class ModelBackend:
         """Yield the results of a method. A call whose worker dies is sent once more, except a stream that has begun."""
         for attempt in itertools.count(1):
             channel = await self._choose_channel()
-            call = channel.begin(method, request, client)
-            num_yielded = 0
+            kind, num_yielded = "item", 0
             try:
-                async for result in call.iterate():
-                    yield result
-                    num_yielded += 1
+                with channel.begin(method, request, client) as results:
+                    while kind == "item":
+                        kind, value = await results.get()
+                        if kind == "error":
+                            raise value
+                        if kind == "item" or value is not None:
+                            yield value
+                            num_yielded += 1
                 return
             except WorkerDied:
                 if attempt == MAX_ATTEMPTS or (num_yielded and method == "stream"):  # else it is only the progress
                     raise make_unavailable_error("the model stopped unexpectedly; try again") from None
-            finally:
-                channel.end(call)
 
 
 class LocalBackend(ModelBackend):
@@ -319,8 +295,8 @@ class WorkerProcess(Channel):
     def _handle_end(self) -> None:
         self.ended.set()
         self._deliver((-1, "error", ServeError("a worker process ended while it loaded the models")))
-        for call in list(self.pending.values()):
-            call.receive("error", WorkerDied())
+        for results in self.pending.values():
+            results.put_nowait(("error", WorkerDied()))
 
     async def wait_until_ended(self) -> None:
         """Wait for the end of the process, which is killed if it no longer answers pings."""
@@ -337,7 +313,6 @@ class WorkerProcess(Channel):
         log.error("worker %s ended with exit code %s", self.process.pid, self.process.exitcode)
 
     async def drain(self, timeout: float) -> None:
-        """Let the calls finish, then end the process."""
         try:
             end = time.monotonic() + timeout
             while self.pending and not self.ended.is_set() and time.monotonic() < end:
@@ -434,7 +409,6 @@ class WorkerPool(ModelBackend):
         return task
 
     async def _load_worker(self, config: ServiceConfig) -> WorkerProcess:
-        """Return a new worker that has loaded the models."""
         worker = WorkerProcess(config)
         try:
             async with asyncio.timeout(START_TIMEOUT):
