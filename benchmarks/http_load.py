@@ -79,11 +79,14 @@ async def run_clients(
     handle: Callable[[Answer, Any], Awaitable[None] | None] = lambda answer, body: None,
     headers: str = "",
 ) -> list[float]:
-    """Send (path, body) requests by `count` concurrent clients; return the seconds of each answer."""
+    """Send (path, body) requests by `count` concurrent clients; return the seconds of each answer.
+
+    `{client}` in the headers is the number of the client.
+    """
     pending, seconds = iter(requests), list[float]()
 
-    async def run_client() -> None:
-        connection = Connection(url, headers)
+    async def run_client(number: int) -> None:
+        connection = Connection(url, headers.format(client=number))
         for path, body in pending:
             answer = await connection.post(path, body)
             seconds.append(answer.seconds)
@@ -92,5 +95,5 @@ async def run_clients(
                 await waiting
         connection.close()
 
-    await asyncio.gather(*(run_client() for _ in range(count)))
+    await asyncio.gather(*map(run_client, range(count)))
     return seconds

@@ -11,15 +11,16 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
@@ -41,6 +42,7 @@ MAX_UNANSWERED_PINGS = 6  # in a row, then a worker is replaced
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
 START_TIMEOUT = 600.0  # seconds to load the models
+SWITCH_SECONDS = 0.0005  # that a thread waits for a busy one; a request passes six threads, with Python's 5 ms each
 
 log = logging.getLogger("attent.serving")
 
@@ -161,14 +163,15 @@ class Channel:
         finally:
             del self.pending[call_id]
 
-    def receive(self, message: tuple[int, str, Any]) -> None:
-        """Handle a result; called in any thread."""
+    def receive(self, *messages: tuple[int, str, Any]) -> None:
+        """Handle results; called in any thread."""
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._deliver, message)
+            self._loop.call_soon_threadsafe(self._deliver, messages)
 
-    def _deliver(self, message: tuple[int, str, Any]) -> None:
-        if results := self.pending.get(message[0]):
-            results.put_nowait(message[1:])
+    def _deliver(self, messages: Iterable[tuple[int, str, Any]]) -> None:
+        for call_id, *result in messages:
+            if results := self.pending.get(call_id):
+                results.put_nowait(tuple(result))
 
 
 class ModelBackend:
@@ -262,39 +265,32 @@ class WorkerProcess(Channel):
         self.process.start()
         remote.close()
         threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
-        threading.Thread(target=self._write, name="attent worker calls", daemon=True).start()
-
-    def _write(self) -> None:
-        """Send calls, in a thread since a process that is stopped or busy blocks it."""
-        with suppress(OSError):  # it has ended, which `_read` handles
-            while (message := self._outgoing.get()) is not None:
-                self._connection.send(message)
+        start_sending(self._connection, self._outgoing)
 
     def _read(self) -> None:
         """Receive results until the process ends."""
         with suppress(EOFError, OSError):
             while True:
-                self.receive(self._connection.recv())
+                self.receive(*self._connection.recv())
         self._outgoing.put(None)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle_end)
 
-    def _deliver(self, message: tuple[int, str, Any]) -> None:
-        call_id, kind, value = message
+    def _deliver(self, messages: Iterable[tuple[int, str, Any]]) -> None:
         self._num_unanswered = 0
-        if call_id >= 0:
-            super()._deliver(message)
-        elif kind == "note":
-            log.info("%s", value)
-        elif not self.started.done():  # else it is the answer to a ping
-            if kind == "error":
-                self.started.set_exception(value)
-            else:
-                self.started.set_result(value)
+        super()._deliver(messages)
+        for _, kind, value in (message for message in messages if message[0] < 0):
+            if kind == "note":
+                log.info("%s", value)
+            elif not self.started.done():  # else it is the answer to a ping
+                if kind == "error":
+                    self.started.set_exception(value)
+                else:
+                    self.started.set_result(value)
 
     def _handle_end(self) -> None:
         self.ended.set()
-        self._deliver((-1, "error", ServeError("a worker process ended while it loaded the models")))
+        self._deliver([(-1, "error", ServeError("a worker process ended while it loaded the models"))])
         for results in self.pending.values():
             results.put_nowait(("error", WorkerDied()))
 
@@ -325,31 +321,51 @@ class WorkerProcess(Channel):
         await asyncio.to_thread(self.process.join, 5.0)
 
 
+def start_sending(connection: Connection, queue: SimpleQueue[tuple[Any, ...] | None]) -> threading.Thread:
+    """Start a thread that sends what is in the queue until None: a process that is stopped or busy blocks it.
+
+    All that is in the queue is sent as one list, since other threads get the interpreter at each call of `send`.
+    """
+
+    def send_all() -> None:
+        with suppress(OSError):  # the other process has ended, which its reader handles
+            while (message := queue.get()) is not None:
+                messages = [message]
+                with suppress(Empty):
+                    while (message := queue.get_nowait()) is not None:
+                        messages.append(message)
+                    queue.put(None)
+                connection.send(messages)
+
+    thread = threading.Thread(target=send_all, name="attent messages", daemon=True)
+    thread.start()
+    return thread
+
+
 def run_worker(connection: Connection, config: ServiceConfig) -> None:
     """Load the models and answer calls until the connection closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the whole process group gets them; the front end decides
         signal.signal(number, signal.SIG_IGN)
-    lock = threading.Lock()
-
-    def send(message: tuple[Any, ...]) -> None:
-        with lock, suppress(OSError):
-            connection.send(message)
-
+    sys.setswitchinterval(SWITCH_SECONDS)
+    outgoing = SimpleQueue[tuple[Any, ...] | None]()
+    sender, send = start_sending(connection, outgoing), outgoing.put
     try:
         service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
         is_explained = isinstance(error, (ValueError, OSError, ImportError))
         send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))
+        send(None)
+        sender.join()
         return
     send((-1, "done", service.info))
     calls = RunningCalls(service, send)
     with suppress(EOFError, OSError):
         while True:
-            call = connection.recv()
-            if call[0] >= 0:
-                calls.handle(*call)
-            else:
-                send((-1, "done", None))  # the answer to a ping
+            for call in connection.recv():
+                if call[0] >= 0:
+                    calls.handle(*call)
+                else:
+                    send((-1, "done", None))  # the answer to a ping
     os._exit(0)  # the front end is gone; threads may be inside of a search
 
 
@@ -377,6 +393,7 @@ class WorkerPool(ModelBackend):
         return self.is_ready or not all(task.done() for task in self._supervisors)
 
     async def start(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         snapshot = self._take_snapshot()  # before it is loaded, so that no change is missed
         try:
             loading = [self._spawn(self._load_worker(config)) for config in self._configs]
