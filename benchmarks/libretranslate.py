@@ -6,8 +6,8 @@
 LibreTranslate gets the model as attent exports it for CTranslate2 (int8), as an Argos package with the same tokenizer.
 Both search with beam 4 and length penalty 0.2, which LibreTranslate always does, and translate each sentence once per
 round, without a cache. LibreTranslate's sentence splitter needs a download; it is replaced by one that returns the
-text as it is, which saves LibreTranslate time. "tuned" is LibreTranslate with as many threads as clients and one
-search per core.
+text as it is, which saves LibreTranslate time. "tuned" runs one search per core, each with one thread: `attent serve
+--workers CORES --threads 1`, and ARGOS_INTER_THREADS=CORES ARGOS_INTRA_THREADS=1 with `--threads` for all clients.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from attent.interop.export import convert_model
@@ -59,12 +60,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, ExitStack() as servers:
         write_package(arguments.model, Path(home))
         tuned = {"ARGOS_INTER_THREADS": str(cores), "ARGOS_INTRA_THREADS": "1"}
+        start_ours = partial(start_server, arguments.model)
+        start_theirs = partial(start_libretranslate, arguments.python, Path(home))
         urls = {
-            OURS: servers.enter_context(start_server(arguments.model, "--threads", str(cores))),
-            "LibreTranslate": servers.enter_context(start_libretranslate(arguments.python, Path(home), {})),
-            "tuned": servers.enter_context(
-                start_libretranslate(arguments.python, Path(home), tuned, "--threads", threads)
-            ),
+            OURS: servers.enter_context(start_ours("--threads", str(cores))),
+            "LibreTranslate": servers.enter_context(start_theirs({})),
+            f"{OURS}, tuned": servers.enter_context(start_ours("--workers", str(cores), "--threads", "1")),
+            "LibreTranslate, tuned": servers.enter_context(start_theirs(tuned, "--threads", threads)),
         }
         for clients in arguments.clients:
             measure(urls, clients, texts, arguments.rounds)
@@ -85,28 +87,30 @@ def measure(urls: dict[str, str], clients: int, texts: list[str], rounds: int) -
     for name, values in rates.items():
         ordered = sorted(latencies[name])
         p50, p99 = (1000 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
-        ratios = [ours / theirs for ours, theirs in zip(rates[OURS], values, strict=True)]
-        equal = sum(translations[name][text] == translations[OURS][text] for text in texts) / len(texts)
-        print(
-            f"{clients:3} clients  {name:15} {statistics.median(values):7.1f} sentences/s ({min(values):.1f} to "
-            f"{max(values):.1f}), p50 {p50:.0f} ms, p99 {p99:.0f} ms; attent is {statistics.median(ratios):.2f} times "
-            f"as fast ({min(ratios):.2f} to {max(ratios):.2f}); {equal:.1%} equal translations",
-            flush=True,
-        )
+        line = f"{clients:3} clients  {name:22} {statistics.median(values):7.1f} sentences/s ({min(values):.1f} to "
+        line += f"{max(values):.1f}), p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        if not name.startswith(OURS):
+            ours = rates[name.replace("LibreTranslate", OURS)]
+            ratios = [our / their for our, their in zip(ours, values, strict=True)]
+            equal = sum(translations[name][text] == translations[OURS][text] for text in texts) / len(texts)
+            line += f"; attent is {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to "
+            line += f"{max(ratios):.2f}); {equal:.0%} equal translations"
+        print(line, flush=True)
 
 
 async def translate_all(
     name: str, url: str, clients: int, texts: list[str], translations: dict[str, str]
 ) -> list[float]:
     """Translate the texts, each in a request; return the seconds of each."""
+    is_ours = name.startswith(OURS)
 
     def keep(answer: Answer, body: dict[str, str]) -> None:
         if answer.status != 200:
             raise SystemExit(f"{name}: status {answer.status}: {answer.body[:200]!r}")
-        found = answer.json["translations"][0]["text"] if name == OURS else answer.json["translatedText"]
+        found = answer.json["translations"][0]["text"] if is_ours else answer.json["translatedText"]
         translations[body.get("text") or body["q"]] = found
 
-    if name == OURS:
+    if is_ours:
         options = {"source": "en", "beam_size": 4, "length_penalty": 0.2, "allow_loops": True}
         requests = [("/v1/translate", {"text": text, **options}) for text in texts]
     else:
@@ -137,7 +141,8 @@ def start_libretranslate(python: str, home: Path, settings: dict[str, str], *fla
         port = reserved.getsockname()[1]
     command = [python, "-c", START, "--port", str(port), "--disable-web-ui", *flags]
     environment = {**os.environ, **settings, "XDG_DATA_HOME": str(home), "PYTHONPATH": ""}
-    process = subprocess.Popen(command, env=environment, cwd=home, stdout=subprocess.DEVNULL)
+    output = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environment, cwd=home, stdout=output, stderr=output)
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(120):

@@ -5,8 +5,6 @@ written. Translations separated by `|` are allowed forms: one must stand where t
 `terminology` chooses a translation that has one there.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import re
@@ -15,12 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from attent.data.formats import tbx
-from attent.decoding.alignment import Alignment
 from attent.decoding.input_lines import decode_line
 from attent.decoding.options import InputError
 from attent.text.language_tags import is_tag_match
+
+if TYPE_CHECKING:
+    from attent.decoding.alignment import Alignment  # imports torch, which the server's front end does not need
 
 COMMENT_PREFIX = "#"
 ALTERNATIVE_SEPARATOR = "|"
@@ -70,12 +71,12 @@ class Glossary:
     entries: tuple[GlossaryEntry, ...]
 
     @classmethod
-    def from_terms(cls, terms: Mapping[str, str]) -> Glossary:
+    def from_terms(cls, terms: Mapping[str, str]) -> Self:
         """Build a glossary from terms and translations; `|` separates alternatives."""
         return cls(tuple(_build_entry([term, text], f"`{term}` of the glossary") for term, text in terms.items()))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Glossary:
+    def from_file(cls, path: str | os.PathLike[str], src: str | None = None, tgt: str | None = None) -> Self:
         """Read a file of lines, or a TBX term base, of which `src` and `tgt` select the languages."""
         try:
             content = Path(path).expanduser().read_bytes()
@@ -88,7 +89,7 @@ class Glossary:
         return cls.from_bytes(content, str(path))
 
     @classmethod
-    def from_tbx(cls, content: bytes, name: str, src: str | None, tgt: str | None) -> Glossary:
+    def from_tbx(cls, content: bytes, name: str, src: str | None, tgt: str | None) -> Self:
         """Parse a TBX term base. Concepts that share a term share their translations."""
         if not src or not tgt:
             raise InputError(
@@ -109,7 +110,7 @@ class Glossary:
         return cls(tuple(GlossaryEntry(term=term, translations=tuple(forms)) for term, forms in entries))
 
     @classmethod
-    def from_bytes(cls, content: bytes, name: str) -> Glossary:
+    def from_bytes(cls, content: bytes, name: str) -> Self:
         """Parse a file, whose `name` is for messages. Empty lines and lines that start with # are skipped."""
         entries: dict[str, tuple[GlossaryEntry, int]] = {}
         for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
@@ -165,7 +166,7 @@ class Glossary:
         return {word: sorted(sizes, reverse=True) for word, sizes in lengths.items()}
 
 
-def place_terms(matches: Sequence[TermMatch], text: str, alignment: Alignment | None = None) -> list[TermPlacement]:
+def place_terms(matches: Sequence[TermMatch], text: str, alignment: "Alignment | None" = None) -> list[TermPlacement]:
     """Find a form of each term at the aligned place of a translation; without alignment, anywhere.
 
     Each occurrence of a term needs a form of its own.
@@ -201,7 +202,7 @@ def _is_separate(text: str, start: int, end: int) -> bool:
     return _is_word_boundary(text[:start][-1:], text[start]) and _is_word_boundary(text[end - 1], text[end : end + 1])
 
 
-def _is_aligned(source: range, target: range, alignment: Alignment) -> bool:
+def _is_aligned(source: range, target: range, alignment: "Alignment") -> bool:
     """True if a word of the one side is most aligned with a word of the other."""
     if any(link[0] in source and link[1] in target for link in alignment.all_links):
         return True
