@@ -5,7 +5,7 @@
 
     offline       `Translator.translate` of all sentences at once, text to text
     one by one    the server, one client, one sentence per request
-    N clients     the server, N clients, one sentence per request
+    N clients     the server, N clients, one sentence per request, or `--texts-per-request`
 
 All alternate, round by round; the first round warms up. Random weights never end a translation, so that every output
 has `--length` tokens. The server runs in processes of its own, and the clients in this one, which costs some of the
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import operator
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--length", type=int, default=16, help="output length in tokens, with random weights")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--texts-per-request", type=int, default=1)
     parser.add_argument("--beam-size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -81,8 +84,9 @@ def measure(model: Path, texts: list[str], options: dict[str, Any], arguments: a
             for clients in arguments.clients:
                 name = f"{clients} client{'s' if clients > 1 else ''}"
                 begin = time.perf_counter()
+                batches = list(batched(texts, arguments.texts_per_request))
                 times = asyncio.run(
-                    translate_all(url, clients, texts, expected, options, arguments.beam_size, different)
+                    translate_all(url, clients, batches, expected, options, arguments.beam_size, different)
                 )
                 seconds[name] = time.perf_counter() - begin
                 if number:
@@ -94,24 +98,30 @@ def measure(model: Path, texts: list[str], options: dict[str, Any], arguments: a
     print(f"{different[True]} of {different.total()} answers differ from offline: rounding depends on the batch")
 
 
+def batched(texts: list[str], size: int) -> Iterator[list[str]]:
+    yield from (texts[i : i + size] for i in range(0, len(texts), size))
+
+
 async def translate_all(
     url: str,
     clients: int,
-    texts: list[str],
+    batches: list[list[str]],
     expected: list[str],
     options: dict[str, Any],
     beam_size: int,
     different: Counter[bool],
 ) -> list[float]:
     """Send all texts; count in `different` whether each answer differs from the expected one."""
-    answers = dict(zip(texts, expected, strict=True))
+    answers = dict(zip(chain.from_iterable(batches), expected, strict=True))
 
     def check(answer: Answer, body: Any) -> None:
         if answer.status != 200:
             raise SystemExit(f"status {answer.status}: {answer.body[:200]!r}")
-        different.update([answer.json["translations"][0]["text"] != answers[body["text"]]])
+        translations = [item["text"] for item in answer.json["translations"]]
+        different.update(map(operator.ne, translations, map(answers.get, body["text"])))
 
-    requests = (("/v1/translate", {"text": text, "source": "en", "beam_size": beam_size, **options}) for text in texts)
+    common = {"source": "en", "beam_size": beam_size, **options}
+    requests = (("/v1/translate", {"text": batch, **common}) for batch in batches)
     return await run_clients(url, clients, requests, check, "X-Forwarded-For: 10.0.0.{client}\r\n")
 
 

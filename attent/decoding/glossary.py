@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from attent.data.formats import tbx
-from attent.decoding.alignment import Alignment
 from attent.decoding.input_lines import decode_line
 from attent.decoding.options import InputError
 from attent.text.language_tags import is_tag_match
+
+if TYPE_CHECKING:
+    from attent.decoding.alignment import Alignment  # imports torch, which the server's front end does not need
 
 COMMENT_PREFIX = "#"
 ALTERNATIVE_SEPARATOR = "|"
@@ -164,7 +166,7 @@ class Glossary:
         return {word: sorted(sizes, reverse=True) for word, sizes in lengths.items()}
 
 
-def place_terms(matches: Sequence[TermMatch], text: str, alignment: Alignment | None = None) -> list[TermPlacement]:
+def place_terms(matches: Sequence[TermMatch], text: str, alignment: "Alignment | None" = None) -> list[TermPlacement]:
     """Find a form of each term at the aligned place of a translation; without alignment, anywhere.
 
     Each occurrence of a term needs a form of its own.
@@ -200,7 +202,7 @@ def _is_separate(text: str, start: int, end: int) -> bool:
     return _is_word_boundary(text[:start][-1:], text[start]) and _is_word_boundary(text[end - 1], text[end : end + 1])
 
 
-def _is_aligned(source: range, target: range, alignment: Alignment) -> bool:
+def _is_aligned(source: range, target: range, alignment: "Alignment") -> bool:
     """True if a word of the one side is most aligned with a word of the other."""
     if any(link[0] in source and link[1] in target for link in alignment.all_links):
         return True

@@ -1,7 +1,5 @@
 """Admit requests: API keys, a rate limit per client, and a bounded queue that no client can fill alone."""
 
-from __future__ import annotations
-
 import hmac
 import math
 import time

@@ -1,7 +1,5 @@
 """The API of Apertium APy, as OmegaT and Weblate use it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 The search options are fields of the request, derived from their declaration in `attent.decoding.options`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import asdict, fields
 from typing import Any, get_type_hints
@@ -14,10 +12,10 @@ from pydantic import Field, create_model
 from starlette.responses import Response
 
 from attent.decoding.options import PhraseConstraints, SamplingOptions, SearchOptions
-from attent.serving.endpoints import Call, Endpoint, StrictBody, make_event_response
+from attent.serving.endpoints import Call, Endpoint, StrictBody, SuggestRequest, make_event_response
 from attent.serving.gateway import count_characters
 from attent.serving.limits import ApiError
-from attent.serving.messages import AUTO, SuggestRequest, TextTranslation, TranslateRequest
+from attent.serving.messages import AUTO, TextTranslation, TranslateRequest
 
 
 class TranslateFields(StrictBody):
@@ -55,14 +53,6 @@ SEARCH_FIELDS, SAMPLING_FIELDS = derive_fields(SearchOptions), derive_fields(Sam
 TranslateBody: Any = create_model("TranslateBody", __base__=TranslateFields, **SEARCH_FIELDS, **SAMPLING_FIELDS)
 
 
-class SuggestBody(StrictBody):
-    text: str = Field(max_length=2_000)
-    prefix: str = Field(description="words that the translations start with", max_length=2_000)
-    source: str = Field(AUTO, max_length=40)
-    target: str = Field("", max_length=40)
-    count: int = Field(5, ge=1, le=20)
-
-
 def build_translate_request(body: Any) -> TranslateRequest:
     """Return the request of a body; raise 400 for options that do not fit together."""
     texts = (body.text,) if isinstance(body.text, str) else tuple(body.text)
@@ -76,18 +66,14 @@ def build_translate_request(body: Any) -> TranslateRequest:
         search = SearchOptions(**search_values, sampling=sampling)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
+    same_names = {"target", "model", "alignment", "mbr_candidates", "split_sentences", "allow_loops"}
     return TranslateRequest(
         texts=texts,
         source=body.source or AUTO,
-        target=body.target,
-        model=body.model,
         search=search,
         constraints=PhraseConstraints(prefix=body.prefix, required=tuple(body.require), banned=tuple(body.ban)),
         glossary=tuple(body.glossary.items()),
-        alignment=body.alignment,
-        mbr_candidates=body.mbr_candidates,
-        split_sentences=body.split_sentences,
-        allow_loops=body.allow_loops,
+        **body.model_dump(include=same_names),
     )
 
 
@@ -120,11 +106,10 @@ async def stream_translation(call: Call[Any], request: TranslateRequest) -> Resp
     return await make_event_response(list_events())
 
 
-async def suggest(call: Call[SuggestBody]) -> dict[str, Any]:
+async def suggest(call: Call[SuggestRequest]) -> dict[str, Any]:
     body = call.body
     call.gateway.check_sizes(TranslateRequest(texts=(body.text + body.prefix,)))
-    request = SuggestRequest(**body.model_dump() | {"source": body.source or AUTO})
-    suggestions = await call.gateway.call("suggest", request, call.client, characters=len(body.text) * body.count + 1)
+    suggestions = await call.gateway.call("suggest", body, call.client, characters=len(body.text) * body.count + 1)
     return {"suggestions": [asdict(each) for each in suggestions]}
 
 
@@ -140,6 +125,8 @@ async def list_models(call: Call[None]) -> dict[str, Any]:
 
 
 async def show_health(call: Call[None]) -> dict[str, Any]:
+    if not call.gateway.backend.is_alive:
+        raise ApiError(503, "no worker can load the models; restart the server")
     return {"status": "ok"}
 
 
@@ -161,9 +148,9 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/translate", translate, "Translate texts, with all options of the search.",
              body=TranslateBody, response=create_model("TranslateResult", translations=Documents), can_stream=True),
     Endpoint("POST", "/v1/suggest", suggest, "Return translations that begin with a prefix and continue differently.",
-             body=SuggestBody, response=create_model("SuggestResult", suggestions=Documents)),
+             body=SuggestRequest, response=create_model("SuggestResult", suggestions=Documents)),
     Endpoint("GET", "/v1/info", list_models, "List models, language pairs and file formats.", response=ModelsResult),
-    Endpoint("GET", "/health", show_health, "Tell that the server runs.", response=Status, is_public=True),
+    Endpoint("GET", "/health", show_health, "Tell whether the server is alive.", response=Status, is_public=True),
     Endpoint("GET", "/ready", show_readiness, "Tell whether a model is ready.", response=Status, is_public=True),
     Endpoint("GET", "/metrics", show_metrics, "Metrics for Prometheus.", media_type="text/plain"),
 )  # fmt: skip

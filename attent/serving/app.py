@@ -4,8 +4,6 @@ It imports no torch: models are behind a backend. Requests are validated in `end
 `limits` and `admission`; `server` runs the app.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -172,7 +170,7 @@ def create_app(
 
     endpoints = [
         Endpoint("GET", "/", show_page, "The page.", media_type="text/html"),
-        Endpoint("GET", "/health", show_health, "Tell that the server runs."),
+        Endpoint("GET", "/health", show_health, "Tell whether the server is alive."),
         Endpoint("POST", "/api/look", look, "Inspect a text.", LookRequest),
     ]
     return HttpApp(gateway, endpoints)

@@ -5,23 +5,22 @@ request that another one can still answer: its requests are sent once more. When
 loads it before the old one ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from attent.decoding.options import DeviceOptions
@@ -43,6 +42,7 @@ MAX_UNANSWERED_PINGS = 6  # in a row, then a worker is replaced
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
 START_TIMEOUT = 600.0  # seconds to load the models
+SWITCH_SECONDS = 0.0005  # that a thread waits for a busy one; a request passes six threads, with Python's 5 ms each
 
 log = logging.getLogger("attent.serving")
 
@@ -57,7 +57,7 @@ class ServiceConfig:
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     adapters: tuple[tuple[str, Path], ...] = ()  # (name, folder)
 
-    def load(self, notify: Callable[[str], None] | None = None) -> TranslationService:
+    def load(self, notify: Callable[[str], None] | None = None) -> "TranslationService":
         from attent.serving.service import TranslationService  # imports torch
 
         return TranslationService(
@@ -138,30 +138,6 @@ class WorkerDied(Exception):
     """A worker process ended before it answered."""
 
 
-@dataclass(eq=False)
-class PendingCall:
-    """A call whose results arrive from threads or from a worker process."""
-
-    call_id: int
-    results: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
-    is_finished: bool = False
-
-    def receive(self, kind: str, value: Any) -> None:
-        self.is_finished |= kind != "item"
-        self.results.put_nowait((kind, value))
-
-    async def iterate(self) -> AsyncIterator[Any]:
-        """Yield the items, or the only result."""
-        while True:
-            kind, value = await self.results.get()
-            if kind == "error":
-                raise value
-            if kind == "item" or value is not None:
-                yield value
-            if kind == "done":
-                return
-
-
 class Channel:
     """Sends calls to a service, and its results to whoever awaits them. Belongs to one event loop."""
 
@@ -170,30 +146,32 @@ class Channel:
     def __init__(self, send: Callable[[int, Method | None, Any, str], None]) -> None:
         """`send` gets the arguments of `RunningCalls.handle`."""
         self.send = send
-        self.pending: dict[int, PendingCall] = {}
+        self.pending: dict[int, asyncio.Queue[tuple[str, Any]]] = {}  # call id -> its results
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, method: Method, request: Any, client: str) -> PendingCall:
-        call = PendingCall(next(self._ids))
-        self.pending[call.call_id] = call
-        self.send(call.call_id, method, request, client)
-        return call
+    @contextmanager
+    def begin(self, method: Method, request: Any, client: str) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
+        """Begin a call; yield its results: (kind, value). An error inside of the `with` block cancels it."""
+        call_id, results = next(self._ids), asyncio.Queue[tuple[str, Any]]()
+        self.pending[call_id] = results
+        self.send(call_id, method, request, client)
+        try:
+            yield results
+        except BaseException:
+            self.send(call_id, None, None, "")
+            raise
+        finally:
+            del self.pending[call_id]
 
-    def end(self, call: PendingCall) -> None:
-        """Forget a call; cancel it if it is not finished."""
-        self.pending.pop(call.call_id, None)
-        if not call.is_finished:
-            self.send(call.call_id, None, None, "")
-
-    def receive(self, message: tuple[int, str, Any]) -> None:
-        """Handle a result; called in any thread."""
+    def receive(self, *messages: tuple[int, str, Any]) -> None:
+        """Handle results; called in any thread."""
         with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._deliver, message)
+            self._loop.call_soon_threadsafe(self._deliver, messages)
 
-    def _deliver(self, message: tuple[int, str, Any]) -> None:
-        call_id, kind, value = message
-        if call := self.pending.get(call_id):
-            call.receive(kind, value)
+    def _deliver(self, messages: Iterable[tuple[int, str, Any]]) -> None:
+        for call_id, *result in messages:
+            if results := self.pending.get(call_id):
+                results.put_nowait(tuple(result))
 
 
 class ModelBackend:
@@ -204,6 +182,12 @@ class ModelBackend:
 
     @property
     def is_ready(self) -> bool:
+        """Whether a request would be answered now."""
+        return True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is ready, or becomes ready without a restart."""
         return True
 
     async def start(self) -> None:
@@ -218,7 +202,6 @@ class ModelBackend:
         raise NotImplementedError
 
     async def call(self, method: Method, request: Any, client: str = "") -> Any:
-        """Return the result of a method."""
         (result,) = [result async for result in self.stream(method, request, client)]
         return result
 
@@ -226,18 +209,20 @@ class ModelBackend:
         """Yield the results of a method. A call whose worker dies is sent once more, except a stream that has begun."""
         for attempt in itertools.count(1):
             channel = await self._choose_channel()
-            call = channel.begin(method, request, client)
-            num_yielded = 0
+            kind, num_yielded = "item", 0
             try:
-                async for result in call.iterate():
-                    yield result
-                    num_yielded += 1
+                with channel.begin(method, request, client) as results:
+                    while kind == "item":
+                        kind, value = await results.get()
+                        if kind == "error":
+                            raise value
+                        if kind == "item" or value is not None:
+                            yield value
+                            num_yielded += 1
                 return
             except WorkerDied:
                 if attempt == MAX_ATTEMPTS or (num_yielded and method == "stream"):  # else it is only the progress
                     raise make_unavailable_error("the model stopped unexpectedly; try again") from None
-            finally:
-                channel.end(call)
 
 
 class LocalBackend(ModelBackend):
@@ -280,41 +265,34 @@ class WorkerProcess(Channel):
         self.process.start()
         remote.close()
         threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
-        threading.Thread(target=self._write, name="attent worker calls", daemon=True).start()
-
-    def _write(self) -> None:
-        """Send calls, in a thread since a process that is stopped or busy blocks it."""
-        with suppress(OSError):  # it has ended, which `_read` handles
-            while (message := self._outgoing.get()) is not None:
-                self._connection.send(message)
+        start_sending(self._connection, self._outgoing)
 
     def _read(self) -> None:
         """Receive results until the process ends."""
         with suppress(EOFError, OSError):
             while True:
-                self.receive(self._connection.recv())
+                self.receive(*self._connection.recv())
         self._outgoing.put(None)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle_end)
 
-    def _deliver(self, message: tuple[int, str, Any]) -> None:
-        call_id, kind, value = message
+    def _deliver(self, messages: Iterable[tuple[int, str, Any]]) -> None:
         self._num_unanswered = 0
-        if call_id >= 0:
-            super()._deliver(message)
-        elif kind == "note":
-            log.info("%s", value)
-        elif not self.started.done():  # else it is the answer to a ping
-            if kind == "error":
-                self.started.set_exception(value)
-            else:
-                self.started.set_result(value)
+        super()._deliver(messages)
+        for _, kind, value in (message for message in messages if message[0] < 0):
+            if kind == "note":
+                log.info("%s", value)
+            elif not self.started.done():  # else it is the answer to a ping
+                if kind == "error":
+                    self.started.set_exception(value)
+                else:
+                    self.started.set_result(value)
 
     def _handle_end(self) -> None:
         self.ended.set()
-        self._deliver((-1, "error", ServeError("a worker process ended while it loaded the models")))
-        for call in list(self.pending.values()):
-            call.receive("error", WorkerDied())
+        self._deliver([(-1, "error", ServeError("a worker process ended while it loaded the models"))])
+        for results in self.pending.values():
+            results.put_nowait(("error", WorkerDied()))
 
     async def wait_until_ended(self) -> None:
         """Wait for the end of the process, which is killed if it no longer answers pings."""
@@ -331,7 +309,6 @@ class WorkerProcess(Channel):
         log.error("worker %s ended with exit code %s", self.process.pid, self.process.exitcode)
 
     async def drain(self, timeout: float) -> None:
-        """Let the calls finish, then end the process."""
         try:
             end = time.monotonic() + timeout
             while self.pending and not self.ended.is_set() and time.monotonic() < end:
@@ -344,31 +321,51 @@ class WorkerProcess(Channel):
         await asyncio.to_thread(self.process.join, 5.0)
 
 
+def start_sending(connection: Connection, queue: SimpleQueue[tuple[Any, ...] | None]) -> threading.Thread:
+    """Start a thread that sends what is in the queue until None: a process that is stopped or busy blocks it.
+
+    All that is in the queue is sent as one list, since other threads get the interpreter at each call of `send`.
+    """
+
+    def send_all() -> None:
+        with suppress(OSError):  # the other process has ended, which its reader handles
+            while (message := queue.get()) is not None:
+                messages = [message]
+                with suppress(Empty):
+                    while (message := queue.get_nowait()) is not None:
+                        messages.append(message)
+                    queue.put(None)
+                connection.send(messages)
+
+    thread = threading.Thread(target=send_all, name="attent messages", daemon=True)
+    thread.start()
+    return thread
+
+
 def run_worker(connection: Connection, config: ServiceConfig) -> None:
     """Load the models and answer calls until the connection closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the whole process group gets them; the front end decides
         signal.signal(number, signal.SIG_IGN)
-    lock = threading.Lock()
-
-    def send(message: tuple[Any, ...]) -> None:
-        with lock, suppress(OSError):
-            connection.send(message)
-
+    sys.setswitchinterval(SWITCH_SECONDS)
+    outgoing = SimpleQueue[tuple[Any, ...] | None]()
+    sender, send = start_sending(connection, outgoing), outgoing.put
     try:
         service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
         is_explained = isinstance(error, (ValueError, OSError, ImportError))
         send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))
+        send(None)
+        sender.join()
         return
     send((-1, "done", service.info))
     calls = RunningCalls(service, send)
     with suppress(EOFError, OSError):
         while True:
-            call = connection.recv()
-            if call[0] >= 0:
-                calls.handle(*call)
-            else:
-                send((-1, "done", None))  # the answer to a ping
+            for call in connection.recv():
+                if call[0] >= 0:
+                    calls.handle(*call)
+                else:
+                    send((-1, "done", None))  # the answer to a ping
     os._exit(0)  # the front end is gone; threads may be inside of a search
 
 
@@ -391,7 +388,12 @@ class WorkerPool(ModelBackend):
     def is_ready(self) -> bool:
         return bool(self.usable_workers)
 
+    @property
+    def is_alive(self) -> bool:
+        return self.is_ready or not all(task.done() for task in self._supervisors)
+
     async def start(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         snapshot = self._take_snapshot()  # before it is loaded, so that no change is missed
         try:
             loading = [self._spawn(self._load_worker(config)) for config in self._configs]
@@ -411,7 +413,7 @@ class WorkerPool(ModelBackend):
     async def _choose_channel(self) -> Channel:
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_WORKER_WAIT):
-                while not self.usable_workers and not all(task.done() for task in self._supervisors):
+                while self.is_alive and not self.is_ready:
                     await asyncio.sleep(0.05)
         if not self.usable_workers:
             raise make_unavailable_error("no model is ready; try again in a moment")
@@ -424,7 +426,6 @@ class WorkerPool(ModelBackend):
         return task
 
     async def _load_worker(self, config: ServiceConfig) -> WorkerProcess:
-        """Return a new worker that has loaded the models."""
         worker = WorkerProcess(config)
         try:
             async with asyncio.timeout(START_TIMEOUT):

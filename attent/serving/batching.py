@@ -6,8 +6,6 @@ to a number of tokens. Short sources go first, so that they never wait for long 
 `MAX_WAIT` seconds.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The API v2 of DeepL: texts and glossaries. Glossaries are kept in memory, for the client that created them."""
 
-from __future__ import annotations
-
 import csv
 from datetime import UTC, datetime
 from functools import partial

@@ -6,8 +6,6 @@ forms, whose fields are strings and files. Wrong requests are answered with 400 
 the body.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -21,11 +19,12 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from attent import settings
 from attent.serving.limits import ApiError, Limits, format_error
+from attent.serving.messages import AUTO
 
 if TYPE_CHECKING:
     from attent.serving.gateway import Gateway
@@ -53,6 +52,16 @@ class StrictBody(Body):
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 PartName = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+class SuggestRequest(StrictBody):
+    """Ask for translations that continue a prefix with different words."""
+
+    text: str = Field(max_length=2_000)
+    prefix: str = Field(description="words that the translations start with", max_length=2_000)
+    source: str = Field(AUTO, max_length=40)
+    target: str = Field("", max_length=40)
+    count: int = Field(5, ge=1, le=20)
 
 
 class LookRequest(StrictBody):
@@ -93,9 +102,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel | None)
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Generic[BodyT]):
-    """One request to an endpoint."""
-
-    gateway: Gateway
+    gateway: "Gateway"
     request: Request
     body: BodyT
     client: str  # whose rate and share of the queue it counts for
@@ -112,6 +119,7 @@ class Endpoint:
     _: KW_ONLY
     content_types: tuple[str, ...] = (JSON_TYPE,)  # of the body
     is_public: bool = False  # needs no key
+    key_status: int = 403  # of the response without a valid key
     tag: str = "attent"  # a group of the documentation
     status: int = 200
     media_type: str = "application/json"
@@ -119,7 +127,7 @@ class Endpoint:
     format_error: Callable[[str, int], Mapping[str, Any]] = format_error  # from a message and a status
 
 
-def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]:
+def build_routes(endpoints: Iterable[Endpoint], gateway: "Gateway") -> list[Route]:
     """Return one route per path, so that the response to a wrong method names all methods."""
     paths: dict[str, dict[str, Endpoint]] = {}
     for endpoint in endpoints:
@@ -127,18 +135,14 @@ def build_routes(endpoints: Iterable[Endpoint], gateway: Gateway) -> list[Route]
     return [Route(path, partial(handle_request, group, gateway), methods=list(group)) for path, group in paths.items()]
 
 
-async def handle_request(endpoints: Mapping[str, Endpoint], gateway: Gateway, request: Request) -> Response:
+async def handle_request(endpoints: Mapping[str, Endpoint], gateway: "Gateway", request: Request) -> Response:
     endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
     data, is_typed = await read_fields(request, endpoint)
-    client = gateway.identify(request, find_key(request, data), is_public=endpoint.is_public)
+    key = find_key(request, data)
+    client = gateway.identify(request, key, is_public=endpoint.is_public, key_status=endpoint.key_status)
     body = None if endpoint.body is None else validate_body(endpoint.body, data, strict=is_typed)
     result = await endpoint.handler(Call(gateway=gateway, request=request, body=body, client=client))
-    return result if isinstance(result, Response) else make_json_response(result, endpoint.status)
-
-
-def make_json_response(payload: Any, status: int = 200) -> Response:
-    body = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    return Response(body, status, media_type="application/json")
+    return result if isinstance(result, Response) else JSONResponse(result, endpoint.status)
 
 
 async def make_event_response(items: AsyncIterator[Mapping[str, Any]]) -> Response:

@@ -1,7 +1,5 @@
 """The gateway between the HTTP endpoints and the models: admission, cache, limits and metrics of every request."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time
@@ -45,8 +43,6 @@ class ServerOptions:
 
 
 class Metrics:
-    """Prometheus metrics of one server."""
-
     def __init__(self, admission: Admission) -> None:
         self.registry = CollectorRegistry()
         options: Any = {"registry": self.registry}
@@ -105,7 +101,6 @@ class ItemStore:
         self._num_bytes -= self._items.pop(name)[1]
 
     def get(self, client: str, name: str) -> Any:
-        """Return an item of a client, or None."""
         owner, _, end, item = self._items.get(name, ("", 0, 0.0, None))
         return item if owner == client and end > time.monotonic() else None
 
@@ -130,8 +125,8 @@ class Gateway:
         self.glossaries = ItemStore(STORED_BYTES)
         self.used_characters: dict[str, int] = {}  # client -> characters of its texts
 
-    def identify(self, request: Request, key: str, *, is_public: bool) -> str:
-        """Return the client of a request, and count the request; raise 403 or 429."""
+    def identify(self, request: Request, key: str, *, is_public: bool, key_status: int) -> str:
+        """Return the client of a request, and count the request; raise `key_status` for a wrong key, or 429."""
         address = request.client.host if request.client else ""
         if self.options.trust_proxy:
             address = get_header(request.scope, "x-forwarded-for").rpartition(",")[2].strip() or address
@@ -139,9 +134,9 @@ class Gateway:
             return address
         try:
             client = self.admission.identify(address, key)
-        except ApiError:
+        except ApiError as error:
             self.admission.check_rate(f"without a key: {address}")
-            raise
+            raise ApiError(key_status, str(error)) from None
         self.admission.check_rate(client)
         return client
 

@@ -1,7 +1,5 @@
 """The API of LibreTranslate 1.9: texts, detection of languages, files and suggestions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

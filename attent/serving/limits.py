@@ -4,8 +4,6 @@ It checks host, origin, body size and body time before the app runs, and cancels
 disconnects and when the server stops.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -160,7 +158,6 @@ class RequestGuard:
             await self._respond(scope, body, receive, reply)
 
     def drain(self) -> None:
-        """Refuse new requests."""
         self._draining = True
 
     def close(self) -> None:
@@ -202,7 +199,7 @@ class RequestGuard:
         problem = f"the request body must arrive within {seconds:g} seconds"
         return await self._run(_read_chunks(receive, max_bytes, max(lengths, default=0)), seconds, 408, problem)
 
-    async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: ResponseSender) -> None:
+    async def _respond(self, scope: Scope, body: bytes, receive: Receive, sender: "ResponseSender") -> None:
         is_file = scope["path"] in self._file_paths
         seconds = self._limits.file_timeout if is_file else self._limits.response_timeout
         problem = f"the response took more than {seconds:g} seconds; send a shorter {'file' if is_file else 'text'}"

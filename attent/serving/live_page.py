@@ -1,7 +1,5 @@
 """The live page of `attent look`: an HTTP app that inspects what is typed into the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

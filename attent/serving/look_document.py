@@ -1,7 +1,5 @@
 """Trace documents of `attent look`, for the live page and the translation server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,6 @@ DEFAULT_BEAM_SIZE = SearchOptions.beam_size
 
 
 def render_look_page(inspector: Inspector[Any], *, to: str | None = None, examples: Sequence[str] = ()) -> str:
-    """Return the HTML of the live page."""
     languages: list[str] = []
     if isinstance(inspector, TranslationInspector) and not to:
         languages = list(inspector.translator.tokenizer.source.tags)

@@ -1,7 +1,5 @@
 """Requests and results between the HTTP front end and the model workers: plain dataclasses, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,17 +59,6 @@ class TextTranslation(ScoredText):
     n_best: tuple[ScoredText, ...] = ()  # best first, including this one
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), from 0
     missed_terms: tuple[str, ...] | None = None  # of the glossary; None: none
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuggestRequest:
-    """Ask for translations that continue a prefix with different words."""
-
-    text: str
-    prefix: str
-    source: str = AUTO
-    target: str = ""
-    count: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ The model of a chat is a translator's name, a language pair such as `en-de`, or 
 language models in one message: as JSON with languages and a glossary, or, in older versions, separated by a line.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -84,7 +82,6 @@ async def list_models(call: Call[None]) -> Any:
 
 
 def name_pairs(info: ServiceInfo) -> dict[str, tuple[str, str]]:
-    """Return the language pairs by their name as a model."""
     return {f"{each.source}-{each.target}": (each.source, each.target) for each in info.directions}
 
 
@@ -159,14 +156,17 @@ def build_result(
 
 
 def format_error(message: str, status: int) -> dict[str, Any]:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    default = ("server_error" if status >= 500 else "invalid_request_error", None)
+    kind, code = {401: ("invalid_request_error", "invalid_api_key"), 429: ("requests", "rate_limit_exceeded")}.get(
+        status, default
+    )
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 ModelCard: Any = create_model("ModelCard", id=str, object=str, created=int, owned_by=str)
 CompletionResult: Any = create_model("CompletionResult", id=str, object=str, created=int, model=str,
                                      choices=list[dict[str, Any]], usage=dict[str, int])  # fmt: skip
-endpoint: Any = partial(Endpoint, tag="OpenAI", format_error=format_error, can_stream=True)
+endpoint: Any = partial(Endpoint, tag="OpenAI", format_error=format_error, can_stream=True, key_status=401)
 ENDPOINTS: tuple[Endpoint, ...] = (
     endpoint("GET", "/v1/models", list_models, "List models and language pairs.", None,
              create_model("ModelList", object=str, data=list[ModelCard]), can_stream=False),

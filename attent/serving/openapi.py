@@ -1,7 +1,5 @@
 """The OpenAPI document of the endpoints, and a page that shows it without scripts."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from attent.serving.endpoints import Endpoint
 
 ERROR_STATUSES = {
     400: "The request is not valid.",
+    401: "The API key is missing or not valid (OpenAI's API).",
     403: "The API key is missing or not valid, or the request comes from another site.",
     404: "Not found.",
     405: "The method is not allowed.",

@@ -4,8 +4,6 @@ Ray's proxies, one per machine with a replica, accept the requests. For a reques
 2.60 sends no response, and its HTTP server a plain 500; so the proxies run `retry_requests`.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

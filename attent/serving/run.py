@@ -1,7 +1,5 @@
 """Serve models: `attent serve` and `attent.serve`."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -4,20 +4,16 @@ Handles the port, readiness and shutdown (Ctrl-C, SIGTERM or the caller). grania
 does not arrive within `HEADER_TIMEOUT`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from attent.serving.app import HttpApp
 from attent.serving.limits import ServeError
-
-if TYPE_CHECKING:
-    from attent.serving.app import HttpApp
 
 FIRST_PORT = 8017  # or the next free one
 MAX_PORT_ATTEMPTS = 20

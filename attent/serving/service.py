@@ -4,8 +4,6 @@ A service is called by many threads at once; searches share batches (`batching`)
 that cannot be fulfilled raises `ApiError` with the status of the response, or another ValueError, which is status 400.
 """
 
-from __future__ import annotations
-
 import codecs
 import math
 import re
@@ -40,7 +38,7 @@ from attent.inspection.inspectors.translation import TranslationInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher
-from attent.serving.endpoints import LookRequest
+from attent.serving.endpoints import LookRequest, SuggestRequest
 from attent.serving.limits import ApiError, Limits
 from attent.serving.look_document import build_look_document, render_look_page
 from attent.serving.messages import (
@@ -53,7 +51,6 @@ from attent.serving.messages import (
     Languages,
     ScoredText,
     ServiceInfo,
-    SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )
@@ -229,7 +226,6 @@ class TranslationService:
     # --- translation -------------------------------------------------------------------------------------------------
 
     def translate(self, request: TranslateRequest, context: CallContext) -> list[TextTranslation]:
-        """Translate each text, line by line."""
         _client.set(context.client)
         by_direction: dict[Direction, dict[int, float | None]] = {}
         for index, text in enumerate(request.texts):
@@ -298,7 +294,7 @@ class TranslationService:
 
     def suggest(self, request: SuggestRequest, context: CallContext) -> list[ScoredText]:
         """Return translations that begin with a prefix and continue with different words, best first."""
-        direction, _ = self.choose_direction(request.source, request.target, None, request.text)
+        direction, _ = self.choose_direction(request.source or AUTO, request.target, None, request.text)
         if direction.source == direction.target:
             return []
         translator = self.translators[direction.model]
@@ -342,7 +338,6 @@ class TranslationService:
     # --- other models and views --------------------------------------------------------------------------------------
 
     def complete(self, request: CompletionRequest, context: CallContext) -> list[list[Completion]]:
-        """Continue each prompt with a language model."""
         if request.model not in self.generators:
             names = ", ".join(self.generators) or "none"
             raise ApiError(404, f"`model` must be a language model served here ({names}), but is {request.model!r:.80}")
@@ -363,7 +358,6 @@ class TranslationService:
         ]
 
     def look(self, request: LookRequest, context: CallContext) -> dict[str, Any]:
-        """Return the document of `attent look` for a sentence."""
         inspector = self._get_inspector(request.model or "")
         with inspector.translator.hold_device():  # heads may be masked meanwhile
             return build_look_document(inspector, request, context.should_stop, self.limits)

@@ -1,20 +1,18 @@
 """The translation server as an ASGI app: endpoints, page, request ids, access log. It imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from attent.serving import apertium, api_v1, deepl, libretranslate, openai
 from attent.serving.app import HttpApp
 from attent.serving.backend import ModelBackend
-from attent.serving.endpoints import Call, Endpoint, LookRequest, make_json_response
+from attent.serving.endpoints import Call, Endpoint, LookRequest
 from attent.serving.gateway import Gateway, ServerOptions
 from attent.serving.limits import ApiError
 from attent.serving.openapi import build_openapi, render_documentation
@@ -48,7 +46,7 @@ def build_documentation_routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     page = render_documentation(endpoints, document)
 
     async def show_document(request: Request) -> Response:
-        return make_json_response(document)
+        return JSONResponse(document)
 
     async def show_page(request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": DOCUMENTATION_CSP})

@@ -22,7 +22,9 @@ from attent.serving import backend as backends
 from attent.serving.backend import LocalBackend, ServiceConfig, WorkerPool
 from attent.serving.limits import ApiError
 from attent.serving.messages import CallContext, ServiceInfo
+from attent.serving.translation_app import TranslationApp
 from attent.storage.manifest import hash_file, write_manifest
+from tests.serving.toy import exchange, http_scope
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -158,6 +160,12 @@ def test_workers_ignore_sigterm(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+async def get_states(app: TranslationApp) -> list[int]:
+    """Return the status of /health and of /ready."""
+    body = {"type": "http.request", "body": b""}
+    return [(await exchange(app, http_scope(path), body))[0]["status"] for path in ("/health", "/ready")]
+
+
 def test_without_workers_requests_get_503_until_the_models_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,8 +174,12 @@ def test_without_workers_requests_get_503_until_the_models_change(
 
     async def run() -> None:
         async with start_pool(tmp_path, "a") as pool:
+            app = TranslationApp(pool)
+            assert await get_states(app) == [200, 200]
             (tmp_path / "manifest.json").write_text("damaged for a")
             pool.workers[0].process.kill()
+            await wait_for(lambda: not pool.is_ready)
+            assert await get_states(app) == [200, 503]  # a new worker is being started
             with pytest.raises(ApiError, match="no model is ready") as caught:
                 await pool.call("translate", "text")
             assert caught.value.status == 503
@@ -176,8 +188,10 @@ def test_without_workers_requests_get_503_until_the_models_change(
             with pytest.raises(ApiError, match="no model is ready"):
                 await pool.call("translate", "text")
             assert time.monotonic() - begin < 1
+            assert await get_states(app) == [503, 503]
             (tmp_path / "manifest.json").write_text("22")
             await wait_for(lambda: pool.is_ready)
+            assert await get_states(app) == [200, 200]
             assert await pool.call("translate", "text") == ("22", 4)
             pool.workers[0].process.kill()  # the new worker is supervised again
             await wait_for(lambda: not pool.is_ready)

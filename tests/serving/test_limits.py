@@ -23,7 +23,7 @@ from attent.serving.gateway import ServerOptions
 from attent.serving.limits import MAX_ERROR_LENGTH, ApiError, Limits, RequestGuard
 from attent.serving.service import FilePipeline
 from attent.serving.translation_app import TranslationApp
-from tests.serving.toy import Client, Model, post_bytes, start_test_server
+from tests.serving.toy import Client, Model, exchange, http_scope, post_bytes, start_test_server
 
 pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[serve]'")
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
@@ -257,28 +257,13 @@ def test_heads_that_granian_refuses_are_answered_without_a_body(client: Client, 
 
 
 def talk(guard: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
-    sent: list[Any] = []
-    waiting = list(messages)
-
-    async def receive() -> Any:
-        return waiting.pop(0) if waiting else await asyncio.get_running_loop().create_future()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(guard(scope, receive, send))
-    return sent
+    return asyncio.run(exchange(guard, scope, *messages))
 
 
 async def failing(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/late":
         await send({"type": "http.response.start", "status": 200, "headers": []})
     raise RuntimeError("a bug")
-
-
-def http_scope(path: str) -> dict[str, Any]:
-    headers = [(b"host", b"localhost")]
-    return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
 
 
 def test_app_errors_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -417,11 +402,54 @@ def test_a_wrong_method_has_the_form_of_the_api() -> None:
     assert error["message"].startswith("'/v2/glossaries/x/entries' does not accept 'PUT'; it accepts ")
 
 
-def test_rate_limits_have_the_form_of_the_api() -> None:
+RATE_ERROR = {"type": "requests", "param": None, "code": "rate_limit_exceeded"}
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v2/usage", lambda text: {"message": text}),
+        ("/v1/models", lambda text: {"error": {"message": text, **RATE_ERROR}}),
+    ],
+)
+def test_rate_limits_have_the_form_of_the_api(path: str, form: Callable[[str], Any]) -> None:
     app = TranslationApp(LocalBackend(object()), ServerOptions(limits=Limits(requests_per_minute=1)))
-    statuses = [talk_json(app, http_scope("/v2/usage") | {"client": ("127.0.0.1", 1)}, EMPTY_BODY) for _ in range(2)]
-    assert [status for status, _ in statuses] == [200, 429]
-    assert statuses[1][1] == {"message": "more than 1 requests in a minute; retry later"}
+    replies = [talk_json(app, http_scope(path) | {"client": ("127.0.0.1", 1)}, EMPTY_BODY) for _ in range(2)]
+    assert [status for status, _ in replies] == [200, 429]
+    assert replies[1][1] == form("more than 1 requests in a minute; retry later")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "fields"),
+    [
+        ("/v2/usage", 403, ["message"]),
+        ("/v1/models", 401, ["error", "message", "type", "param", "code"]),
+        ("/v1/info", 403, ["error"]),
+    ],
+)
+def test_a_wrong_key_and_a_slow_model_have_the_form_of_the_api(path: str, status: int, fields: list[str]) -> None:
+    """Also those of origins and hosts, of a response that takes too long, and of a bug."""
+
+    def list_fields(reply: Any) -> list[str]:
+        return [name for key, value in reply.items() for name in (key, *(value if isinstance(value, dict) else ()))]
+
+    async def wait(*_: Any) -> None:
+        await asyncio.sleep(1)
+
+    async def fail(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    app = TranslationApp(
+        LocalBackend(object()), ServerOptions(keys=frozenset("k"), limits=Limits(response_timeout=0.01))
+    )
+    scope = http_scope(path)
+    foreign = scope | {"headers": [*scope["headers"], (b"origin", b"https://evil.example")]}
+    replies = [talk_json(app, each, EMPTY_BODY) for each in (scope, foreign, scope | {"headers": []})]
+    for handler in (wait, fail):
+        app._guard._app = handler
+        replies.append(talk_json(app, scope, EMPTY_BODY))
+    assert [each for each, _ in replies] == [status, 403, 421, 503, 500]
+    assert all(list_fields(reply) == fields for _, reply in replies)
 
 
 @pytest.mark.parametrize(("chunk", "status"), [(b"{", 408), (b"x" * 11, 413)])

@@ -37,8 +37,10 @@ def test_models(client: Client) -> None:
     assert result["object"] == "list"
     assert all(model["object"] == "model" for model in result["data"])
     reply = client.get("/v1/models")
-    assert reply.status == 403
-    assert reply.json["error"]["type"] == "invalid_request_error"
+    assert reply.status == 401
+    error = reply.json["error"]
+    assert "API key" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
 
 
 def test_completions(client: Client) -> None:
@@ -77,7 +79,7 @@ def test_wrong_chats(client: Client) -> None:
     body = {"model": "en-de", "messages": [{"role": "system", "content": "x"}]}
     assert client.post(body, HEADERS, path="/v1/chat/completions").status == 400
     assert client.post(body | {"messages": []}, HEADERS, path="/v1/chat/completions").status == 400
-    assert client.post(body, path="/v1/chat/completions").status == 403
+    assert client.post(body, path="/v1/chat/completions").status == 401
 
 
 def test_streams(client: Client) -> None:

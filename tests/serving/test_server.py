@@ -263,3 +263,9 @@ def test_import_is_light() -> None:
         "import sys, attent.serving; sys.exit(any(name in sys.modules for name in ('torch', 'starlette', 'granian')))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_the_front_end_imports_no_torch() -> None:
+    """With it, a full garbage collection takes 80 ms, in which no request is answered."""
+    code = "import sys, attent.serving.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

@@ -21,7 +21,6 @@ from attent.serving.messages import (
     FileRequest,
     ScoredText,
     ServiceInfo,
-    SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )
@@ -32,6 +31,7 @@ pytest.importorskip("starlette", reason="needs Starlette: pip install 'attent[se
 pytest.importorskip("granian", reason="needs granian: pip install 'attent[serve]'")
 
 from attent.serving.backend import LocalBackend
+from attent.serving.endpoints import SuggestRequest
 from attent.serving.gateway import ServerOptions
 from attent.serving.translation_app import TranslationApp
 

@@ -26,6 +26,7 @@ from attent.decoding.translator import Translator
 from attent.serving import backend as backends
 from attent.serving.api_v1 import TranslateBody, build_translate_request
 from attent.serving.backend import LocalBackend, ModelBackend, ServiceConfig, WorkerPool
+from attent.serving.endpoints import SuggestRequest
 from attent.serving.gateway import ServerOptions, TranslationCache
 from attent.serving.limits import Limits, ServeError
 from attent.serving.messages import (
@@ -33,7 +34,6 @@ from attent.serving.messages import (
     CallContext,
     Direction,
     ServiceInfo,
-    SuggestRequest,
     TextTranslation,
     TranslateRequest,
 )

@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.types import ASGIApp
+
 from attent.serving.app import HttpApp, create_app
 from attent.serving.endpoints import LookRequest
 from attent.serving.limits import Limits
@@ -171,6 +173,26 @@ def serve_in_thread(app: HttpApp, *, host: str = "127.0.0.1", port: int | None =
             with suppress(RuntimeError):  # it has already stopped
                 end()
             thread.join()
+
+
+def http_scope(path: str) -> dict[str, Any]:
+    headers = [(b"host", b"localhost")]
+    return {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+
+
+async def exchange(app: ASGIApp, scope: dict[str, Any], *messages: dict[str, Any]) -> list[Any]:
+    """Send messages to an app in this event loop; return its messages."""
+    sent: list[Any] = []
+    waiting = list(messages)
+
+    async def receive() -> Any:
+        return waiting.pop(0) if waiting else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
 
 
 def make_app(model: Model | Switch, limits: Limits | None = None) -> HttpApp:
