@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -869,12 +869,10 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         results: list[list[Hypothesis]] = [[] for _ in requests]
         for engine, indices in self._assign_engines(requests, options, should_stop):
-            # The torch engine takes the lock itself, later.
-            with nullcontext() if isinstance(engine, TorchEngine) else self._locks.device_lock:
-                for i, hypotheses in engine.search([requests[index] for index in indices], options):
-                    results[indices[i]] = hypotheses
-                    if should_stop is not None and should_stop():
-                        raise SearchCancelled
+            for i, hypotheses in engine.search([requests[index] for index in indices], options):
+                results[indices[i]] = hypotheses
+                if should_stop is not None and should_stop():
+                    raise SearchCancelled
         return results
 
     def _assign_engines(

@@ -1,9 +1,9 @@
 """Continuous batching: the searches of concurrent requests share batches, each request with its own options.
 
-Request threads call `SearchBatcher.search` and wait; one thread runs the engine. Whenever the engine is free, it takes
-the next batch from what is waiting: sources of one length class and one set of options, from all clients in turn, up
-to a number of tokens. Short sources go first, so that they never wait for long ones, unless a long one has waited for
-`MAX_WAIT` seconds.
+Request threads call `SearchBatcher.search` and wait; other threads run the engine. Whenever one of them is free, it
+takes the next batch from what is waiting: sources of one length class and one set of options, from all clients in turn,
+up to a number of tokens. Short sources go first, so that they never wait for long ones, unless a long one has waited
+for `MAX_WAIT` seconds.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class SearchJob:
     options: SearchOptions
     client: str
     should_stop: StopCheck
-    num_missing: int
+    num_sources: int
     hypotheses: dict[int, list[Hypothesis]] = field(default_factory=dict)
     done: Future[None] = field(default_factory=Future)
 
@@ -41,9 +41,8 @@ class SearchJob:
 
     def add_hypotheses(self, index: int, hypotheses: list[Hypothesis]) -> None:
         self.hypotheses[index] = hypotheses
-        self.num_missing -= 1
-        if self.num_missing == 0:
-            with suppress(InvalidStateError):  # cancelled meanwhile
+        if len(self.hypotheses) == self.num_sources:
+            with suppress(InvalidStateError):  # cancelled, or finished by two threads at once
                 self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -66,10 +65,13 @@ class WaitingSource:
 
 
 class SearchBatcher:
-    """Runs the searches of many threads in shared batches, in a thread of its own."""
+    """Runs the searches of many threads in shared batches, in threads of its own."""
 
-    def __init__(self, run_search: RunSearch, *, max_batch_tokens: int) -> None:
-        """`max_batch_tokens` bounds sources x longest source or `min_length` x beams of a batch, and so its time."""
+    def __init__(self, run_search: RunSearch, *, max_batch_tokens: int, num_threads: int = 1) -> None:
+        """`max_batch_tokens` bounds sources x longest source or `min_length` x beams of a batch, and so its time.
+
+        With several threads, `run_search` is called concurrently.
+        """
         self._run_search = run_search
         self._max_batch_tokens = max_batch_tokens
         self._waiting: dict[tuple[int, SearchOptions], dict[str, deque[WaitingSource]]] = defaultdict(dict)
@@ -77,7 +79,8 @@ class SearchBatcher:
         self._last_turn: dict[str, int] = {}  # client -> when it was last served, for the order among clients
         self._turns = itertools.count()
         self.batch_sizes: Counter[int] = Counter()  # batch size -> number of batches
-        threading.Thread(target=self._run, name="attent search", daemon=True).start()
+        for _ in range(num_threads):
+            threading.Thread(target=self._run, name="attent search", daemon=True).start()
 
     def search(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck, client: str = ""
@@ -103,7 +106,6 @@ class SearchBatcher:
     def _run(self) -> None:
         while True:
             batch = self._wait_for_batch()
-            self.batch_sizes[len(batch)] += 1
             self._search_batch(batch)
 
     def _search_batch(self, batch: list[WaitingSource]) -> None:
@@ -138,6 +140,7 @@ class SearchBatcher:
                 if not self._waiting:
                     self._changed.wait()
                 elif batch := self._take_batch(self._choose_key()):
+                    self.batch_sizes[len(batch)] += 1
                     return batch
 
     def _remove_cancelled(self) -> None:

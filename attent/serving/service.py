@@ -76,8 +76,10 @@ class BatchedTranslator(Translator):
 
     @cached_property
     def batcher(self) -> SearchBatcher:
-        tokens = BATCH_BEAM_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS
-        return SearchBatcher(super()._run_engines, max_batch_tokens=tokens)
+        if self.device.type != "cpu":
+            return SearchBatcher(super()._run_engines, max_batch_tokens=GPU_BATCH_TOKENS)
+        # Two, so that one batch is searched while the answers of the other are sent and new requests arrive.
+        return SearchBatcher(super()._run_engines, max_batch_tokens=BATCH_BEAM_TOKENS, num_threads=2)
 
     def _run_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None

@@ -57,10 +57,10 @@ REASONS = {
     "required_phrases": "cannot enforce required phrases or glossary terms",
     "banned_phrases": "cannot exclude banned phrases",
 }
-# Source tokens of a batch, with padding, and times beams: of 512 to 8,192 the fastest at base size.
+# Source tokens of a batch of one thread, with padding, and times beams: of 512 to 8,192 the fastest at base size.
 BATCH_TOKENS, BATCH_BEAM_TOKENS = 2048, 4096
-# Batches submitted ahead, so that CTranslate2 works while Python does. Only while a batch takes less than
-# SLOW_BATCH_SECONDS: submitted batches cannot be cancelled, and slow ones gain nothing.
+# Batches submitted ahead of those that the threads work on, so that CTranslate2 works while Python does. Only while a
+# batch takes less than SLOW_BATCH_SECONDS: submitted batches cannot be cancelled, and slow ones gain nothing.
 PREFETCH_BATCHES, SLOW_BATCH_SECONDS = 2, 0.25
 POLL_SECONDS = 0.002  # waiting inside CTranslate2 would block Ctrl-C
 # For `patience=None`. With 1 CTranslate2 misses a better hypothesis for 9 of 1,000 captions and 5 of 300 long
@@ -96,10 +96,12 @@ class CTranslate2Engine:
         self._max_lengths = [converter.get_max_length(side) for side in model.config.stacks]
         bias = model.output.bias
         self._can_end = bias is None or float(bias.detach()[model.config.end_id]) > IMPOSSIBLE_BIAS
-        threads = threads or torch.get_num_threads()
+        self._num_threads = threads or torch.get_num_threads()
         with open_conversion(model, tokenizer, compute_type, suppressed, use_cache) as path:
+            # A batch for each thread: two threads that share a batch wait for each other at every layer. They share
+            # the weights.
             self._translator = converter.import_ctranslate2().Translator(
-                str(path), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
+                str(path), device="cpu", compute_type=compute_type, inter_threads=self._num_threads, intra_threads=1
             )
 
     # --- what it supports --------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class CTranslate2Engine:
         if options.beam_size == 1:
             count, more = 1, 0
         lengths = [len(request.source_ids) for request in requests]
-        batch_tokens = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // options.beam_size)
+        batch_tokens = min(BATCH_TOKENS, BATCH_BEAM_TOKENS // options.beam_size, sum(lengths) // self._num_threads + 1)
         order = sorted(range(len(requests)), key=lambda i: (-lengths[i], -requests[i].max_length))
         again: dict[int, list[int]] = {}  # by the maximum target length
         batches: Iterator[list[int]] = split_batches(order, lengths, batch_tokens)
@@ -169,13 +171,14 @@ class CTranslate2Engine:
         num_hypotheses: int,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         pending: deque[tuple[list[int], list[Any]]] = deque()
-        prefetch, last_time = 0, time.monotonic()
+        prefetch, last_time = self._num_threads - 1, time.monotonic()
         for indices in batches:
             pending.append((indices, self._submit([requests[index] for index in indices], options, num_hypotheses)))
             while len(pending) > prefetch:
                 yield from self._collect_results(*pending.popleft(), options)
                 now = time.monotonic()
-                prefetch, last_time = PREFETCH_BATCHES if now - last_time < SLOW_BATCH_SECONDS else 0, now
+                ahead, last_time = PREFETCH_BATCHES if now - last_time < SLOW_BATCH_SECONDS else 0, now
+                prefetch = self._num_threads - 1 + ahead
         while pending:
             yield from self._collect_results(*pending.popleft(), options)
 
