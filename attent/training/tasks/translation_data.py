@@ -4,6 +4,7 @@ Everything is cached in the run's `state/data` by the contents of the files, so 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -18,6 +19,7 @@ from attent.data.encode import EncodingConfig, learn_tokenizer
 from attent.data.filters import FilterConfig
 from attent.data.formats import streams
 from attent.data.formats.placeholders import INLINE_TAGS
+from attent.data.formats.registry import ParallelFile
 from attent.data.loader import PairLoader
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
@@ -132,15 +134,18 @@ def load_corpora(
 
 
 def _find_siblings(train: Sequence[Corpus], split: str) -> Iterator[Corpus]:
-    """Yield each sibling file or pair of files of a split once, under its own name."""
-    seen = set()
+    """Yield each sibling file or pair of files of a split once, under its name, with that of its folder if needed."""
+    parts: dict[tuple[ParallelFile, LanguagePair], Corpus] = {}
     for corpus in train:
         sibling = corpus.get_sibling_split(split)
         for part in sibling.parallel_files if sibling else ():
-            if (part, corpus.languages) not in seen:
-                seen.add((part, corpus.languages))
-                name = Path(part.files[0].name).name.split(".")[0]
-                yield replace(corpus, name=name, weight=1.0, parallel_files=(part,), sibling_files=(), ignored_files=())
+            parts.setdefault((part, corpus.languages), corpus)
+    paths = {part: Path(part.files[0].name) for part, _ in parts}
+    counts = Counter(path.name.split(".")[0] for path in paths.values())
+    for (part, _), corpus in parts.items():
+        name = paths[part].name.split(".")[0]
+        name = name if counts[name] == 1 else f"{paths[part].parent.name}/{name}"
+        yield replace(corpus, name=name, weight=1.0, parallel_files=(part,), sibling_files=(), ignored_files=())
 
 
 def _accept_test_set(corpus: Corpus, requested: bool, context: base.RunContext) -> bool:

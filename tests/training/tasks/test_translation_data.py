@@ -319,6 +319,16 @@ def test_the_tokenizer_is_trained_on_words_in_capitals_too(tmp_path: Path) -> No
     assert counts[1] > 5
 
 
+def test_test_sets_of_the_same_name_have_that_of_their_folder(tmp_path: Path) -> None:
+    for folder in ("news", "talks"):
+        (tmp_path / folder).mkdir()
+        for split in ("train", "valid", "test")[: 3 if folder == "news" else 2]:
+            write(tmp_path / folder / f"{split}.tsv")
+    splits = load(tmp_path, replace(DATA, train=(str(tmp_path / "news"), str(tmp_path / "talks"))))
+    assert [corpus.name for corpus in splits.valid] == ["news/valid", "talks/valid"]
+    assert [corpus.name for corpus in splits.tests] == ["test"]
+
+
 def test_the_tokenizer_does_not_depend_on_the_seed(tmp_path: Path) -> None:
     data = replace(DATA, train=(write(tmp_path / "c.tsv"),), hold_out=0, augment=("upper=0.3",))
     runs = [RunConfig(data=data, train=replace(TRAIN, seed=seed)) for seed in (1, 2)]
