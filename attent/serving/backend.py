@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,7 +43,7 @@ MAX_UNANSWERED_PINGS = 6  # in a row, then a worker is replaced
 MAX_FAILED_STARTS = 3  # in a row, then no worker is started any more until the models change
 WATCH_SECONDS = 2.0  # how often the model folders are looked at
 START_TIMEOUT = 600.0  # seconds to load the models
-SWITCH_SECONDS = 0.0005  # that a thread waits for a busy one; a request passes six threads, with Python's 5 ms each
+SWITCH_INTERVAL = 5e-4  # seconds until Python switches threads: a request passes six, with the usual 5 ms each
 
 log = logging.getLogger("attent.serving")
 
@@ -254,10 +255,10 @@ class WorkerProcess(Channel):
     """A process that has loaded the models."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self._outgoing: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        super().__init__(lambda *call: self._outgoing.put(call))
         context = multiprocessing.get_context("spawn")
         self._connection, remote = context.Pipe()
+        self._sender = MessageSender(self._connection)
+        super().__init__(lambda *call: self._sender.send(call))
         self._num_unanswered = 0  # pings
         self.started: asyncio.Future[ServiceInfo] = self._loop.create_future()
         self.ended = asyncio.Event()
@@ -265,14 +266,13 @@ class WorkerProcess(Channel):
         self.process.start()
         remote.close()
         threading.Thread(target=self._read, name="attent worker results", daemon=True).start()
-        start_sending(self._connection, self._outgoing)
 
     def _read(self) -> None:
         """Receive results until the process ends."""
         with suppress(EOFError, OSError):
             while True:
-                self.receive(*self._connection.recv())
-        self._outgoing.put(None)
+                self.receive(*receive_messages(self._connection))
+        self._sender.close()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._handle_end)
 
@@ -321,47 +321,62 @@ class WorkerProcess(Channel):
         await asyncio.to_thread(self.process.join, 5.0)
 
 
-def start_sending(connection: Connection, queue: SimpleQueue[tuple[Any, ...] | None]) -> threading.Thread:
-    """Start a thread that sends what is in the queue until None: a process that is stopped or busy blocks it.
+class MessageSender:
+    """Sends messages to another process, in a thread of its own, since one that is stopped or busy blocks it.
 
-    All that is in the queue is sent as one list, since other threads get the interpreter at each call of `send`.
+    Messages that wait are sent as one list: each call of `Connection.send` lets other threads run first.
     """
 
-    def send_all() -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._queue = SimpleQueue[bytes | None]()
+        self._thread = threading.Thread(target=self._run, name="attent messages", daemon=True)
+        self._thread.start()
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Queue a message; raise an error if it cannot be pickled."""
+        self._queue.put(bytes(ForkingPickler.dumps(message)))
+
+    def close(self) -> None:
+        """Send what is in the queue, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
         with suppress(OSError):  # the other process has ended, which its reader handles
-            while (message := queue.get()) is not None:
+            while (message := self._queue.get()) is not None:
                 messages = [message]
                 with suppress(Empty):
-                    while (message := queue.get_nowait()) is not None:
+                    while (message := self._queue.get_nowait()) is not None:
                         messages.append(message)
-                    queue.put(None)
-                connection.send(messages)
+                    self._queue.put(None)
+                self._connection.send(messages)
 
-    thread = threading.Thread(target=send_all, name="attent messages", daemon=True)
-    thread.start()
-    return thread
+
+def receive_messages(connection: Connection) -> list[Any]:
+    """Wait for what a `MessageSender` sends, and return it."""
+    return [ForkingPickler.loads(message) for message in connection.recv()]
 
 
 def run_worker(connection: Connection, config: ServiceConfig) -> None:
     """Load the models and answer calls until the connection closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the whole process group gets them; the front end decides
         signal.signal(number, signal.SIG_IGN)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    outgoing = SimpleQueue[tuple[Any, ...] | None]()
-    sender, send = start_sending(connection, outgoing), outgoing.put
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    sender = MessageSender(connection)
+    send = sender.send
     try:
         service = config.load(lambda text: send((-1, "note", text)))
     except Exception as error:  # noqa: BLE001 - raised in the front end
         is_explained = isinstance(error, (ValueError, OSError, ImportError))
         send((-1, "error", ServeError(str(error) if is_explained else f"{type(error).__name__}: {error}")))
-        send(None)
-        sender.join()
+        sender.close()
         return
     send((-1, "done", service.info))
     calls = RunningCalls(service, send)
     with suppress(EOFError, OSError):
         while True:
-            for call in connection.recv():
+            for call in receive_messages(connection):
                 if call[0] >= 0:
                     calls.handle(*call)
                 else:
@@ -376,6 +391,7 @@ class WorkerPool(ModelBackend):
         """`configs` has one entry per worker: the same models, perhaps on different devices."""
         self._configs = list(configs)
         self._drain_timeout = drain_timeout
+        self._old_switch_interval = sys.getswitchinterval()
         self.workers: list[WorkerProcess] = []  # all have loaded the models; some may have ended
         self._tasks: set[asyncio.Task[Any]] = set()
         self._supervisors: list[asyncio.Task[None]] = []  # one per worker; done when it is not started any more
@@ -393,7 +409,7 @@ class WorkerPool(ModelBackend):
         return self.is_ready or not all(task.done() for task in self._supervisors)
 
     async def start(self) -> None:
-        sys.setswitchinterval(SWITCH_SECONDS)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         snapshot = self._take_snapshot()  # before it is loaded, so that no change is missed
         try:
             loading = [self._spawn(self._load_worker(config)) for config in self._configs]
@@ -408,6 +424,7 @@ class WorkerPool(ModelBackend):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *(worker.stop() for worker in self.workers), return_exceptions=True)
+        sys.setswitchinterval(self._old_switch_interval)
         return True
 
     async def _choose_channel(self) -> Channel:

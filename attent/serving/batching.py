@@ -94,7 +94,7 @@ class SearchBatcher:
             for index, request in enumerate(requests):
                 source = WaitingSource(request, index, job, now)
                 self._waiting[source.batch_key].setdefault(client, deque()).append(source)
-            self._changed.notify()
+            self._changed.notify_all()
         while True:
             try:
                 job.done.result(timeout=POLL_SECONDS)

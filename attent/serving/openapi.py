@@ -12,7 +12,7 @@ from attent.serving.endpoints import Endpoint
 ERROR_STATUSES = {
     400: "The request is not valid.",
     401: "The API key is missing or not valid (OpenAI's API).",
-    403: "The API key is missing or not valid, or the request comes from another site.",
+    403: "The API key is missing or not valid (other APIs), or the request comes from another site.",
     404: "Not found.",
     405: "The method is not allowed.",
     408: "The body did not arrive in time.",

@@ -74,6 +74,9 @@ class EchoService:
     def translate(self, request: Any, context: CallContext) -> tuple[str, int]:
         return self.model, len(request)
 
+    def suggest(self, request: Any, context: CallContext) -> Any:
+        return lambda: None  # cannot be sent to another process
+
     def translate_file(self, request: Any, context: CallContext) -> bytes:
         context.send_item(0.5)
         if not request.exists():
@@ -127,6 +130,17 @@ def send_signal(pool: WorkerPool, number: int) -> int:
     assert process_id
     os.kill(process_id, number)
     return process_id
+
+
+def test_an_answer_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with start_pool(tmp_path, "a") as pool:
+            with pytest.raises(ApiError) as failed:
+                await pool.call("suggest", "text")
+            assert failed.value.status == 500
+            assert await pool.call("translate", "text") == ("1", 4)
+
+    asyncio.run(run())
 
 
 @needs_signals

@@ -196,3 +196,12 @@ def test_one_request_that_fails_does_not_fail_the_others(engine: Engine, submit:
 
 def test_no_sources(engine: Engine) -> None:
     assert SearchBatcher(engine, max_batch_tokens=64).search([], GREEDY, lambda: False) == []
+
+
+def test_two_threads_search_the_batches_of_one_request_at_once(engine: Engine) -> None:
+    batcher = SearchBatcher(engine, max_batch_tokens=4, num_threads=2)
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(batcher.search, [source(number) for number in range(1, 9)], GREEDY, lambda: False)
+        assert wait_until(lambda: len(engine.batches) == 2)  # while neither has ended
+        engine.release.release(8)
+        assert get_ids(future) == [(number,) for number in range(1, 9)]
