@@ -182,7 +182,8 @@ def _fetch_opus(staging: Path, key: str, corpus: OpusCorpus, pair: tuple[str, st
         with show_progress(f"{corpus.opus_name} {'-'.join(pair)}") as show:
             checksum = download_file(remote, archive, show)
     except download.RemoteFileMissing as error:
-        raise CorpusError(f"{error}; https://opus.nlpl.eu lists the language pairs of {corpus.opus_name}") from error
+        advice = f"https://opus.nlpl.eu lists the language pairs of {corpus.opus_name}"
+        raise LanguageMismatchError(str(error), advice) from error
     print(f"splitting {corpus.opus_name} into train, valid and test", file=sys.stderr)
     unpack_archive(archive, corpus.opus_name, pair)
     origin = {"name": corpus.opus_name, "from": remote.url, "archive_sha256": checksum, "terms": corpus.terms}

@@ -5,7 +5,7 @@ A `Corpus` describes the files: it is cheap to create and reads them each time t
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -171,7 +171,7 @@ def open_corpora(
 
 
 def _open_language_pairs(
-    names: Sequence[str], pairs: Iterable[LanguagePair], options: ReadOptions
+    names: Sequence[str], pairs: Collection[LanguagePair], options: ReadOptions
 ) -> list[list[Corpus]]:
     """Return the corpora of each name. A name must have one of the pairs, and each pair must be in one corpus."""
     groups: list[list[Corpus]] = [[] for _ in names]
@@ -179,12 +179,15 @@ def _open_language_pairs(
     for pair in pairs:
         for index, name in enumerate(names):
             try:
-                groups[index].append(_open_corpus(name, pair, options))
+                corpus = _open_corpus(name, pair, options)
+                if len(pairs) > 1 and all(file.is_regular for file in corpus.input_files):
+                    next((entry for entry in corpus if isinstance(entry, Pair)), None)  # most formats say it inside
+                groups[index].append(corpus)
             except LanguageMismatchError as error:
                 mismatches.append((index, pair, error))
-    found = {corpus.languages for group in groups for corpus in group}
+    present_pairs = {corpus.languages for group in groups for corpus in group}
     for index, pair, mismatch in mismatches:
-        if not groups[index] or pair not in found:
+        if not groups[index] or pair not in present_pairs:
             raise mismatch
     return groups
 
@@ -436,7 +439,7 @@ def _make_pair_error(path: Path, typed: str | None, members: dict[str, Path], re
     if requested.is_open:
         return CorpusError(f"{path} has several translations: choose one of {others} with --src and --tgt")
     pair = f"{requested.source} and {requested.target}"
-    return CorpusError(f"{path} and its translations ({others}) are not {pair}: change --src and --tgt")
+    return LanguageMismatchError(f"{path} and its translations ({others}) are not {pair}", "change --src and --tgt")
 
 
 def _add_sibling_splits(

@@ -252,7 +252,8 @@ def open_image(path: Path) -> Iterator[Any]:
     except Image.UnidentifiedImageError as error:
         raise ImageError(f"{path}: must be an image, but Pillow does not recognize it; check the file") from error
     except (OSError, ValueError, SyntaxError, TypeError, struct.error) as error:
-        raise ImageError(f"{path}: must be an image, but cannot be opened ({_format_reason(error)})") from error
+        reason = getattr(error, "strerror", None) or _format_reason(error)  # without the path, which stands before it
+        raise ImageError(f"{path}: must be an image, but cannot be opened ({reason})") from error
     with image:
         if image.width * image.height > MAX_PIXELS:
             size = f"{image.width:,} x {image.height:,}"

@@ -297,7 +297,7 @@ def test_unpaired_moses_file_is_an_error() -> None:
         (
             "corpus.en",
             LanguagePair("de", "fr"),
-            r"corpus\.en and its translations \(de, fr\) are not de and fr: change --src",
+            r"corpus\.en and its translations \(de, fr\) are not de and fr; change --src",
         ),
         ("corpus", LanguagePair(), "corpus does not say which two languages to read: it has de, en, fr"),
         ("corpus", LanguagePair("en", "tr"), "corpus does not contain en and tr: it has de, en, fr"),
@@ -535,13 +535,15 @@ def test_a_pair_named_by_both_files_is_read_once(tmp_path: Path) -> None:
 
 
 def test_each_corpus_gives_the_language_pairs_that_it_has() -> None:
-    write_files(a__en="1\n", a__de="2\n", b__en="3\n", b__fr="4\n")
-    corpora = open_corpora(["a", "b:2"], EN_DE_FR)
-    assert [(corpus.name, corpus.languages.target, corpus.weight) for corpus in corpora] == [
-        ("a", "de", 1),
-        ("b", "fr", 2),
+    write_files(a__en="1\n", a__de="2\n", b__en="3\n", b__fr="4\n", c__tsv="en\tfr\n5\t6\n")
+    corpora = open_corpora(["a", "b:2", "c.tsv"], EN_DE_FR)
+    found = [(corpus.name, corpus.languages.target, corpus.weight, list_texts(corpus)) for corpus in corpora]
+    assert found == [
+        ("a", "de", 1, [("1", "2")]),
+        ("b", "fr", 2, [("3", "4")]),
+        ("c.tsv", "fr", 1, [("5", "6")]),
     ]
-    assert [list_texts(corpus) for corpus in corpora] == [[("1", "2")], [("3", "4")]]
+    assert [corpus.languages.target for corpus in open_corpora(["a.en", "b.fr"], EN_DE_FR)] == ["de", "fr"]
     with pytest.raises(CorpusError, match="a does not contain en and fr: it has de, en"):
         open_corpora(["a"], EN_DE_FR)  # in no corpus
     with pytest.raises(CorpusError, match="b does not contain en and de: it has en, fr"):

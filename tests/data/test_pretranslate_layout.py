@@ -142,6 +142,11 @@ def test_blocks_of_code_and_formulas_stay_until_they_end(start: str, end: str) -
     assert after == f"(Before it.)\n\n{block}\n(After it.)\n"
 
 
+def test_a_formula_in_a_list_stays() -> None:
+    formula = "$$\n  x = a\n  $$\n"
+    assert pretranslate(f"- {formula}\nAfter it.\n", "a.md").content.decode() == f"- {formula}\n(After it.)\n"
+
+
 @pytest.mark.parametrize(("before", "after"), [("a [b](c) d\n", "x [y](c) z\n"), ("a **b** d\n", "a **b** d\n")])
 def test_paragraph_with_lost_markup_is_skipped(before: str, after: str) -> None:
     result = pretranslate(before, "a.md", lambda texts: ["x <x1>y</x1> z"])

@@ -16,7 +16,7 @@ from attent.data.pairs import LanguagePair
 
 _MARKERS = r"(?:[ \t>]|[-+*][ \t]|\d{1,9}[.)][ \t])*"  # of quotes and lists
 _LABEL = re.compile(rf"^({_MARKERS})(?:\[[ xX]\][ \t]+|\[\^[^\]\s]+\]:[ \t]+)")  # of a task or a note
-_FORMULA = re.compile(r"^([ \t>]*)\$\$(?!.*\$)")
+_FORMULA = re.compile(rf"^({_MARKERS})\$\$(?!.*\$)")
 _RAW_HTML = re.compile(r"\s*<(?:[!?]|/?(?:script|pre|style|textarea)\b)", re.IGNORECASE)
 _DEFINITION = re.compile(r"\[(?!\^)([^\]]+)\]:(?:\s|\Z)")
 _TABLE_CELL = re.compile(r"(?:`[^`]*`|\\.|[^|`\\]|`|\\)+")
