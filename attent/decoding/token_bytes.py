@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from attent.text import Vocabulary
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.subword_sampling import SPACE
+from attent.text.tokenizer_formats import BYTE_TOKEN
 
 UNICODE_SIZE = 0x110000
 
@@ -24,7 +25,6 @@ HIDDEN, OTHER, WORD, BLANK = 0, 1, 2, 3
 ZERO_WIDTH_CHARS = "\u00ad\u200b\u200c\u200d\u2060\ufeff"  # soft hyphen, zero-width spaces and joiners
 LETTER_RANGES = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has letters and marks
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPECIAL_TOKEN = re.compile(r"[<>\[].*[\]<>]")  # may have no text: </s>, [PAD], >>deu<<, <|endoftext|>
 
 

@@ -59,7 +59,6 @@ from attent.decoding.options import (
 from attent.decoding.quality import Quality
 from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.terminology import Phrases, translate_terms
-from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.interop import load_as
 from attent.models import Seq2Seq
 from attent.models.adapter import load_adapter
@@ -77,6 +76,7 @@ from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
 from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer
+from attent.text.tokenizer_formats import BYTE_TOKEN
 
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark

@@ -7,9 +7,9 @@ from typing import Any
 from rich.cells import cell_len
 
 from attent.decoding.alignment import WORD_START_MARKERS
-from attent.decoding.token_bytes import BYTE_TOKEN
 from attent.formatting import escape_invisible
 from attent.inspection.attention_trace import DisplayToken, SpecialKind
+from attent.text.tokenizer_formats import BYTE_TOKEN
 from attent.text.vocabulary import Vocabulary
 
 CONTINUATION_PREFIX = "##"  # WordPiece prefix inside a word

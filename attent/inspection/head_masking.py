@@ -132,7 +132,10 @@ def find_part(model: nn.Module, part: ModelPart) -> Attention | FeedForward | Bl
         near = difflib.get_close_matches(part.path, modules)
         hint = f"did you mean {near[0]}?" if near else f"its parts are {', '.join(list(modules)[-3:])}"
         raise AttentError(f"the model has no part {part.path!r}; {hint}")
-    num_heads = module.heads if isinstance(module, Attention) else 0
-    if part.head is not None and part.head >= num_heads:
-        raise AttentError(f"{part}: {part.path} has {format_count(num_heads, 'head')}, numbered from 0; give another")
+    if part.head is not None:
+        if not isinstance(module, Attention):
+            raise AttentError(f"{part}: only attention layers have heads; leave out the number of the head")
+        if part.head >= module.heads:
+            count = format_count(module.heads, "head")
+            raise AttentError(f"{part}: {part.path} has {count}, numbered from 0; give another")
     return module

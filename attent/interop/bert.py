@@ -136,7 +136,8 @@ def save(model: TextEncoder, folder: StrPath, *, pad: int | None = None) -> None
     """
     config = model.config
     check_expressible(config)
-    conversion.choose_pad(pad, 0, config.vocab)  # None stays None
+    if pad is not None:
+        conversion.choose_pad(pad, pad, config.vocab)  # raises an error if it is no token
     tensors = conversion.export_tensors(model, TENSOR_MAPPINGS)
     if not config.segments:
         tensors[SEGMENTS] = tensors[EMBEDDING].new_zeros(1, config.stack.width)

@@ -36,7 +36,10 @@ def attend(
     backend: str = "auto",
     score_weight: Tensor | None = None,
 ) -> Tensor:
-    """Attend with the named or the fastest backend: (B, H, Tq, D). With `score_weight` (H, D), `explicit` alone."""
+    """Attend with the named or the fastest backend: (B, H, Tq, D).
+
+    Only `explicit` computes additive scores: `score_weight`, (H, D).
+    """
     mask = Mask() if mask is None else mask
     inputs = AttentionInputs(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale, dropout)
     check_inputs(inputs)

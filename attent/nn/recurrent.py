@@ -255,7 +255,7 @@ def make_lstm(inputs: int, width: int) -> nn.LSTM:
 
 def run_lstm(lstm: nn.LSTM, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Read whole sequences: (B, T, E) -> (B, T, width)"""
-    # Of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
+    # The dtype of the weights: under autocast, cuDNN's LSTM computes in float16, which is not what was requested.
     dtype = lstm.all_weights[0][0].dtype
     needs_native = torch.is_grad_enabled() and not lstm.training  # cuDNN has no backward pass in eval mode
     native = torch.backends.cudnn.flags(enabled=False) if needs_native else nullcontext()

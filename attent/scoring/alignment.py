@@ -77,8 +77,9 @@ def read_gold_alignments(path: Path) -> list[GoldAlignment]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise AttentError(
-            f"{path}: must be a text file of alignments such as `0-0 1-2`, but cannot be read: {error}"
+            f"{path}: must be a text file of alignments such as `0-0 1-2`, but cannot be read: {reason}"
         ) from error
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:

@@ -1,4 +1,4 @@
-"""A score report as a page for the terminal (never wrapped), a table for notebooks, JSON."""
+"""A score report as a page for the terminal (never wrapped), a table for notebooks, and JSON."""
 
 import html
 import math

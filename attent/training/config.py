@@ -115,7 +115,7 @@ def read_user_settings(file: Path | None, flags: Mapping[str, Any], overrides: I
 
 
 def _reject_unused_settings(requested: UserSettings, in_file: Mapping[str, Any]) -> None:
-    """Raise for a setting without effect on this task, but not for defaults, which `run.toml` states, or its layout."""
+    """Raise for a setting that has no effect on this task, unless it is a default or the layout of a run file."""
     task = requested.get("task", "translate")
     defaults, used = flatten_settings(settings.to_dict(RunConfig())), get_task_class(task).used_settings
     for path, value in flatten_settings(requested).items():
@@ -227,7 +227,7 @@ def _merge_tables(base: UserSettings, table: UserSettings) -> UserSettings:
 
 
 def merge_with_previous(requested: UserSettings, previous: UserSettings, resolved: UserSettings) -> UserSettings:
-    """Keep the previous values of settings that are not given, or given with the resolved value as in `run.toml`."""
+    """Give settings that are omitted, or repeated as resolved in `run.toml`, the values of the run that is resumed."""
     values, changed = flatten_settings(resolved), UserSettings()
     for path, value in flatten_settings(requested).items():
         if value != values.get(path):

@@ -31,7 +31,7 @@ class TrainResult:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A dict per reported step: step, epoch, loss, lr ...; of validations also valid_loss and bleu or others."""
+        """A dict per reported step: step, epoch, loss, lr ...; of validations also valid_loss and the metrics."""
         rows: dict[int, dict[str, Any]] = {}
         for event in read_events(self.out / LOG_FILE):
             if isinstance(event, Progress):

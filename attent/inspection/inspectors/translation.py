@@ -51,6 +51,7 @@ class TranslationInspector(Seq2SeqInspector):
         invalid = [token_id for token_id in request.prefix if not 0 <= token_id < size]
         if invalid:
             raise AttentError(f"`prefix` must hold token ids from 0 to {size - 1}, but one is {invalid[0]}")
+        limit -= len(search_request.prefix_ids)
         if len(request.prefix) >= limit:
             raise AttentError(f"`prefix` must be shorter than {limit} tokens, but has {len(request.prefix)}")
         return replace(search_request, prefix_ids=(*search_request.prefix_ids, *request.prefix))

@@ -23,7 +23,7 @@ SAMPLE_FILE = "sample.tsv.gz"
 
 
 def fetch_sample(init_from: str | None, context: base.RunContext) -> Path | None:
-    """Copy the sample of the model that is fine-tuned into a new run, which is resumed without it; None: no sample."""
+    """Copy the sample of the pretrained model into a new run, which resumes without that model; None if it has none."""
     path = context.data_dir / SAMPLE_FILE
     if context.is_new:
         content = read_side_file(locate_model(init_from), SAMPLE_FILE) if init_from else None

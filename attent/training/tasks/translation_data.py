@@ -213,7 +213,7 @@ def _split_validation(
 def _train_tokenizer(splits: CorpusSplits, config: DataConfig, context: base.RunContext) -> Tokenizer:
     """Train a tokenizer with the symbols of back-translation, inline tags and context, on augmented text.
 
-    It does not depend on the seed, so that models of several seeds can form an ensemble.
+    It depends on the seed only by the held-out pairs, so that models of several seeds can form an ensemble.
     """
     context.note("training the tokenizer ...")
     symbols = [*config.tokenizer.symbols]
