@@ -17,7 +17,7 @@ from attent import __version__
 from attent.formatting import format_count
 from attent.storage.machine import count_usable_cores, measure_memory, read_text
 
-EXTRAS = ("serve", "hf", "viz", "images", "audio", "moses", "formats", "rouge", "ray")
+EXTRAS = ("serve", "hf", "viz", "images", "audio", "moses", "rouge", "ray")
 GIB = 2**30
 
 
