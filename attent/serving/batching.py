@@ -4,9 +4,13 @@ Request threads call `SearchBatcher.search` and wait; other threads run the engi
 takes the next batch from what is waiting: sources of one length class and one set of options, from all clients in turn,
 up to a number of tokens. Short sources go first, so that they never wait for long ones, unless a long one has waited
 for `MAX_WAIT` seconds.
+
+Clients who got their answers usually send the next text at once, one after the other. A free thread therefore waits a
+little for its share of them, so that it does not search a batch of the first few.
 """
 
 import itertools
+import math
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -20,6 +24,7 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, St
 
 SHORT_TOKENS = 48  # sources up to this length are one class; each further class has sources of up to twice the length
 MAX_WAIT = 1.0  # seconds until a waiting source is taken before shorter ones
+GATHER_SHARE = 0.1  # of the time of the last batch, for which a free thread waits for more sources
 POLL_SECONDS = 0.05  # how often a waiting request looks whether its client is gone
 
 RunSearch = Callable[[list[SearchRequest], SearchOptions, StopCheck], list[list[Hypothesis]]]
@@ -78,6 +83,8 @@ class SearchBatcher:
         self._changed = threading.Condition()
         self._last_turn: dict[str, int] = {}  # client -> when it was last served, for the order among clients
         self._turns = itertools.count()
+        self._num_threads = num_threads
+        self._num_arrived = self._num_running = 0  # sources, since the start and in running batches
         self.batch_sizes: Counter[int] = Counter()  # batch size -> number of batches
         for _ in range(num_threads):
             threading.Thread(target=self._run, name="attent search", daemon=True).start()
@@ -94,6 +101,7 @@ class SearchBatcher:
             for index, request in enumerate(requests):
                 source = WaitingSource(request, index, job, now)
                 self._waiting[source.batch_key].setdefault(client, deque()).append(source)
+            self._num_arrived += len(requests)
             self._changed.notify_all()
         while True:
             try:
@@ -104,9 +112,14 @@ class SearchBatcher:
                     job.fail(SearchCancelled())  # removes its sources from the queue
 
     def _run(self) -> None:
+        size, seconds = 0, 0.0  # of the last batch
         while True:
-            batch = self._wait_for_batch()
+            batch = self._wait_for_batch(size, GATHER_SHARE * seconds)
+            began = time.monotonic()
             self._search_batch(batch)
+            size, seconds = len(batch), time.monotonic() - began
+            with self._changed:
+                self._num_running -= size
 
     def _search_batch(self, batch: list[WaitingSource]) -> None:
         """Search a batch; if it fails, search each source alone, so that one request cannot fail those of others."""
@@ -132,15 +145,29 @@ class SearchBatcher:
 
     # --- the next batch ----------------------------------------------------------------------------------------------
 
-    def _wait_for_batch(self) -> list[WaitingSource]:
-        """Return the next batch, which is never empty."""
+    def _wait_for_batch(self, num_answered: int, max_seconds: float) -> list[WaitingSource]:
+        """Return the next batch, which is never empty; wait for a full share of the sources for some seconds.
+
+        It is assumed that each of the `num_answered` sources of the last batch will be followed by another one.
+        """
         with self._changed:
+            end, num_before = time.monotonic() + max_seconds, self._num_arrived
             while True:
                 self._remove_cancelled()
                 if not self._waiting:
                     self._changed.wait()
-                elif batch := self._take_batch(self._choose_key()):
+                    continue
+                num_waiting = sum(len(row) for clients in self._waiting.values() for row in clients.values())
+                num_expected = max(0, num_answered - (self._num_arrived - num_before))
+                share = num_waiting + num_expected
+                if self._num_running:  # else the engine divides the batch among its threads
+                    share = math.ceil((share + self._num_running) / self._num_threads)
+                seconds = end - time.monotonic()
+                if num_waiting < share and seconds > 0:
+                    self._changed.wait(seconds)
+                elif batch := self._take_batch(self._choose_key(), share):
                     self.batch_sizes[len(batch)] += 1
+                    self._num_running += len(batch)
                     return batch
 
     def _remove_cancelled(self) -> None:
@@ -162,12 +189,12 @@ class SearchBatcher:
         oldest = max(ages, key=lambda key: ages[key])
         return oldest if ages[oldest] > MAX_WAIT else min(ages, key=lambda key: (key[0], -ages[key]))
 
-    def _take_batch(self, key: tuple[int, SearchOptions]) -> list[WaitingSource]:
+    def _take_batch(self, key: tuple[int, SearchOptions], max_sources: int) -> list[WaitingSource]:
         """Take one source after the other from each client in turn, until the batch is full."""
         clients, batch, longest = self._waiting[key], list[WaitingSource](), key[1].min_length
         beams = max(key[1].beam_size, key[1].n_best)
         order = deque(sorted(clients, key=lambda client: self._last_turn.get(client, -1)))
-        while order:
+        while order and len(batch) < max_sources:
             client = order.popleft()
             row = clients[client]
             while row and row[0].job.is_cancelled():

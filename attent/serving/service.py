@@ -79,9 +79,9 @@ class BatchedTranslator(Translator):
         if self.device.type != "cpu":
             return SearchBatcher(super()._run_engines, max_batch_tokens=GPU_BATCH_TOKENS)
         # Two, so that one batch is searched while the answers of the other are sent and new requests arrive. The torch
-        # engine searches one at a time.
+        # engine searches one at a time. CTranslate2's splits a batch with more than BATCH_BEAM_TOKENS by length.
         num_threads = 1 if self._ctranslate2_engine is None else 2
-        return SearchBatcher(super()._run_engines, max_batch_tokens=BATCH_BEAM_TOKENS, num_threads=num_threads)
+        return SearchBatcher(super()._run_engines, max_batch_tokens=2 * BATCH_BEAM_TOKENS, num_threads=num_threads)
 
     def _run_engines(
         self, requests: Sequence[SearchRequest], options: SearchOptions, should_stop: StopCheck | None

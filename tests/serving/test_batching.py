@@ -122,6 +122,40 @@ def test_a_batch_has_at_most_the_given_tokens(engine: Engine, submit: Submit) ->
     assert sorted(map(len, engine.lengths[1:])) == [1, 1, 1, 1, 2, 6]
 
 
+@pytest.mark.parametrize(("share", "sizes"), [(1000.0, [1, 3]), (0.0, [1, 2, 1])])
+def test_a_free_thread_waits_for_the_next_source_of_a_client_that_got_its_answer(
+    engine: Engine, submit: Submit, monkeypatch: pytest.MonkeyPatch, share: float, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(batching, "GATHER_SHARE", share)
+    searches = [submit(source(2)), submit(source(3))]
+    engine.release.release()
+    if not share:
+        assert wait_until(lambda: len(engine.batches) == 2)
+    searches.append(submit(source(4)))
+    engine.release.release(2)
+    assert [get_ids(search) for search in searches] == [[(2,)], [(3,)], [(4,)]]
+    assert list(map(len, engine.lengths)) == sizes
+
+
+def test_two_threads_share_the_sources_equally(engine: Engine) -> None:
+    batcher = SearchBatcher(engine, max_batch_tokens=64, num_threads=2)
+    with ThreadPoolExecutor(8) as threads:
+
+        def submit_source(number: int, num_batches: int, num_waiting: int) -> Future[list[list[Hypothesis]]]:
+            search = threads.submit(batcher.search, [source(number)], GREEDY, lambda: False)
+            assert wait_until(lambda: (len(engine.batches), count_waiting(batcher)) == (num_batches, num_waiting))
+            return search
+
+        # Two run. One is answered; of the four that wait, the one that runs and the one that is expected, half is 3.
+        searches = [submit_source(1, 1, 0), submit_source(2, 2, 0)]
+        searches += [submit_source(number, 2, number - 2) for number in range(3, 7)]
+        engine.release.release()
+        assert wait_until(lambda: len(engine.batches) == 3)
+        engine.release.release(3)
+        assert [get_ids(search) for search in searches] == [[(number,)] for number in range(1, 7)]
+    assert list(map(len, engine.lengths)) == [1, 1, 3, 1]
+
+
 def test_the_minimum_length_counts_as_length(engine: Engine, submit: Submit) -> None:
     long = SearchOptions(beam_size=1, min_length=32)
     searches = [submit(source(number), options=long) for number in range(2, 7)]
