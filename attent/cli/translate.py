@@ -62,8 +62,12 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
             'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
         ),
     ] = "auto"
-    src: Annotated[str | None, flag("Documents", "source language, if the document has several", *SRC_FLAGS)] = None
-    tgt: Annotated[str | None, flag("Documents", "language to translate into", *TGT_FLAGS)] = None
+    src: Annotated[
+        str | None, flag("Documents", "source language, if the model or the document has several", *SRC_FLAGS)
+    ] = None
+    tgt: Annotated[
+        str | None, flag("Documents", "target language, if the model or the document has several", *TGT_FLAGS)
+    ] = None
     fields: Annotated[
         tuple[str, ...],
         flag("Documents", "column of a table or key of JSON or YAML to translate; may be repeated", "--field"),

@@ -49,9 +49,11 @@ class ImageDataConfig:
 
     image_size: Annotated[int | None, "pixels of a side that images are resized to; by default chosen by theirs"] = None
     channels: Annotated[Literal[1, 3] | None, "1: grey, 3: colour; by default as in the files"] = None
-    flip: Annotated[float, "probability of a horizontal flip; 0 where left and right matter, as in writing"] = 0.5
+    flip: Annotated[
+        float, "probability of a horizontal flip; 0 where left and right matter [default: 0.5; 0 for captions]"
+    ] = 0.5
     shift: Annotated[float, "maximum shift in each direction, as a fraction of the side"] = 0.1
-    erase: Annotated[float, "probability of random erasing"] = 0.25
+    erase: Annotated[float, "probability of random erasing [default: 0.25; 0 for captions]"] = 0.25
 
     def __post_init__(self) -> None:
         if self.image_size is not None and not 4 <= self.image_size <= 4096:

@@ -25,7 +25,7 @@ from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest, St
 SHORT_TOKENS = 48  # sources up to this length are one class; each further class has sources of up to twice the length
 MAX_WAIT = 1.0  # seconds until a waiting source is taken before shorter ones
 GATHER_SHARE = 0.1  # of the time of the last batch, for which a free thread waits for more sources
-POLL_SECONDS = 0.2  # how often a waiting request looks whether its client is gone; the next batch has none of its sources
+POLL_SECONDS = 0.2  # between checks whether the client of a waiting request is gone, whose sources are dropped then
 
 RunSearch = Callable[[list[SearchRequest], SearchOptions, StopCheck], list[list[Hypothesis]]]
 

@@ -52,7 +52,8 @@ class TextOptions:
     valid: Annotated[tuple[str, ...], VALID_HELP] = ()
     test: Annotated[tuple[str, ...], TEST_HELP] = ()
     hold_out: Annotated[
-        int | None, "pairs or texts held out if there is no validation set (characters, of few documents); 0: none"
+        int | None,
+        "pairs or texts held out if there is no validation set; of fewer than 20 documents, characters; 0: none",
     ] = None
     tags: Annotated[bool | None, "prefix sources with a tag of the target language, <2de> [default: if several]"] = None
     context: Annotated[int, "preceding source sentences given with each sentence, of corpora in document order"] = 0
@@ -155,17 +156,24 @@ class TrainConfig:
     batch_tokens: Annotated[int | None, "tokens per batch and side, padding included"] = None
     accumulate: Annotated[int, "batches per step (gradient accumulation)"] = 1
     micro_batch_tokens: Annotated[int | None, "tokens per forward pass; affects only memory and speed"] = None
-    optimizer: Annotated[Literal["adam", "adamw"], "adamw: with weight decay"] = "adam"
+    optimizer: Annotated[Literal["adam", "adamw"], "[default: adam for translation, adamw for other tasks]"] = "adam"
     lr: Annotated[float | None, "peak learning rate, after the warm-up"] = None
-    schedule: Annotated[Schedule | None, "of the learning rate; inverse_sqrt: equation 3 [default: cosine]"] = None
+    schedule: Annotated[
+        Schedule | None, "decay of the learning rate; inverse_sqrt: equation 3 of the paper [default: cosine]"
+    ] = None
     warmup: Annotated[int | None, "steps of linear warm-up"] = None
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    weight_decay: Annotated[float, "of matrices, with adamw"] = 0.0
+    weight_decay: Annotated[
+        float, "weight decay of matrices, with adamw [default: 0 for translation, 0.01 to 0.1 for other tasks]"
+    ] = 0.0
     clip_norm: Annotated[
-        float | None, "maximum gradient norm; 0: no clipping [default: 0; 1 for LSTMs and convolutions]"
+        float | None,
+        "maximum gradient norm; 0: no clipping [default: 0 for translation by Transformers, else 1]",
     ] = None
-    label_smoothing: Annotated[float, "probability mass spread evenly over the vocabulary"] = 0.1
+    label_smoothing: Annotated[
+        float, "probability mass spread evenly over the vocabulary [default: 0.1; 0 for lm, mlm, spans and classify]"
+    ] = 0.1
     rdrop: Annotated[float | None, "weight of the R-Drop loss; 0: off [default: 5 on a GPU below 100,000 pairs]"] = None
     ctc: Annotated[float | None, "weight of the CTC loss of speech; 0: off [default: 0.3, or 0 for translation]"] = None
     ema: Annotated[float, "decay of an exponential moving average of the weights, such as 0.999; 0: off"] = 0.0
@@ -180,10 +188,14 @@ class TrainConfig:
     valid_share: Annotated[
         float | None, "maximum part of the time for validations; 0: no limit [default: 0.1, or 0 with --valid-every]"
     ] = None
-    valid_sentences: Annotated[int, "sentences translated per validation; 0: compute only the loss"] = 500
+    valid_sentences: Annotated[
+        int, "sentences translated per validation; 0: compute only the loss [default: 500; 200 for speech]"
+    ] = 500
     metric: Annotated[str | None, "metric that selects the best model [default: of the task]"] = None
     patience: Annotated[
-        int | None, "validations without improvement before training stops; 0: never [default: 10; from scratch 0]"
+        int | None,
+        "validations without improvement before training stops; 0: never [default: 10; 0 for translation from scratch, "
+        "images, speech, captions and --minutes]",
     ] = None
     precision: Annotated[Precision | None, "[default: bfloat16 if the device is faster with it]"] = None
     compile: Annotated[bool | None, "torch.compile [default: on a GPU; translation models from 10,000 steps]"] = None
@@ -191,7 +203,7 @@ class TrainConfig:
     threads: Annotated[int | None, "CPU threads [default: the fastest number, measured at the start]"] = None
     workers: Annotated[int, "threads that prefetch batches"] = 1
     shard: Annotated[bool, "with several processes: shard the weights (FSDP2), not replicate them (DDP)"] = False
-    freeze: Annotated[tuple[str, ...], "modules to freeze, such as encoder or *embedding*"] = ()
+    freeze: Annotated[tuple[str, ...], "modules to freeze, such as `encoder` or `*embedding*`"] = ()
     lora: Annotated[int, "rank of LoRA adapters; 0: train all weights"] = 0
     keep_adapter: Annotated[bool, "with --lora: also write the adapter by itself, to OUT/adapter"] = False
 
