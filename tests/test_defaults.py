@@ -76,9 +76,6 @@ DEFAULTS: dict[type, dict[str, object]] = {
 CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.contamination": {"MIN_WORDS": 4},
     "attent.data.dates": {"TEST_FRACTION": 0.02, "VALID_FRACTION": 0.01, "TEXTS_PER_DATE": 4},
-    "attent.data.diagnostics": {
-        "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,
-    },
     "attent.data.filters": {
         "FILTER_SAMPLE_SIZE": 1_000, "RATIO_SMOOTHING": 20, "MAX_TRANSLATION_RATIO": 2.0, "WIDE_CHAR_WEIGHT": 3,
         "MIN_FOREIGN_LETTERS": 12, "MIN_SENTENCE_WORDS": 4, "MIN_SENTENCE_WIDE_CHARS": 12,
@@ -86,18 +83,19 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.formats.streams": {"MAX_LINE_BYTES": 1_048_576, "EXCERPT_CHARS": 80},
     "attent.data.formats.xml": {"MAX_DEPTH": 256, "MAX_TAG_BYTES": 4_194_304, "MAX_UNIT_CHARS": 4_194_304},
     "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728},
-    "attent.data.opus": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
+    "attent.data.builtin": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
     "attent.data.report": {"EXCERPT_CHARS": 200},
     "attent.data.report_text": {
+        "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,
         "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_NAME_WIDTH": 50,
     },
-    "attent.data.span_corruption": {"NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2},
     "attent.data.split": {
         "BUDGET_DIVISOR": 5, "SOURCE_BUDGET_DIVISOR": 10, "MIN_SOURCE_BUDGET": 3, "CANDIDATES_PER_PAIR": 8,
         "MIN_CANDIDATES": 1_000, "SHARED_TARGETS_DIVISOR": 4,
     },
     "attent.data.text_batches": {
         "MASKED_FRACTION": 0.15, "REPLACE_BY_MASK": 0.8, "REPLACE_BY_RANDOM": 0.1, "MIN_WINDOWS_PER_DOCUMENT": 4,
+        "NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2,
     },
     "attent.data.text_corpus": {"MAX_HELD_OUT_CHARS": 500_000, "FEW_DOCUMENTS": 20, "MIN_SHARED_CHARS": 20},
     "attent.decoding.alignment": {"MAX_SELECTION_PAIRS": 500, "MIN_SHARPNESS": 0.05},
@@ -152,9 +150,9 @@ CONSTANTS: dict[str, dict[str, object]] = {
     },
     "attent.training.tasks.causal_lm": {"PROMPT_TOKENS": 24, "SAMPLE_TOKENS": 64},
     "attent.training.tasks.masked_lm": {"NUM_SAMPLES": 2},
-    "attent.training.tasks.image_batches": {"MAX_ERASED_AREA": 0.2},
     "attent.training.tasks.image_classification": {
-        "MAX_HELD_OUT": 5_000, "GPU_BATCH_IMAGES": 512, "CPU_BATCH_IMAGES": 128, "MAX_PATCHES": 196,
+        "MAX_ERASED_AREA": 0.2, "MAX_HELD_OUT": 5_000, "GPU_BATCH_IMAGES": 512, "CPU_BATCH_IMAGES": 128,
+        "MAX_PATCHES": 196,
         "SIZE_AND_EPOCHS_BY_IMAGES": (
             (0, ("tiny", 200)), (20_000, ("small", 100)), (500_000, ("base", 60)), (5_000_000, ("big", 30)),
         ),

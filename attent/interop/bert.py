@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attent.interop import conversion, encoder_family, hf_folder
+from attent.interop import causal_family, conversion, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import EncoderConfig, TextEncoder, build_empty
@@ -56,7 +56,7 @@ OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertKeys(encoder_family.EncoderKeys):
+class BertKeys(causal_family.EncoderKeys):
     vocab_size: int = 30_522
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
@@ -69,7 +69,7 @@ CONFIG_KEYS = ConfigKeys(
     schema=BertKeys,
     field_to_key={
         "vocab": "vocab_size",
-        **encoder_family.FIELD_TO_KEY,
+        **causal_family.FIELD_TO_KEY,
         "max_length": "max_position_embeddings",
         "segments": "type_vocab_size",
     },
@@ -108,7 +108,7 @@ def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderC
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> TextEncoder:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
-    encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
+    causal_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
     stored = {OLD_NAME.sub(lambda old: NEW_NAMES[old[1]], name): tensor for name, tensor in opened.stored.items()}
     opened = replace(opened, stored=stored)
     heads = detect_heads(opened)
@@ -121,7 +121,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
     stored, pooler = opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
-    labels = encoder_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
+    labels = causal_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
         problem = f"must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not"
         advice = "token classifiers, which have no pooler, are not supported"
@@ -172,5 +172,5 @@ def to_hf_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[str
         "type_vocab_size": config.segments or 1,
         "pad_token_id": pad,
         "dtype": dtype,
-        **encoder_family.build_label_keys(config.labels),
+        **causal_family.build_label_keys(config.labels),
     }

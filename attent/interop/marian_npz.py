@@ -25,7 +25,7 @@ from attent.models.config import mirror_encoder
 from attent.models.weights import assign_weights
 from attent.nn import SinusoidalConfig, StackConfig
 from attent.storage.errors import AttentError, FolderError
-from attent.text.marian_files import MarianFolder, parse_yaml, read_marian_tokenizer
+from attent.text.tokenizer_formats import MarianFolder, parse_yaml, read_marian_tokenizer
 
 SETTINGS = "special:model.yml"
 REQUIRED: dict[str, tuple[object, ...]] = {  # the usual value first

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from attent.interop import conversion, encoder_family, hf_folder
+from attent.interop import causal_family, conversion, hf_folder
 from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
 from attent.interop.hf_folder import Device, StrPath, make_key_error, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
@@ -52,7 +52,7 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTKeys(encoder_family.EncoderKeys):
+class ViTKeys(causal_family.EncoderKeys):
     image_size: int | tuple[int, int] = 224
     patch_size: int | tuple[int, int] = 16
     num_channels: int = 3
@@ -62,7 +62,7 @@ class ViTKeys(encoder_family.EncoderKeys):
 CONFIG_KEYS = ConfigKeys(
     family=FAMILY,
     schema=ViTKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY | {"channels": "num_channels"},
+    field_to_key=causal_family.FIELD_TO_KEY | {"channels": "num_channels"},
     required_values={
         "model_type": ("vit",),
         "qkv_bias": (True,),
@@ -178,12 +178,12 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> VisionTransformer:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
     keys, root = opened.keys, opened.root
-    encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
+    causal_family.check_architecture(root, ARCHITECTURES, FAMILY)
     image_size = parse_square_size("image_size", keys.image_size, opened.config_path)
     preprocessing = read_preprocessing(root, keys.num_channels, image_size)
     # The classifier reads the class token: `transformers` has no ViT with both a classifier and a pooler.
     has_labels, pooler = CLASSIFIER in opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
-    labels = encoder_family.read_labels(root, opened.stored[CLASSIFIER].rows) if has_labels else ()
+    labels = causal_family.read_labels(root, opened.stored[CLASSIFIER].rows) if has_labels else ()
     heads = {"pooler": pooler and not has_labels, "labels": labels}
     config = to_config(keys, heads, preprocessing, opened.config_path)
     return opened.load_into(build_empty(config), build_mappings(config), dtype, device)
@@ -222,7 +222,7 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
         "encoder_stride": config.patch_size,
         "qkv_bias": True,
         "dtype": dtype,
-        **encoder_family.build_label_keys(config.labels),
+        **causal_family.build_label_keys(config.labels),
     }
 
 

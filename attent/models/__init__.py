@@ -20,9 +20,8 @@ from attent.models.config import (
     Seq2SeqConfig,
     VisionConfig,
 )
-from attent.models.encoder import TextEncoder
+from attent.models.encoder import TextEncoder, VisionTransformer
 from attent.models.seq2seq import Seq2Seq, shift_right
-from attent.models.vision import VisionTransformer
 from attent.models.weights import assign_weights
 from attent.storage.errors import AttentError, FolderError
 

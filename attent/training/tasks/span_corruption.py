@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attent.data.encode import split_long_texts
 from attent.data.loader import PairLoader
-from attent.data.span_corruption import MIN_TEXT_TOKENS, SpanCorruption
+from attent.data.text_batches import MIN_TEXT_TOKENS, SpanCorruption
 from attent.data.text_corpus import TextCorpus
 from attent.data.token_store import EncodedTexts
 from attent.models import Seq2Seq, Seq2SeqConfig, presets
