@@ -55,29 +55,7 @@ class BartKeys(marian.TranslatorKeys):
     eos_token_id: int | tuple[int, ...] | None = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="BART, mBART or M2M-100",
-    schema=BartKeys,
-    token_keys=marian.TOKEN_KEYS,
-    field_to_key={**marian.CONFIG_KEYS.field_to_key, "max_length": "max_position_embeddings"},
-    required_values={
-        "architectures": (None, *([name] for names in ARCHITECTURES.values() for name in names)),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-    },
-    aliases=marian.CONFIG_KEYS.aliases,
-    ignored={
-        "initialization, classifiers, and LayerDrop, in training only": f"""
-            classif_dropout classifier_dropout decoder_layerdrop encoder_layerdrop init_std initializer_range
-            {conversion.LABEL_KEYS}
-        """,
-        "never read by transformers: the family decides": """
-            add_bias_logits add_final_layer_norm do_blenderbot_90_layernorm extra_pos_embeddings normalize_before
-            normalize_embedding static_position_embeddings
-        """,
-        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("bart", BartKeys)
 
 
 def to_config(keys: BartKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:

@@ -64,35 +64,7 @@ class BertKeys(causal_family.EncoderKeys):
     type_vocab_size: int = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=BertKeys,
-    field_to_key={
-        "vocab": "vocab_size",
-        **causal_family.FIELD_TO_KEY,
-        "max_length": "max_position_embeddings",
-        "segments": "type_vocab_size",
-    },
-    required_values={
-        "model_type": ("bert",),
-        "is_decoder": (False,),
-        "is_encoder_decoder": (False,),
-        "position_embedding_type": ("absolute", None),
-        "tie_word_embeddings": (True,),
-    },
-    ignored={
-        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
-        "initialization": "initializer_range",
-        "dropout before the classifier: here it is that of the stack": "classifier_dropout",
-        "token ids of the tokenizer": """
-            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-        """,
-        "of Google's first program, never read by transformers": """
-            directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-            pooler_type
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("bert", BertKeys)
 
 
 def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderConfig:

@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound="DataclassInstance")
-IGNORED_KEYS = {  # in both families
-    "a classifier, which a language model does not have": conversion.LABEL_KEYS,
-    "token ids that a language model does not need": "decoder_start_token_id pad_token_id sep_token_id unk_token_id",
-}
-FIELD_TO_KEY = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "ffn_width": "intermediate_size",
-    "activation": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "norm_eps": "layer_norm_eps",
-}
 SINGLE_LABEL = "single_label_classification"
 
 

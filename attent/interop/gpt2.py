@@ -49,46 +49,7 @@ class GPT2Keys:
     eos_token_id: int | tuple[int, ...] | None = 50_256
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="GPT-2",
-    schema=GPT2Keys,
-    generation_overrides=("bos_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "max_length": "n_positions",
-        "width": "n_embd",
-        "layers": "n_layer",
-        "heads": "n_head",
-        "ffn_width": "n_inner",
-        "activation": "activation_function",
-        "dropout": "resid_pdrop",
-        "embedding_dropout": "embd_pdrop",
-        "attention_dropout": "attn_pdrop",
-        "norm_eps": "layer_norm_epsilon",
-    },
-    required_values={
-        "model_type": ("gpt2",),
-        "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
-        "is_encoder_decoder": (False,),
-        "is_decoder": (False, True),
-        "n_special": (0,),  # of gpt2-medium: rows of the embedding after the vocabulary
-    },
-    aliases={
-        "n_ctx": "n_positions",
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
-    ignored={
-        **causal_family.IGNORED_KEYS,
-        "a pooled output": """
-            summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-        """,
-        "initialization, and logits of `n_special` tokens": "initializer_range predict_special_tokens",
-        "another order of the same operations, for half precision": "reorder_and_upcast_attn",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("gpt2", GPT2Keys)
 
 
 def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:

@@ -71,43 +71,7 @@ class LlamaKeys:
     eos_token_id: int | tuple[int, ...] | None = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="LLaMA",
-    schema=LlamaKeys,
-    generation_overrides=("bos_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "width": "hidden_size",
-        "ffn_width": "intermediate_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "head_width": "head_dim",
-        "activation": "hidden_act",
-        "norm_eps": "rms_norm_eps",
-        "trained_length": "max_position_embeddings",
-        "original_length": "max_position_embeddings",
-        "base": "rope_theta",
-    },
-    required_values={
-        "model_type": ("llama",),
-        "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
-        "is_encoder_decoder": (False,),
-        "is_decoder": (False, True),
-        "rope_interleaved": (False, None),
-        "partial_rotary_factor": (1, None),
-        "use_sliding_window": (False, None),
-        "sliding_window": (None,),
-    },
-    ignored={
-        **causal_family.IGNORED_KEYS,
-        "initialization": "initializer_range",
-        "tensor parallelism in pre-training": "pretraining_tp",
-        "an older name of the length, and notes of training tools": """
-            is_llama_config max_sequence_length unsloth_fixed unsloth_version
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("llama", LlamaKeys)
 
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:

@@ -94,44 +94,8 @@ class MarianKeys(TranslatorKeys):
 
 
 KeysT = TypeVar("KeysT", bound=SharedKeys)
-TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
-CONFIG_KEYS = ConfigKeys(
-    family="Marian",
-    schema=MarianKeys,
-    token_keys=TOKEN_KEYS,
-    field_to_key={
-        "vocab": "vocab_size",
-        "target_vocab": "decoder_vocab_size",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "model_type": ("marian",),
-        "architectures": (["MarianMTModel"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-        "normalize_before": (False,),
-        "normalize_embedding": (False,),
-        "add_final_layer_norm": (False,),
-        "static_position_embeddings": (True,),
-        "encoder_layerdrop": (0,),
-        "decoder_layerdrop": (0,),
-    },
-    aliases={  # in transformers these take precedence
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    },
-    ignored={
-        "initialization, and classifiers": f"""
-            classif_dropout classifier_dropout init_std initializer_range {conversion.LABEL_KEYS}
-        """,
-        "size of a table of sinusoids, which we compute on demand": "extra_pos_embeddings max_position_embeddings",
-        "never read by transformers: the bias exists if its tensor does": "add_bias_logits",
-        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("marian", MarianKeys)
 
 
 def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:

@@ -96,41 +96,7 @@ class T5Keys:
         return scales and self.model_type == "t5"
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=T5Keys,
-    token_keys=("decoder_start_token_id", "pad_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "width": "d_model",
-        "layers": "num_layers",
-        "heads": "num_heads",
-        "head_width": "d_kv",
-        "ffn_width": "d_ff",
-        "dropout": "dropout_rate",
-        "norm_eps": "layer_norm_epsilon",
-        "buckets": "relative_attention_num_buckets",
-        "max_distance": "relative_attention_max_distance",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "architectures": (["T5ForConditionalGeneration"], ["MT5ForConditionalGeneration"], ["T5WithLMHeadModel"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-    },
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    },
-    ignored={
-        "initialization, and classifiers": f"classifier_dropout initializer_factor {conversion.LABEL_KEYS}",
-        "never read by transformers": "n_positions",
-        "token ids that T5 does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("t5", T5Keys)
 FEED_FORWARD_FROM_HF: dict[str, Activation] = {"gelu_python": "gelu", **ACTIVATION_FROM_HF}
 FEED_FORWARD_TO_HF: dict[Activation, str] = {**conversion.ACTIVATION_TO_HF, "gelu_tanh": "gelu_new"}
 GATED_TO_HF = FEED_FORWARD_TO_HF | {"gelu": "gelu_python", "gelu_tanh": "gelu"}

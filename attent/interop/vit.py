@@ -59,26 +59,7 @@ class ViTKeys(causal_family.EncoderKeys):
     pooler_output_size: int | None = None
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=ViTKeys,
-    field_to_key=causal_family.FIELD_TO_KEY | {"channels": "num_channels"},
-    required_values={
-        "model_type": ("vit",),
-        "qkv_bias": (True,),
-        "pooler_act": ("tanh",),
-        "is_decoder": (False,),
-        "is_encoder_decoder": (False,),
-    },
-    ignored={
-        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
-        "initialization": "initializer_range",
-        "masked image modeling": "encoder_stride",
-        "text models": """
-            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("vit", ViTKeys)
 
 
 def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:

@@ -67,38 +67,7 @@ class WhisperKeys(marian.SharedKeys):
     max_target_positions: int = 448
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=WhisperKeys,
-    token_keys=("decoder_start_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "mel_bins": "num_mel_bins",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "model_type": ("whisper",),
-        "architectures": (["WhisperForConditionalGeneration"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-        "encoder_layerdrop": (0,),
-        "decoder_layerdrop": (0,),
-    },
-    aliases={**marian.CONFIG_KEYS.aliases, "num_key_value_heads": "encoder_attention_heads"},
-    ignored={
-        "initialization, and classifiers": f"""
-            classifier_proj_size init_std initializer_range use_weighted_layer_sum {conversion.LABEL_KEYS}
-        """,
-        "never applied by transformers": "scale_embedding",
-        "SpecAugment, in training only": """
-            apply_spec_augment mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
-            mask_time_min_masks mask_time_prob
-        """,
-        "search options and word times, see `read_settings`": "forced_decoder_ids median_filter_width",
-        "token ids that transcripts do not need": "bos_token_id pad_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("whisper", WhisperKeys)
 
 
 def to_config(keys: WhisperKeys, where: Path) -> Seq2SeqConfig:
