@@ -463,7 +463,7 @@ FAULTS = """
 + compute_buckets(distance, self.config.buckets, self.config.max_distance, False)
 
 # data: sides out of step after a bad line
-@ data/formats/moses.py::read_pairs: data/test_formats_lines.py
+@ data/formats/registry.py::read_moses_pairs: data/test_formats_lines.py
 - assert isinstance(bad_line, BadLine)
 + next(targets, None)
 
@@ -709,37 +709,37 @@ FAULTS = """
 + item.text + " " for
 
 # models: prompt lengths ignored in a step
-@ models/causal.py::CausalLM.step: laws/test_family.py -k ragged
+@ models/single_stack.py::CausalLM.step: laws/test_family.py -k ragged
 - self.decoder(self.embedding(ids), lengths, cache=cache)
 + self.decoder(self.embedding(ids), cache=cache)
 
 # models: causal model ignores packing
-@ models/causal.py::CausalLM.compute_states: laws/test_family.py -k packed
+@ models/single_stack.py::CausalLM.compute_states: laws/test_family.py -k packed
 - self.decoder(self.embedding(ids), lengths, packing=packing)
 + self.decoder(self.embedding(ids), lengths)
 
 # models: output always tied
-@ models/causal.py::CausalLM.__init__: models/test_presets.py
+@ models/single_stack.py::CausalLM.__init__: models/test_presets.py
 - tied_to = self.embedding if config.tie_output else None
 + tied_to = self.embedding
 
 # models: segment ids ignored
-@ models/encoder.py::TextEncoder.forward: interop/test_parity.py
+@ models/single_stack.py::TextEncoder.forward: interop/test_parity.py
 - torch.zeros_like(ids) if segments is None else segments
 + torch.zeros_like(ids)
 
 # models: text encoder attends to padding
-@ models/encoder.py::TextEncoder.forward: laws/test_family.py -k padding
+@ models/single_stack.py::TextEncoder.forward: laws/test_family.py -k padding
 - return self.encoder(x, lengths, packing=packing)
 + return self.encoder(x, packing=packing)
 
 # models: packed texts pooled from the next text
-@ models/encoder.py::gather_first_states: laws/test_family.py -k classified
+@ models/single_stack.py::gather_first_states: laws/test_family.py -k classified
 - F.pad(packing.ends, (1, 0))[:, :-1].clamp
 + packing.ends.clamp
 
 # models: last token pooled instead of the first
-@ models/encoder.py::TextEncoder.pool: interop/test_parity.py
+@ models/single_stack.py::TextEncoder.pool: interop/test_parity.py
 - first = states[:, 0] if
 + first = states[:, -1] if
 
@@ -754,7 +754,7 @@ FAULTS = """
 + [patches, class_token.expand(len(patches), 1, -1).to(patches.dtype)]
 
 # models: mean pooling includes the class token
-@ models/encoder.py::VisionTransformer.pool: laws/test_family.py -k mean
+@ models/single_stack.py::VisionTransformer.pool: laws/test_family.py -k mean
 - states[:, first_patch:].mean(1)
 + states.mean(1)
 
@@ -1038,22 +1038,22 @@ FAULTS = """
 + with torch.no_grad()
 
 # tasks: documents have no end token
-@ training/tasks/causal_lm.py::CausalLMTask.prepare_texts: cli/test_train_tasks.py -k bits
+@ training/tasks/language_modeling.py::CausalLMTask.prepare_texts: cli/test_train_tasks.py -k bits
 - self.vocabulary.prefix_ids, (self.vocabulary.end,))
 + self.vocabulary.prefix_ids, ())
 
 # tasks: bits per token reported as bits per character
-@ training/tasks/causal_lm.py::CausalLMTask.score_texts: cli/test_train_tasks.py -k bits
+@ training/tasks/language_modeling.py::CausalLMTask.score_texts: cli/test_train_tasks.py -k bits
 - bits / max(1, texts.char_count)
 + bits / max(1, num_targets)
 
 # tasks: masked accuracy counts padding
-@ training/tasks/masked_lm.py::MaskedLMTask.measure_accuracy: training/tasks/test_objectives.py -k accuracy
+@ training/tasks/language_modeling.py::MaskedLMTask.measure_accuracy: training/tasks/test_objectives.py -k accuracy
 - num_targets += batch.num_targets
 + num_targets += batch.labels.numel()
 
 # tasks: special tokens replace masked ones
-@ training/tasks/masked_lm.py::build_masker: training/tasks/test_objectives.py -k special
+@ training/tasks/language_modeling.py::build_masker: training/tasks/test_objectives.py -k special
 - list_regular_ids(vocabulary.size, special)
 + list_regular_ids(vocabulary.size, ())
 

@@ -11,11 +11,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from attent.data.contamination import Contamination, ContaminationMatch
 from attent.data.filters import FilterConfig
 from attent.data.formats import registry, streams
 from attent.data.pairs import Pair
-from attent.data.report import CorpusReport, CorpusSummary, SideStats
+from attent.data.report import Contamination, ContaminationMatch, CorpusReport, CorpusSummary, SideStats
 from attent.formatting import escape_invisible, format_count, format_precise_percent
 
 MIN_TRAINING_PAIRS = 10_000  # a model overfits fewer

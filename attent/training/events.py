@@ -1,4 +1,4 @@
-"""Events of a training run, and `log.jsonl`, which has a JSON object for each.
+"""Events of a training run, `log.jsonl`, which has a JSON object for each, and the signals that stop a run.
 
 Times are seconds of training, summed over all sessions of a resumed run. A resumed run truncates the log to its
 checkpoint, so that the file reads as if there had been no interruption. If the log cannot be written, training warns
@@ -7,18 +7,23 @@ once and continues without it.
 
 import json
 import math
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, get_args, get_type_hints
 
 from attent import settings
 from attent.storage.atomic import write_atomic
 
 LOG_FILE = "log.jsonl"
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,3 +186,46 @@ def _parse_event(data: dict[str, Any]) -> Event | None:
     if isinstance(event, Validated) and isinstance(metrics, dict):
         replacements["metrics"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return replace(event, **replacements) if replacements else event
+
+
+class StopRequested(Exception):
+    """A stop was requested during work that is repeated when the run is resumed."""
+
+
+class StopSignals:
+    """A context manager that turns signals into a stop request once `can_save` is set; before that they end the run.
+
+    A second SIGINT raises KeyboardInterrupt or, with `force_exit`, ends the process at once.
+    """
+
+    def __init__(self, *, force_exit: bool = False) -> None:
+        self.force_exit, self.can_save, self.received = force_exit, False, 0
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # as Python requires
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_TERMINATED if self.received == signal.SIGTERM else EXIT_INTERRUPTED
+
+    def should_stop(self) -> bool:
+        return bool(self.received)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if not self.can_save:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_TERMINATED)
+        if self.received and number == signal.SIGINT:
+            if not self.force_exit:
+                raise KeyboardInterrupt
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # show the cursor, which the progress display hides
+            os._exit(EXIT_INTERRUPTED)
+        self.received = self.received or number

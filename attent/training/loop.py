@@ -29,7 +29,7 @@ from attent.training import checkpoint
 from attent.training.checkpoint import STATE_FOLDER, Checkpoint
 from attent.training.config import TrainConfig, TrainError
 from attent.training.distributed import DistributedContext, distribute_like, to_full_tensor
-from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
+from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, StopRequested, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
 from attent.training.optimizer import AdamOptimizer, compute_grad_norm, compute_lr
 from attent.training.state import (
@@ -43,7 +43,6 @@ from attent.training.state import (
     split_batch,
 )
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
-from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
 
 REPORT_INTERVAL = 0.5  # seconds between progress events; reading the sums synchronizes a GPU

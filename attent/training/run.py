@@ -34,13 +34,12 @@ from attent.training.averaging import average_checkpoints
 from attent.training.config import RunConfig, TrainConfig, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
-from attent.training.events import LOG_FILE, Ended, Event, EventHandler, EventLog, Note
+from attent.training.events import LOG_FILE, Ended, Event, EventHandler, EventLog, Note, StopRequested, StopSignals
 from attent.training.loop import StopReason, Trainer
 from attent.training.progress import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
 from attent.training.state import seed_everything, seed_torch
-from attent.training.stop_signals import StopRequested, StopSignals
 from attent.training.tasks import TaskName, get_task_class
 from attent.training.tasks.base import RunContext, Task, find_new_head_parameters
 

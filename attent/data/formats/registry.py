@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +18,8 @@ from attent.data.formats import (
     android,
     docx,
     html,
-    json_strings,
     jsonl,
     markdown,
-    moses,
     plain_text,
     po,
     streams,
@@ -30,7 +29,6 @@ from attent.data.formats import (
     tmx,
     tsv,
     xliff,
-    yaml_strings,
 )
 from attent.data.formats.streams import InputFile, decode_head, strip_compression_suffix
 from attent.data.formats.units import ScanResult
@@ -146,8 +144,8 @@ FORMATS = {
     ),
     "apple-strings": FileFormat(document_suffixes=(".strings",), scan_units=string_files.scan_strings),
     "properties": FileFormat(document_suffixes=(".properties",), scan_units=string_files.scan_properties),
-    "json": FileFormat(document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
-    "yaml": FileFormat(document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
+    "json": FileFormat(document_suffixes=(".json", ".arb"), scan_fields=string_files.scan_json_fields),
+    "yaml": FileFormat(document_suffixes=(".yaml", ".yml"), scan_fields=string_files.scan_yaml_fields),
     "docx": FileFormat(document_suffixes=(".docx",), scan_units=docx.scan_units),
     "table": FileFormat(document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
     "subtitles": FileFormat(document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
@@ -240,7 +238,7 @@ def read_pairs(
 ) -> Iterator[Pair | BadLine]:
     if file.format == "moses":
         source, target = file.files
-        return moses.read_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
+        return read_moses_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
     content: Iterator[bytes] = file.files[0].read_blocks()
     key = file.format
     if key is None:
@@ -280,3 +278,22 @@ def is_language_ambiguous(file: ParallelFile, requested: Sequence[LanguagePair])
 
 def _resolve_format(file: ParallelFile) -> str:
     return file.format or sniff_format(streams.peek_head(file.files[0].read_blocks())[0], file.name)
+
+
+def read_moses_pairs(
+    source: Iterable[bytes], target: Iterable[bytes], names: tuple[str, str]
+) -> Iterator[Pair | BadLine]:
+    """Yield the pairs of lines. A bad line on either side makes the pair bad; the two files stay in step."""
+    sources, targets = streams.read_lines(source, names[0]), streams.read_lines(target, names[1])
+    for number, (source_line, target_line) in enumerate(zip_longest(sources, targets), 1):
+        if isinstance(source_line, str) and isinstance(target_line, str):
+            yield Pair(source_line, target_line, names[0], number, names[1])
+        elif source_line is None or target_line is None:
+            ends = ((source_line, sources), (target_line, targets))
+            counts = [number - (line is None) + sum(1 for _ in rest) for line, rest in ends]
+            problem = f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that they do not match"
+            raise CorpusError(f"{problem}: find the missing or broken line, or fetch both files again")
+        else:
+            bad_line = source_line if isinstance(source_line, BadLine) else target_line
+            assert isinstance(bad_line, BadLine)
+            yield bad_line

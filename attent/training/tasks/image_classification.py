@@ -24,9 +24,9 @@ from attent.nn.eval_mode import eval_mode
 from attent.text.tokenizer import Tokenizer
 from attent.training.autoconfig import describe_model, describe_schedule, fill_defaults, look_up
 from attent.training.config import RunConfig, Size, TrainError, UserSettings, build_model_config
+from attent.training.events import StopRequested
 from attent.training.objective import Objective
 from attent.training.run_options import DataConfig, TrainConfig
-from attent.training.stop_signals import StopRequested
 from attent.training.tasks import base
 from attent.training.tasks.base import RowBatch
 from attent.training.tasks.text_classification import build_accuracy_scores

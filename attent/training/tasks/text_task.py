@@ -28,8 +28,7 @@ from attent.training import autoconfig
 from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
 from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
-from attent.training.events import EventHandler, Note
-from attent.training.stop_signals import StopRequested
+from attent.training.events import EventHandler, Note, StopRequested
 from attent.training.tasks import base
 
 CPU_SIZE_BY_TOKENS: tuple[tuple[int, Size], ...] = ((0, "tiny"), (50_000_000, "small"))  # larger would take weeks

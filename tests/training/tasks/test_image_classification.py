@@ -16,8 +16,7 @@ from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
 from attent.models import VisionConfig, VisionTransformer, build
 from attent.nn import LearnedConfig, StackConfig
 from attent.training.config import DataConfig, RunConfig, TrainError
-from attent.training.events import Event, Note
-from attent.training.stop_signals import StopRequested
+from attent.training.events import Event, Note, StopRequested
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.image_classification import (
     ImageClassificationTask,

@@ -1,13 +1,13 @@
-"""Encoder-only models: of text (BERT), with heads for masked words and labels of whole texts, and of images (ViT)."""
+"""Models with one stack: encoders of text (BERT) and of images (ViT), and decoder-only language models (GPT, LLaMA)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models.config import EncoderConfig, VisionConfig
+from attent.models.config import CausalConfig, EncoderConfig, VisionConfig
 from attent.models.output import OutputProjection, OutputTransform, make_linear
 from attent.models.weights import SavableModel
-from attent.nn import Packing, Stack, StackConfig
+from attent.nn import Cache, Packing, Stack, StackConfig
 from attent.nn.argument_checks import can_read_values
 from attent.nn.dropout import Dropout
 from attent.nn.frontends import (
@@ -154,3 +154,36 @@ class VisionTransformer(SavableModel):
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert bytes, or values from 0 to 1, to the model's input: (pixel - mean) / std."""
         return normalize_pixels(pixels, self.config, self.patch_embedding.weight)
+
+
+class CausalLM(SavableModel):
+    """Token ids -> logits over the next token. Rows are padded on the right (lengths) or packed."""
+
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab, config.stack.width, scaled=config.scale_embeddings)
+        self.decoder = Stack(config.stack)
+        tied_to = self.embedding if config.tie_output else None
+        self.output = OutputProjection(config.vocab, config.stack.width, tied_to=tied_to, bias=config.output_bias)
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+        """(B, T) -> (B, T, V)"""
+        return self.output(self.compute_states(ids, lengths, packing=packing))
+
+    def compute_states(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+        """(B, T) -> (B, T, E), the input of `output`."""
+        return self.decoder(self.embedding(ids), lengths, packing=packing)
+
+    def init_decoder_state(self, *, rows: int, capacity: int) -> Cache:
+        """Create a cache for `capacity` tokens of each row."""
+        return self.decoder.new_cache(capacity, rows=rows)
+
+    @torch.no_grad()
+    def step(self, ids: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
+        """Decode the next tokens, (B, T), after those in the cache -> logits (B, T, V).
+
+        `lengths` counts the real tokens of each row where these differ, as prompts do. The cache is updated in place,
+        so this has no gradient: train with `forward`.
+        """
+        return self.output(self.decoder(self.embedding(ids), lengths, cache=cache))
