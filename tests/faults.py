@@ -830,9 +830,11 @@ FAULTS = """
 + tensors = opened
 
 # gpt2: square matrix not transposed
-@ interop/gpt2.py: interop/test_parity.py
-- "transformer.h.{i}.attn.c_proj", TRANSPOSED)
-+ "transformer.h.{i}.attn.c_proj")
+@ interop/families.toml: interop/test_parity.py
+- [gpt2.transposed]
+- "decoder.blocks.{i}.self_attn.output" = "transformer.h.{i}.attn.c_proj"
++ "decoder.blocks.{i}.self_attn.output" = "transformer.h.{i}.attn.c_proj"
++ [gpt2.transposed]
 
 # gpt2: default ffn width is the model width
 @ interop/gpt2.py::to_stack: interop/test_gpt2.py
@@ -840,11 +842,11 @@ FAULTS = """
 + "ffn_width": keys.n_embd if
 
 # llama: gate and up projections swapped
-@ interop/llama.py: interop/test_parity.py
-- feedforward.expand", "model.layers.{i}.mlp.gate_proj"),
-- TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
-+ feedforward.gate", "model.layers.{i}.mlp.gate_proj"),
-+ TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.up_proj"),
+@ interop/families.toml: interop/test_parity.py
+- "decoder.blocks.{i}.feedforward.expand" = "model.layers.{i}.mlp.gate_proj"
+- "decoder.blocks.{i}.feedforward.gate" = "model.layers.{i}.mlp.up_proj"
++ "decoder.blocks.{i}.feedforward.gate" = "model.layers.{i}.mlp.gate_proj"
++ "decoder.blocks.{i}.feedforward.expand" = "model.layers.{i}.mlp.up_proj"
 
 # llama: outer rope_theta takes precedence
 @ interop/llama.py::to_positions: interop/test_llama.py -k spelling

@@ -224,7 +224,8 @@ def test_limits_and_thresholds(module: str) -> None:
 
 @pytest.mark.parametrize("module", STACKS)
 def test_sizes_of_models(module: str) -> None:
-    stacks = import_module(module).STACK_BY_SIZE
+    constants = vars(import_module(module))
+    stacks = constants.get("STACK_BY_SIZE") or constants["SPAN_STACK_BY_SIZE"]
     assert {size: tuple(stack.values()) for size, stack in stacks.items()} == STACKS[module]
 
 

@@ -35,15 +35,9 @@ SKIPPED_ROWS = TensorLayout(
 SINUSOID_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")  # in some files
 TENSOR_MAPPINGS = [
     *marian.TENSOR_MAPPINGS,
-    *(
-        mapping
-        for side in ("encoder", "decoder")
-        for mapping in (
-            TensorMapping(f"{side}.positions.weight", f"model.{side}.embed_positions.weight", SKIPPED_ROWS),
-            TensorMapping(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
-            TensorMapping(f"{side}.norm", f"model.{side}.layer_norm"),
-        )
-    ),
+    *conversion.read_mappings("bart"),
+    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight", SKIPPED_ROWS),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attent.interop import causal_family, conversion, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys, OpenFolder
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.nn import LearnedConfig, StackConfig
@@ -27,27 +27,7 @@ OUTPUT = "cls.predictions.decoder.weight"  # tied to the embedding
 OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"
 MASKED_LM = "cls.predictions.transform.dense.weight"
 CLASSIFIER = "classifier.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("segment_embedding.weight", SEGMENTS),
-    TensorMapping("encoder.positions.weight", POSITIONS),
-    TensorMapping("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
-    *map_attention(
-        "encoder.blocks.{i}.self_attn",
-        "bert.encoder.layer.{i}.attention",
-        "self.query self.key self.value output.dense",
-    ),
-    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
-    TensorMapping("encoder.blocks.{i}.feedforward.expand", "bert.encoder.layer.{i}.intermediate.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward.contract", "bert.encoder.layer.{i}.output.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "bert.encoder.layer.{i}.output.LayerNorm"),
-    TensorMapping("masked_lm.dense", "cls.predictions.transform.dense"),
-    TensorMapping("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
-    TensorMapping("masked_lm.output.weight", OUTPUT),
-    TensorMapping("masked_lm.output.bias", OUTPUT_BIAS),
-    TensorMapping("pooler.dense", "bert.pooler.dense"),
-    TensorMapping("classifier", "classifier"),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("bert")
 IGNORED_TENSORS = [
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",  # next-sentence prediction
     "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on

@@ -1,8 +1,7 @@
 """Conversion between Hugging Face folders and our models: the parts that all families share.
 
-A family is a table of tensor names (`TensorMapping`), a dataclass of the config keys that describe the model, and, in
-`config_keys.toml`, lists of the keys that must have one value or change nothing; any other key or tensor is rejected by
-name.
+A family is a dataclass of the config keys that describe the model and, in `families.toml`, tables of its tensor names
+and of the keys that must have one value or change nothing; any other key or tensor is rejected by name.
 Errors are found before a tensor is read; then each is read straight into its final dtype and device.
 """
 
@@ -41,14 +40,14 @@ Values = Mapping[str, tuple[object, ...]]  # name -> allowed values, the usual o
 
 
 @cache
-def read_key_tables() -> dict[str, Any]:
-    path = Path(__file__).with_name("config_keys.toml")
+def read_family_tables() -> dict[str, Any]:
+    path = Path(__file__).with_name("families.toml")
     return settings.parse_toml(path.read_bytes(), path.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys(Generic[F]):
-    """A family's table of `config_keys.toml`, with the keys of all families."""
+    """A family's table of `families.toml`, with the keys of all families."""
 
     family: str
     schema: type[F]  # the keys that describe the model
@@ -61,7 +60,7 @@ class ConfigKeys(Generic[F]):
 
     @classmethod
     def read(cls, name: str, schema: type[F]) -> "ConfigKeys[F]":
-        common, table = read_key_tables()["common"], read_key_tables()[name]
+        common, table = read_family_tables()["common"], read_family_tables()[name]
         required = common["required"] | table["required"]
         return cls(
             family=table["family"],
@@ -251,6 +250,16 @@ class TensorMapping(NamedTuple):
     ours: str | tuple[str, ...]  # several: theirs contains all of them
     theirs: str
     layout: TensorLayout = IDENTICAL
+
+
+def read_mappings(family: str, table: str = "tensors") -> list[TensorMapping]:
+    """Read a family's table of `families.toml`."""
+    tables = read_family_tables()[family]
+    transposed = tables.get("transposed", {}).items() if table == "tensors" else ()
+    return [
+        *(TensorMapping(ours, theirs) for ours, theirs in tables[table].items()),
+        *(TensorMapping(ours, theirs, TRANSPOSED) for ours, theirs in transposed),
+    ]
 
 
 def map_attention(ours: str, theirs: str, names: str) -> list[TensorMapping]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import TRANSPOSED, ConfigKeys, TensorMapping, concat_transposed
+from attent.interop.conversion import ConfigKeys, TensorMapping, concat_transposed
 from attent.models import CausalConfig
 from attent.nn import LearnedConfig, StackConfig
 
@@ -13,16 +13,8 @@ PREFIX = "transformer."  # the first published weights leave it out
 EMBEDDING, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 QKV = tuple(f"decoder.blocks.{{i}}.self_attn.{part}" for part in ("query", "key", "value"))
 TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("decoder.positions.weight", "transformer.wpe.weight"),
-    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "transformer.h.{i}.ln_1"),
+    *conversion.read_mappings("gpt2"),
     TensorMapping(QKV, "transformer.h.{i}.attn.c_attn", concat_transposed(3)),
-    TensorMapping("decoder.blocks.{i}.self_attn.output", "transformer.h.{i}.attn.c_proj", TRANSPOSED),
-    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "transformer.h.{i}.ln_2"),
-    TensorMapping("decoder.blocks.{i}.feedforward.expand", "transformer.h.{i}.mlp.c_fc", TRANSPOSED),
-    TensorMapping("decoder.blocks.{i}.feedforward.contract", "transformer.h.{i}.mlp.c_proj", TRANSPOSED),
-    TensorMapping("decoder.norm", "transformer.ln_f"),
-    TensorMapping("output.weight", OUTPUT),
 ]
 IGNORED_TENSORS = [  # the causal mask
     prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")

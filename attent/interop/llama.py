@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import ConfigKeys, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys
 from attent.interop.hf_folder import make_key_error, quote_value
 from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
@@ -13,17 +13,7 @@ from attent.storage.errors import FolderError
 
 PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.layers.{i}.input_layernorm"),
-    *map_attention("decoder.blocks.{i}.self_attn", "model.layers.{i}.self_attn", "q_proj k_proj v_proj o_proj"),
-    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
-    TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # with the activation
-    TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
-    TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
-    TensorMapping("decoder.norm", "model.norm"),
-    TensorMapping("output.weight", OUTPUT),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("llama")
 IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as transformers does
     prefix + name
     for prefix in ("", PREFIX)

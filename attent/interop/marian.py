@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attent.interop import conversion, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
 from attent.interop.hf_folder import Device, LazyTensor, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -22,30 +22,11 @@ OUTPUT = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
 SHARED = "model.shared.weight"  # stands for all of the embeddings that are tied
 POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # in some files
-PROJECTIONS = "q_proj k_proj v_proj out_proj"
 
 
-def map_side(side: str) -> list[TensorMapping]:
-    ours, theirs = f"{side}.blocks.{{i}}", f"model.{side}.layers.{{i}}"
-    return [
-        *map_attention(f"{ours}.self_attn", f"{theirs}.self_attn", PROJECTIONS),
-        TensorMapping(f"{ours}.self_attn_residual.norm", f"{theirs}.self_attn_layer_norm"),
-        TensorMapping(f"{ours}.feedforward.expand", f"{theirs}.fc1"),
-        TensorMapping(f"{ours}.feedforward.contract", f"{theirs}.fc2"),
-        TensorMapping(f"{ours}.feedforward_residual.norm", f"{theirs}.final_layer_norm"),
-    ]
-
-
-LAYER_MAPPINGS = [
-    *map_side("encoder"),
-    *map_side("decoder"),
-    *map_attention("decoder.blocks.{i}.cross_attn", "model.decoder.layers.{i}.encoder_attn", PROJECTIONS),
-    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-]
+LAYER_MAPPINGS = conversion.read_mappings("marian", "layers")
 TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.weight", SOURCE),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("output.weight", OUTPUT),
+    *conversion.read_mappings("marian"),
     TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
     *LAYER_MAPPINGS,
 ]

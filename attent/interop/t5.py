@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from attent.interop import conversion, hf_folder, marian
-from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping
 from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -27,29 +27,7 @@ SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"  #
 OUTPUT = "lm_head.weight"
 
 
-def map_side(side: str, ffn: int) -> list[TensorMapping]:
-    """Map a stack; `ffn` is the index of the feed-forward sub-layer in theirs."""
-    ours, theirs = f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer"
-    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return [
-        TensorMapping(f"{side}.positions.weight", bias),
-        TensorMapping(f"{ours}.self_attn_residual.norm", f"{theirs}.0.layer_norm"),
-        *map_attention(f"{ours}.self_attn", f"{theirs}.0.SelfAttention", "q k v o"),
-        TensorMapping(f"{ours}.feedforward_residual.norm", f"{theirs}.{ffn}.layer_norm"),
-        TensorMapping(f"{ours}.feedforward.contract", f"{theirs}.{ffn}.DenseReluDense.wo"),
-        TensorMapping(f"{side}.norm", f"{side}.final_layer_norm"),
-    ]
-
-
-TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.weight", SOURCE),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("output.weight", OUTPUT),
-    *map_side("encoder", 1),
-    *map_side("decoder", 2),
-    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "decoder.block.{i}.layer.1.layer_norm"),
-    *map_attention("decoder.blocks.{i}.cross_attn", "decoder.block.{i}.layer.1.EncDecAttention", "q k v o"),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("t5")
 IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative positions, and transformers drops it too
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 ]

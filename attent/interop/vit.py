@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from attent.interop import causal_family, conversion, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping
 from attent.interop.hf_folder import Device, StrPath, make_key_error, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import ImageConfig, LearnedConfig, StackConfig
@@ -25,21 +25,9 @@ PREFIX = "vit."  # left out where there is no head
 POOLER = "vit.pooler.dense.weight"
 CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = [
-    TensorMapping("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+    *conversion.read_mappings("vit"),
     TensorMapping("class_token", "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
     TensorMapping("encoder.positions.weight", "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
-    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "vit.encoder.layer.{i}.layernorm_before"),
-    *map_attention(
-        "encoder.blocks.{i}.self_attn",
-        "vit.encoder.layer.{i}.attention",
-        "attention.query attention.key attention.value output.dense",
-    ),
-    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "vit.encoder.layer.{i}.layernorm_after"),
-    TensorMapping("encoder.blocks.{i}.feedforward.expand", "vit.encoder.layer.{i}.intermediate.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward.contract", "vit.encoder.layer.{i}.output.dense"),
-    TensorMapping("encoder.norm", "vit.layernorm"),
-    TensorMapping("pooler.dense", "vit.pooler.dense"),
-    TensorMapping("classifier", "classifier"),
 ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attent import settings
 from attent.interop import conversion, hf_folder, marian
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
+from attent.interop.conversion import ConfigKeys, OpenFolder
 from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, make_key_error
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import has_manifest, read_side_file
@@ -27,17 +27,7 @@ KEPT_FILES = (GENERATION_FILE, PREPROCESSOR_FILE, PROCESSOR_FILE, "normalizer.js
 
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "proj_out.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.conv1", "model.encoder.conv1"),
-    TensorMapping("source_embedding.conv2", "model.encoder.conv2"),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight"),
-    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight"),
-    *marian.LAYER_MAPPINGS,
-    TensorMapping("encoder.norm", "model.encoder.layer_norm"),
-    TensorMapping("decoder.norm", "model.decoder.layer_norm"),
-    TensorMapping("output.weight", OUTPUT),
-]
+TENSOR_MAPPINGS = [*conversion.read_mappings("whisper"), *marian.LAYER_MAPPINGS]
 KEY_WEIGHT, KEY_BIAS = ".k_proj.weight", ".k_proj.bias"
 
 

@@ -9,10 +9,12 @@ language allows.
 """
 
 import re
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from attent.data.formats.units import InlineCode, InlineContent, Role, get_display_text, join_texts
@@ -62,78 +64,6 @@ _FIRST_IDEOGRAPH = "\u2e80"
 _LABEL_END = re.compile(r"[\s.:\u2026\uff1a]+\Z")
 
 
-def _make_printf(
-    conversion: str, *, argument: str = _NUMBER, flags: str = "[ #+0'-]*+", size: str = "", void: str = "%"
-) -> str:
-    """Return the pattern of `%`, argument, flags, width, precision, size and conversion."""
-    star = r"\*(?:\d++\$)?"
-    return rf"%{argument}{flags}(?:\d++|{star})?(?:\.(?:\d++|{star})?)?{size}(?:(?P<void>{void})|{conversion})"
-
-
-def _make_c(conversion: str) -> str:
-    flags, size = "[ #+0'I-]*+", "(?:[hlLqjzZt]|I64|I32)*+"
-    return _make_printf(f"{conversion}|<[^<>]*>", flags=flags, size=size, void="[%m]")
-
-
-_BRACES = r"(?P<void>\{\{|\}\})|\{(?P<name>[A-Za-z0-9_][^{}:]*)?(?::(?:[^{}]|\{[^{}]*\})*)?\}"
-_LISP = r"(?P<fixed>~(?:(?:[+-]?\d+|'.|[vV#])?,)*(?:[+-]?\d+|'.|[vV#])?[:@]*(?:/[^/]*/|\{(?:~[:@]*\})?|.))"
-_RUBY = (
-    r"%[ #+0-9.*-]*+(?P<name><[^<>]*>[ #+0-9.*-]*+[A-Za-z%\n]|\{[^{}]*\})"
-    r"|%[ #+0-]*+(?P<number>[1-9]\d{0,5}\$)?[ #+0-9.*$-]*+(?:[A-Za-z]|(?P<void>[%\n]))"
-)
-_FORMATS = {  # characters that must not stand alone; the pattern of directives
-    "awk": ("%", _make_printf("[diouxXeEfFgGaAcs]")),
-    "boost": (
-        "%",
-        r"%(?P<name>[1-9]\d*%)|"
-        + _make_printf(
-            r"[cCsSidouxXeEfgGp]\|?|\|",
-            argument=r"\|?" + _NUMBER,
-            flags="[ #+0'_=hl-]*+",
-            size="[hlL]*+",
-            void=r"%|(?:[tn]|T.)\|?",
-        ),
-    ),
-    "c": ("%", _make_c("[diouxXeEfFgGaAcCsSpn]")),
-    "c++": ("{}", _BRACES),
-    "csharp": ("{}", r"(?P<void>\{\{|\}\})|\{(?P<name>[^{}]*)\}"),
-    "d": ("%", _make_c("[diouxXeEfFgGaAcsr(|)]")),
-    "elisp": ("%", _make_printf("[sSdioxXcefgG]")),
-    "gcc-internal": (
-        "%",
-        r"(?P<fixed>%[<>}R])|(?P<relative>%[{r])|" + _make_printf("[A-Za-z@]", flags="[qlwzt+#]*+", void="[%'m]"),
-    ),
-    "gfc-internal": ("%", _make_printf("[CLiducs]", flags="l?")),
-    "go": ("%", _make_printf("[A-Za-z]", argument=r"(?P<number>\[\d{1,6}\])?")),
-    "java": ("{}", r"(?P<text>'[^'{}]*(?:'|\Z))|(?P<fixed>'[^']*(?:'|\Z))|\{(?P<name>(?:[^{}]|\{[^{}]*\})*)\}"),
-    "java-printf": (
-        "%",
-        r"(?P<relative>%<[^A-Za-z<]*[A-Za-z]{1,2})|" + _make_printf("[tT]?[A-Za-z]", flags="[ #+0,(-]*+", void="[%n]"),
-    ),
-    "javascript": ("%", _make_printf("[sbdoxXufcj]", flags="[ +0I-]*+")),
-    "kde": ("", r"%(?P<name>\d+)"),
-    "kde-kuit": ("", r"%(?P<name>\d+)|(?P<fixed><[^>]*>?|\]\]>)|(?P<void>&[^;&\s]*;)"),
-    "librep": ("%", _make_printf("[sSpdDxXoc]", flags="[ +0^-]*+")),
-    "lisp": ("~", _LISP),
-    "lua": ("%", _make_printf("[aAcdEeFfgGiopqsuXx]", argument="")),
-    "objc": ("%", _make_c("[diouxXeEfFgGaAcCsSpn@]")),
-    "object-pascal": ("%", _make_printf("[dDuUxXeEfFgGnNmMsSpP]", argument=r"(?P<number>\d{0,6}:|\*:)?", flags="-?")),
-    "perl": ("%", _make_printf("[A-Za-z]", flags="[ #+0v*-]*+", size="(?:[hlLqVztj]|I64|I32|I)*+")),
-    "perl-brace": ("", r"\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}"),
-    "php": ("%", _make_printf("[sbduoxXeEfFgGci]", flags="(?:[ +0-]|'.)*+", size="l?")),
-    "python": ("%", _make_printf("[A-Za-z]", argument=r"(?P<name>\((?:[^()]|\([^()]*+\))*+\))?", size="[hlL]?")),
-    "python-brace": ("{}", _BRACES),
-    "qt": ("", r"%(?P<name>L?\d\d?)"),
-    "qt-plural": ("", r"%(?P<name>L?n)"),
-    "ruby": ("%", _RUBY),
-    "rust": ("{}", _BRACES),
-    "scheme": ("~", _LISP),
-    "sh": ("$", r"\$(?P<name>[A-Za-z_][A-Za-z0-9_]*|\{[^{}]*\})"),
-    "smalltalk": ("%", r"%(?:(?P<void>%)|(?P<name>(?:<[^<>]*>)?\d))"),
-    "tcl": ("%", _make_printf("[diuxXocsfeEgG]", flags="[ #+0-]*+", size="[hl]?")),
-    "ycp": ("%", r"%(?:(?P<void>%)|(?P<name>\d))"),
-}
-
 # Formats whose plural form for a single number may lack an argument, according to msgfmt.
 _COUNT_IS_OPTIONAL = frozenset(
     "awk boost c csharp elisp java java-printf javascript kde librep objc perl perl-brace php python python-brace "
@@ -142,14 +72,28 @@ _COUNT_IS_OPTIONAL = frozenset(
 
 
 @cache
+def _read_formats() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("directives.toml").read_text(encoding="utf-8"))
+
+
+def _make_printf(
+    conversion: str, argument: str = _NUMBER, flags: str = "[ #+0'-]*+", size: str = "", void: str = "%"
+) -> str:
+    """Return the pattern of `%`, argument, flags, width, precision, size and conversion."""
+    star = r"\*(?:\d++\$)?"
+    return rf"%{argument}{flags}(?:\d++|{star})?(?:\.(?:\d++|{star})?)?{size}(?:(?P<void>{void})|{conversion})"
+
+
+@cache
 def get_directive_pattern(format_name: str) -> re.Pattern[str] | None:
     """Return the pattern of a format's directives and stray characters; None if the format is not known."""
-    if format_name not in _FORMATS:
+    if format_name not in _read_formats():
         return None
-    reserved, pattern = _FORMATS[format_name]
-    reserved = re.escape(reserved)
-    stray = rf"|(?P<stray>[{reserved}][^\s{reserved}]{{0,3}})" if reserved else ""
-    return re.compile(pattern + stray, re.DOTALL)
+    parts = dict(_read_formats()[format_name])
+    reserved, patterns = re.escape(parts.pop("reserved", "")), [parts.pop("pattern", "")]
+    patterns += [_make_printf(**parts)] if parts else []
+    patterns += [rf"(?P<stray>[{reserved}][^\s{reserved}]{{0,3}})"] if reserved else []
+    return re.compile("|".join(filter(None, patterns)), re.DOTALL)
 
 
 def find_directive_problem(source: str, target: str, pattern: re.Pattern[str]) -> str:
