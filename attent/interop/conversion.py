@@ -463,25 +463,13 @@ def check_stack(
 ) -> None:
     """Reject a stack with values that neither `expressed` fields have nor the `required` or default values are."""
     values: dict[str, tuple[object, ...]] = {  # those of the paper's encoder, unless the family differs
-        "kv_heads": (None, stack.heads),
-        "head_width": (None, stack.width // stack.heads),
-        "remaining_heads": (None,),
-        "compatibility": ("dot",),
-        "gated": (False,),
-        "causal": (False,),
-        "cross_attention": (False,),
-        "window": (None, (None, None)),
-        "norm": ("layer",),
-        "norm_order": ("post",),
-        "bias": (True,),
-        "scale": (None, (stack.head_width or stack.width // stack.heads) ** -0.5),
-        "scale_by_layer": (False,),
-        "embedding_norm": (False,),
-        "embedding_dropout": (None, stack.dropout),
-        "output_dropout": (0,),
-        "activation_dropout": (0,),
-        **(required or {}),
-    }
+        "kv_heads": (None, stack.heads), "head_width": (None, stack.width // stack.heads),
+        "remaining_heads": (None,), "compatibility": ("dot",), "gated": (False,), "causal": (False,),
+        "cross_attention": (False,), "window": (None, (None, None)), "norm": ("layer",), "norm_order": ("post",),
+        "bias": (True,), "scale": (None, (stack.head_width or stack.width // stack.heads) ** -0.5),
+        "scale_by_layer": (False,), "embedding_norm": (False,), "embedding_dropout": (None, stack.dropout),
+        "output_dropout": (0,), "activation_dropout": (0,), **(required or {}),
+    }  # fmt: skip
     assert ALWAYS_EXPRESSED | values.keys() == {field.name for field in fields(StackConfig)}, "a new field"
     for name, allowed in values.items():
         if name not in expressed and not any(is_same_value(getattr(stack, name), value) for value in allowed):

@@ -127,14 +127,10 @@ def check_expressible(config: CausalConfig) -> None:
         "LLaMA",
         expressed={"kv_heads", "head_width", "causal", "bias"},
         required={
-            "gated": (True,),
-            "window": (None, (None, None), (None, 0)),
-            "norm": ("rms",),
-            "norm_order": ("pre",),
-            "dropout": (0,),
-            "embedding_dropout": (None, 0),
+            "gated": (True,), "window": (None, (None, None), (None, 0)), "norm": ("rms",), "norm_order": ("pre",),
+            "dropout": (0,), "embedding_dropout": (None, 0),
         },
-    )
+    )  # fmt: skip
     if not isinstance(stack.positions, RotaryConfig) or stack.positions.order != "halves":
         conversion.reject_field("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
     if stack.width % stack.heads:

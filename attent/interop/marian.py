@@ -35,11 +35,9 @@ TENSOR_MAPPINGS = [
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # in transformers' code, not in its config
 SHARED_STACK_FIELDS = {  # of both sides
-    "activation": "activation_function",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
+    "activation": "activation_function", "dropout": "dropout", "attention_dropout": "attention_dropout",
     "activation_dropout": "activation_dropout",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

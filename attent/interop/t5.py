@@ -184,17 +184,11 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             side=side,
             expressed={"head_width", "gated"},
             required={
-                "causal": (decoder,),
-                "cross_attention": (decoder,),
-                "norm": ("rms",),
-                "norm_order": ("pre",),
-                "bias": (False,),
-                "scale": (1.0, 1),
-                "output_dropout": (rate,),
-                "attention_dropout": (rate,),
+                "causal": (decoder,), "cross_attention": (decoder,), "norm": ("rms",), "norm_order": ("pre",),
+                "bias": (False,), "scale": (1.0, 1), "output_dropout": (rate,), "attention_dropout": (rate,),
                 "activation_dropout": (rate,),
             },
-        )
+        )  # fmt: skip
         if not isinstance(stack.positions, RelativeConfig):
             conversion.reject_field(FAMILY, f"{side}.positions", stack.positions, "relative")
     differing = {"layers", "causal", "cross_attention", "remaining_heads"}

@@ -1,4 +1,4 @@
-"""The table of file formats. Each has a module; adding a format touches that module and this table.
+"""The table of file formats. Each has a module (those of a few lines are here), and adding one touches only the two.
 
 A corpus is read by `read_pairs`; a document to pre-translate is scanned by `scan_units`. The format comes from the
 name, or from the first bytes where the name does not tell (standard input).
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attent.data.formats import (
-    android,
     docx,
     html,
     jsonl,
     markdown,
-    plain_text,
+    placeholders,
     po,
     streams,
     string_files,
@@ -28,10 +27,11 @@ from attent.data.formats import (
     table,
     tmx,
     tsv,
+    units,
     xliff,
 )
 from attent.data.formats.streams import InputFile, decode_head, strip_compression_suffix
-from attent.data.formats.units import ScanResult
+from attent.data.formats.units import Edit, InlineContent, ScanResult, TranslationUnit, decode_plain_text
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _INSIST = "add --input-type lines to translate each of its lines as it is"
@@ -74,6 +74,23 @@ def detect_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
         if matches and (spec.title != "JSON" or _is_json(text)):
             return spec
     return next((spec for spec in formats if plain_name.endswith(tuple(spec.suffixes))), None)
+
+
+def _scan_plain_text(content: bytes, name: str, _: LanguagePair) -> ScanResult:
+    """Return every line with words. Text does not declare its language, so that any matches."""
+    text = decode_plain_text(content, name)
+    result = ScanResult(text=text, check_text=text.check_encodable)
+    for number, (start, line) in enumerate(text.split_lines(), 1):
+        if placeholders.has_words(line):
+            result.units.append(_make_line_unit(number, line, start))
+    return result
+
+
+def _make_line_unit(line_number: int, line: str, start: int) -> TranslationUnit:
+    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
+        return [Edit(start, start + len(units.encode_text(line)), units.get_raw_text(targets[0]))]
+
+    return TranslationUnit(line=line_number, contents=((line,),), make_edits=make_edits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +157,7 @@ FORMATS = {
     ),
     "markdown": FileFormat(document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
     "android": FileFormat(
-        document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
+        document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=string_files.scan_android
     ),
     "apple-strings": FileFormat(document_suffixes=(".strings",), scan_units=string_files.scan_strings),
     "properties": FileFormat(document_suffixes=(".properties",), scan_units=string_files.scan_properties),
@@ -149,7 +166,7 @@ FORMATS = {
     "docx": FileFormat(document_suffixes=(".docx",), scan_units=docx.scan_units),
     "table": FileFormat(document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
     "subtitles": FileFormat(document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
-    "text": FileFormat(document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
+    "text": FileFormat(document_suffixes=(".txt", ".text"), scan_units=_scan_plain_text),
 }
 SUPPORTED_FORMATS = (
     ", ".join(spec.suffixes[0] for spec in FORMATS.values() if spec.suffixes)

@@ -1,10 +1,12 @@
-r"""Strings of programs for pre-translation (JSON, YAML, Java's .properties, Apple's .strings): values are translated.
+r"""Strings of programs for pre-translation (JSON, YAML, .properties, .strings, Android's XML): values are translated.
 
 Keys, comments and layout stay. Of JSON and YAML without fields, all values are translated but identifiers and paths,
 the metadata of ARB files (Flutter) and that of `messages.json` (browser extensions). Aliases of YAML are not expanded;
 a translation that its style cannot hold is written in double quotes, and a folded block (`>`) as a literal one.
-Properties in ASCII get `\uXXXX` escapes, which every version of Java reads. Values may be ICU messages; a property with
-`{0}` is a pattern of MessageFormat, in which an apostrophe is doubled.
+Java's properties in ASCII get `\uXXXX` escapes, which every version reads. Values may be ICU messages; a property with
+`{0}` is a pattern of MessageFormat, in which an apostrophe is doubled. Of Android's resources, strings with
+`translatable="false"` and references (`@string/x`) stay, and plurals get the items that the target language needs in
+addition.
 """
 
 import json
@@ -13,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from attent.data.formats import message_format, placeholders, units
-from attent.data.formats.plain_text import decode_plain_text
-from attent.data.formats.units import Edit, FileText, ScanResult
+from attent.data.formats import message_format, placeholders, units, xml
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit, decode_plain_text
+from attent.data.formats.xml import XmlElement
 from attent.data.pairs import CorpusError, LanguagePair
 
 _TOKEN = re.compile(rb'(?P<string>"(?:[^"\\]++|\\.)*+")(?P<key>\s*:)?|[][{}\n]', re.DOTALL)
@@ -45,6 +47,18 @@ _STRING_TAGS = (None, "!", "tag:yaml.org,2002:str")
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # anchor and tag
 _PLAIN = re.compile(r"[^\W\d_](?:[^:#,\[\]{}\x00-\x20\x7f-\xa0\u2028\u2029\ufeff]|:(?=\w)| (?=[^\s#]))*")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+_ANDROID_TAGS = "a annotation b big font i li marquee p small span strike strong sub sup tt u ul"
+ANDROID_SCHEMA = xml.XmlSchema(
+    root="resources",
+    units=frozenset({"string", "string-array", "plurals"}),
+    spans=frozenset({"", *_ANDROID_TAGS.split()}),
+    standalone=frozenset({"br"}),
+    is_protected=lambda element: not element.tag,  # xliff:g
+    is_break=lambda element: element.tag in ("br", "li", "p", "ul"),
+)
+_ANDROID_ESCAPE = re.compile(r"((?:\\u[0-9A-Fa-f]{4})+)|\\(.)|(?P<attribute>=\"[^\"<>]*\")|\"|\s+", re.DOTALL)
+_ANDROID_UNESCAPED = {"n": "\n", "t": "\t"}
+_ANDROID_ESCAPED = {"\n": "\\n", "\t": "\\t", " ": "\\u0020"}
 
 
 def scan_json_fields(content: bytes, name: str, languages: LanguagePair, fields: Sequence[str] = ()) -> ScanResult:
@@ -239,3 +253,94 @@ def _format_block(old: str, value: str) -> str:
 def _quote(value: str) -> str:
     quoted = json.dumps(value, ensure_ascii=False)
     return _UNPRINTABLE.sub(lambda char: f"\\u{ord(char[0]):04x}", quoted)
+
+
+def scan_android(content: bytes, name: str, languages: LanguagePair) -> ScanResult:
+    text = xml.decode_xml(content, name, ANDROID_SCHEMA)
+    result = xml.make_scan_result(text)
+    for element in xml.scan_elements(text, ANDROID_SCHEMA):
+        if element.attributes.get("translatable") == "false":
+            continue
+        if element.tag == "plurals":
+            _add_android_unit(result, element.find_children("item"), languages, is_plural=True)
+            continue
+        for item in [element] if element.tag == "string" else element.find_children("item"):
+            _add_android_unit(result, [item], languages)
+    return result
+
+
+def _add_android_unit(
+    result: ScanResult, items: Sequence[XmlElement], languages: LanguagePair, *, is_plural: bool = False
+) -> None:
+    """Add the unit of a string, or of all items of a plural."""
+    text = result.text
+    parsed = [xml.parse_content(text, item, ANDROID_SCHEMA) for item in items]
+    contents = [_unescape_android(content) for content, _ in parsed]
+    if not any(map(_is_android_text, contents)):
+        return
+    if reason := next((reason for _, reason in parsed if reason), ""):
+        result.skip(items[0].line, xml.get_inner_xml(text, items[0]), reason)
+        return
+    added: dict[str, str] = {}
+    quantities = [item.attributes.get("quantity", "") for item in items]
+    if is_plural and "other" in quantities:
+        shown = dict(zip(quantities, map(placeholders.list_placeholders, contents), strict=True))
+        added = message_format.choose_plural_sources(shown, languages)
+        contents += [contents[quantities.index(source)] for source in added.values()]
+
+    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
+        if units.is_unchanged(contents, targets):
+            return []
+        inner = [xml.serialize_content(text, items[0], _escape_android(target)) for target in targets]
+        edits = [xml.replace_content(text, *pair, {}) for pair in zip(items, inner, strict=False)]
+        before, end = xml.get_indent(text, items[0]), items[-1].end
+        new_items = zip(added, inner[len(items) :], strict=True)
+        return [*edits, *(Edit(end, end, f'{before}<item quantity="{key}">{new}</item>') for key, new in new_items)]
+
+    result.units.append(TranslationUnit(line=items[0].line, contents=tuple(contents), make_edits=make_edits))
+
+
+def _is_android_text(content: InlineContent) -> bool:
+    text = "".join(part for part in content if isinstance(part, str))
+    return placeholders.has_words(text) and not text.startswith(("@", "?"))
+
+
+def _unescape_android(content: InlineContent) -> InlineContent:
+    """Return a content as Android shows it: without quotes, and spaces outside of them as one."""
+    is_quoted = False
+
+    def replace(escape: re.Match[str]) -> str:
+        nonlocal is_quoted
+        if escape[1]:
+            return decode_unicode_escapes(escape[1])
+        if escape[2]:
+            return _ANDROID_UNESCAPED.get(escape[2], escape[2])
+        if escape[0] == '"':
+            is_quoted = not is_quoted
+            return ""
+        return escape[0] if is_quoted or escape["attribute"] else " "
+
+    parts = list(content)
+    if parts and isinstance(parts[0], str):
+        parts[0] = parts[0].lstrip()
+    if parts and isinstance(parts[-1], str):
+        parts[-1] = parts[-1].rstrip()
+    return tuple(
+        _ANDROID_ESCAPE.sub(replace, part)
+        if isinstance(part, str)
+        else part._replace(display=re.sub("<[^<>]*>", "", part.raw), is_word=True)
+        if part.role == "standalone" and not part.is_break
+        else part
+        for part in parts
+    )
+
+
+def _escape_android(content: InlineContent) -> InlineContent:
+    """Escape spaces that would be lost, and the signs that Android reads otherwise."""
+    parts = list(content)
+    for index, part in enumerate(content):
+        if isinstance(part, str):
+            at_start, at_end = r"|\A[@? ]" * (index == 0), r"| \Z" * (index == len(content) - 1)
+            signs = rf"[\\'\"\n\t]|(?<= ) {at_start}{at_end}"
+            parts[index] = re.sub(signs, lambda match: _ANDROID_ESCAPED.get(match[0], f"\\{match[0]}"), part)
+    return tuple(parts)
