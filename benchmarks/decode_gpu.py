@@ -33,7 +33,7 @@ from attent.decoding.constraints.min_length import MinLength
 from attent.decoding.engines.reference import TorchEngine
 from attent.decoding.options import SearchOptions, SearchRequest
 from attent.decoding.translator import CPU_MAX_ROWS, MAX_ROWS
-from attent.nn.kernels.sdpa import DISABLE_CUDNN
+from attent.nn.kernels.attention import DISABLE_CUDNN
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 
 VOCAB, START, PAD, END = 32_000, 0, 0, 2

@@ -44,7 +44,7 @@ from attent.models.presets import replace_stacks
 from attent.nn import kernels, set_backend
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
-from attent.training import loop, rng
+from attent.training import loop
 from attent.training.autoconfig import DataSize, fill_train_config, fit_to_tokenizer
 from attent.training.config import Precision, TrainConfig
 from attent.training.curves import CurveLine, compute_value_range
@@ -52,6 +52,7 @@ from attent.training.distributed import DistributedContext
 from attent.training.events import Event, Progress
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import Size
+from attent.training.state import seed_torch
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
 
@@ -184,7 +185,7 @@ def train_variant(setup: SharedSetup, name: str, variant: Variant, seed: int, ou
     assert config.batch_tokens
     longest = min(MAX_LENGTH, config.batch_tokens)
     batches = PairLoader(setup.store, BatchConfig(batch_tokens=config.batch_tokens, max_tokens=longest), seed=1)
-    rng.seed_torch(1, 0)
+    seed_torch(1, 0)
     model = attent.build(setup.model)
     set_backend(model, variant.backend)
     events: list[Event] = []

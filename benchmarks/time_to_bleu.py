@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attent.training.event_log import LOG_FILE
+from attent.training.events import LOG_FILE
 from attent.training.hardware import INDUCTOR_CACHE_ENV
 from benchmarks.timing import describe_machine
 

@@ -50,8 +50,7 @@ from attent.data.batch_plan import BatchConfig
 from attent.data.loader import START_POSITION, LoaderPosition, PairBatch, PairLoader
 from attent.data.token_store import FORMAT_VERSION, META_FILE, CorpusPart, StoreMeta, TokenStore
 from attent.models import Seq2SeqConfig, shift_right
-from attent.nn.kernels.sdpa import DISABLE_CUDNN
-from attent.training import rng
+from attent.nn.kernels.attention import DISABLE_CUDNN
 from attent.training.autoconfig import DataSize, fill_train_config
 from attent.training.config import TrainConfig
 from attent.training.distributed import DistributedContext
@@ -59,6 +58,7 @@ from attent.training.events import Event, Progress
 from attent.training.loop import Trainer
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import Size
+from attent.training.state import seed_torch
 from benchmarks.flops import count_min_bytes, count_model_flops
 from benchmarks.timing import PeakRates, describe_machine, measure_peak_rates
 
@@ -303,7 +303,7 @@ class TimedTraining:
         never = 10**9
         config_options = TrainConfig(steps=never, batch_tokens=case.batch_tokens, save_every=never, valid_every=never)
         train_config = fill_train_config(config_options, case.size, config, amount, case.device)
-        rng.seed_torch(train_config.seed, 0)
+        seed_torch(train_config.seed, 0)
         self.trainer = Trainer(
             attent.build(config),
             None,

@@ -44,8 +44,8 @@ from attent.models.presets import make_seq2seq
 from attent.nn import StackConfig
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
 from attent.training.autoconfig import CPU_MICRO_BATCH_TOKENS
-from attent.training.micro_batch import split_batch
 from attent.training.objective import Seq2SeqObjective
+from attent.training.state import split_batch
 from benchmarks import synthetic_corpus
 from benchmarks.timing import describe_machine
 

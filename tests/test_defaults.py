@@ -74,11 +74,8 @@ DEFAULTS: dict[type, dict[str, object]] = {
 
 # Limits and thresholds that decide about a result; sizes of blocks and caches change the speed only.
 CONSTANTS: dict[str, dict[str, object]] = {
-    "attent.data.contamination": {"MIN_WORDS": 4},
+    "attent.data.report": {"EXCERPT_CHARS": 200, "MIN_WORDS": 4},
     "attent.data.dates": {"TEST_FRACTION": 0.02, "VALID_FRACTION": 0.01, "TEXTS_PER_DATE": 4},
-    "attent.data.diagnostics": {
-        "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,
-    },
     "attent.data.filters": {
         "FILTER_SAMPLE_SIZE": 1_000, "RATIO_SMOOTHING": 20, "MAX_TRANSLATION_RATIO": 2.0, "WIDE_CHAR_WEIGHT": 3,
         "MIN_FOREIGN_LETTERS": 12, "MIN_SENTENCE_WORDS": 4, "MIN_SENTENCE_WIDE_CHARS": 12,
@@ -86,18 +83,18 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.data.formats.streams": {"MAX_LINE_BYTES": 1_048_576, "EXCERPT_CHARS": 80},
     "attent.data.formats.xml": {"MAX_DEPTH": 256, "MAX_TAG_BYTES": 4_194_304, "MAX_UNIT_CHARS": 4_194_304},
     "attent.data.images": {"PHOTO_SIZE": 224, "MAX_PIXELS": 134_217_728},
-    "attent.data.opus": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
-    "attent.data.report": {"EXCERPT_CHARS": 200},
+    "attent.data.builtin": {"MAX_HELD_OUT_PAIRS": 2_000, "HELD_OUT_DIVISOR": 20, "MAX_COMPRESSION_RATIO": 50},
     "attent.data.report_text": {
+        "MIN_TRAINING_PAIRS": 10_000, "MAX_CONTAMINATION": 0.005, "MAX_SHORT_CONTAMINATION": 0.1,
         "PIPE_WIDTH": 80, "MAX_WIDTH": 110, "MAX_NAME_WIDTH": 50,
     },
-    "attent.data.span_corruption": {"NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2},
     "attent.data.split": {
         "BUDGET_DIVISOR": 5, "SOURCE_BUDGET_DIVISOR": 10, "MIN_SOURCE_BUDGET": 3, "CANDIDATES_PER_PAIR": 8,
         "MIN_CANDIDATES": 1_000, "SHARED_TARGETS_DIVISOR": 4,
     },
     "attent.data.text_batches": {
         "MASKED_FRACTION": 0.15, "REPLACE_BY_MASK": 0.8, "REPLACE_BY_RANDOM": 0.1, "MIN_WINDOWS_PER_DOCUMENT": 4,
+        "NOISE_DENSITY": 0.15, "MEAN_SPAN_LENGTH": 3.0, "MIN_TEXT_TOKENS": 2,
     },
     "attent.data.text_corpus": {"MAX_HELD_OUT_CHARS": 500_000, "FEW_DOCUMENTS": 20, "MIN_SHARED_CHARS": 20},
     "attent.decoding.alignment": {"MAX_SELECTION_PAIRS": 500, "MIN_SHARPNESS": 0.05},
@@ -143,24 +140,23 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "COMPILE_MIN_STEPS": 10_000, "BUDGET_MARGIN": 0.97, "MAX_SCORING_SHARE": 0.4,
     },
     "attent.training.loop": {"MAX_NONFINITE_STEPS": 10, "MAX_ROLLBACKS": 3, "ROLLBACK_LR_FACTOR": 0.5},
-    "attent.training.stop_signals": {"EXIT_INTERRUPTED": 130, "EXIT_TERMINATED": 143},
+    "attent.training.events": {"EXIT_INTERRUPTED": 130, "EXIT_TERMINATED": 143},
     "attent.training.tasks.base": {
         "MODERN_RECIPE": {
             "optimizer": "adamw", "schedule": "cosine", "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0.1,
             "clip_norm": 1.0, "label_smoothing": 0.0,
         },
     },
-    "attent.training.tasks.causal_lm": {"PROMPT_TOKENS": 24, "SAMPLE_TOKENS": 64},
-    "attent.training.tasks.masked_lm": {"NUM_SAMPLES": 2},
-    "attent.training.tasks.image_batches": {"MAX_ERASED_AREA": 0.2},
     "attent.training.tasks.image_classification": {
-        "MAX_HELD_OUT": 5_000, "GPU_BATCH_IMAGES": 512, "CPU_BATCH_IMAGES": 128, "MAX_PATCHES": 196,
+        "MAX_ERASED_AREA": 0.2, "MAX_HELD_OUT": 5_000, "GPU_BATCH_IMAGES": 512, "CPU_BATCH_IMAGES": 128,
+        "MAX_PATCHES": 196,
         "SIZE_AND_EPOCHS_BY_IMAGES": (
             (0, ("tiny", 200)), (20_000, ("small", 100)), (500_000, ("base", 60)), (5_000_000, ("big", 30)),
         ),
         "CPU_EPOCHS": 20, "MIN_STEPS": 1_000, "FINETUNE_DIVISOR": 10, "BASE_LR": 0.001, "FINETUNE_LR": 0.0001,
     },
-    "attent.training.tasks.span_corruption": {
+    "attent.training.tasks.language_modeling": {
+        "PROMPT_TOKENS": 24, "SAMPLE_TOKENS": 64, "NUM_SAMPLES": 2,
         "NUM_SENTINELS": 100, "SMALL_VOCAB": 2_000, "NUM_SENTINELS_SMALL_VOCAB": 32,
     },
     "attent.training.tasks.text_classification": {"NUM_SAMPLES": 3, "NUM_CARD_SAMPLES": 5, "MAX_LISTED_LABELS": 12},
@@ -178,7 +174,7 @@ STACKS: dict[str, dict[str, tuple[int, ...]]] = {
     "attent.training.tasks.image_classification": {
         "tiny": (4, 128, 4, 512), "small": (8, 256, 8, 1_024), "base": (12, 384, 6, 1_536), "big": (12, 768, 12, 3_072),
     },
-    "attent.training.tasks.span_corruption": {
+    "attent.training.tasks.language_modeling": {
         "tiny": (3, 128, 4, 32, 256), "small": (4, 256, 4, 64, 640), "base": (8, 512, 8, 64, 1_024),
         "big": (12, 768, 12, 64, 2_048),
     },
@@ -190,16 +186,16 @@ STACKS: dict[str, dict[str, tuple[int, ...]]] = {
 
 # Epochs by tokens, of fine-tuning, minimum of steps; rates, of fine-tuning; dropout by tokens; batches; warm-up.
 RECIPES: dict[str, tuple[object, ...]] = {
-    "attent.training.tasks.causal_lm.CausalLMTask": (
+    "attent.training.tasks.language_modeling.CausalLMTask": (
         ((0, 60), (5_000_000, 20), (50_000_000, 6), (500_000_000, 2)), 3, 2_000, (2e-3, 1e-3, 6e-4, 3e-4),
         (3e-4, 2e-4, 1e-4, 5e-5), ((0, 0.2), (20_000_000, 0.1), (500_000_000, 0.0)), (16_384, 16_384, 32_768, 32_768),
         0.05,
     ),
-    "attent.training.tasks.masked_lm.MaskedLMTask": (
+    "attent.training.tasks.language_modeling.MaskedLMTask": (
         ((0, 100), (5_000_000, 40), (50_000_000, 15), (500_000_000, 4)), 3, 2_000, (1e-3, 5e-4, 2e-4, 1e-4),
         (5e-4, 2e-4, 5e-5, 3e-5), ((0, 0.1),), (16_384, 16_384, 32_768, 32_768), 0.1,
     ),
-    "attent.training.tasks.span_corruption.SpanCorruptionTask": (
+    "attent.training.tasks.language_modeling.SpanCorruptionTask": (
         ((0, 60), (5_000_000, 30), (50_000_000, 10), (500_000_000, 3)), 3, 2_000, (1e-3, 1e-3, 5e-4, 3e-4),
         (5e-4, 3e-4, 2e-4, 1e-4), ((0, 0.1), (500_000_000, 0.0)), (16_384,) * 4, 0.1,
     ),
@@ -228,7 +224,8 @@ def test_limits_and_thresholds(module: str) -> None:
 
 @pytest.mark.parametrize("module", STACKS)
 def test_sizes_of_models(module: str) -> None:
-    stacks = import_module(module).STACK_BY_SIZE
+    constants = vars(import_module(module))
+    stacks = constants.get("STACK_BY_SIZE") or constants["SPAN_STACK_BY_SIZE"]
     assert {size: tuple(stack.values()) for size, stack in stacks.items()} == STACKS[module]
 
 

@@ -42,9 +42,8 @@ def data(
     flags: Annotated[DataFlags, Parameter(name="*", show_default=False)] = DataFlags(),
 ) -> int:
     """Report on a corpus before training: sizes, problems with their lines, test set overlap."""
-    from attent.data.diagnostics import to_json
     from attent.data.report import find_test_sets, survey_corpora
-    from attent.data.report_text import render_report
+    from attent.data.report_text import render_report, to_json
 
     _check_names(corpus)
     languages, options = LanguagePair(flags.src, flags.tgt), ReadOptions(fuzzy=flags.fuzzy, obsolete=flags.obsolete)

@@ -185,8 +185,7 @@ def serve_live_page(folder: Path, inspector: "Inspector[Any]", to: str | None, f
     """Serve the page with a text box until Ctrl-C; its examples are the sources of the last validation."""
     from attent.serving.live_page import create_live_app
     from attent.serving.server import serve_app
-    from attent.training.event_log import LOG_FILE, read_events
-    from attent.training.events import Validated
+    from attent.training.events import LOG_FILE, Validated, read_events
 
     def announce(url: str) -> None:
         print(url, flush=True)

@@ -297,7 +297,7 @@ def write_document(
     pipeline: TranslationPipeline, content: bytes, file: Path, flags: TranslateFlags, progress: ProgressDisplay
 ) -> None:
     from attent.data.pairs import LanguagePair
-    from attent.data.pretranslate_report import format_bilingual, format_report
+    from attent.data.pretranslate import format_bilingual, format_report
     from attent.decoding.pipeline import pretranslate_document, report_pretranslation
     from attent.storage.atomic import write_output
 

@@ -29,7 +29,6 @@ from attent.data.pairs import (
     choose_sides,
     detect_split,
 )
-from attent.text.context import ContextWindow
 from attent.text.language_id import find_wrong_sides
 from attent.text.language_tags import (
     LANGUAGE_TAG,
@@ -39,6 +38,7 @@ from attent.text.language_tags import (
     is_tag_match,
     normalize_tag,
 )
+from attent.text.vocabulary import ContextWindow
 
 __all__ = ["Corpus", "CorpusSplit", "ReadOptions", "open_corpora"]
 

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
     file: str  # name for messages
     line: int  # from 1; in XML the first line of the unit
     target_file: str | None = None  # if it is another
-    context: str = ""  # preceding sources, with separators (`attent.text.context`)
+    context: str = ""  # preceding sources, with separators (`attent.text.vocabulary`)
 
 
 class BadLine(NamedTuple):

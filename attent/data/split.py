@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attent.data.arrays import search_sorted
-from attent.data.contamination import fold_texts
 from attent.data.corpus import Corpus, CorpusSplit
 from attent.data.filters import KeyArray, combine_keys, hash_texts
 from attent.data.pairs import CorpusError, Pair
+from attent.data.report import fold_texts
 
 BoolArray = npt.NDArray[np.bool_]
 CountArray = npt.NDArray[np.int64]

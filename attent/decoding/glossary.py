@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from attent.data.formats import tbx
+from attent.data.formats import tmx
 from attent.decoding.input_lines import decode_line
 from attent.decoding.options import InputError
 from attent.text.language_tags import is_tag_match
@@ -84,7 +84,7 @@ class Glossary:
             raise InputError(
                 f"{path}: must be a text file, but cannot be read ({error.strerror}); its lines must be {LINE_FORMAT}"
             ) from error
-        if tbx.is_tbx(content[:4096].decode(errors="replace").lstrip("\ufeff \t\r\n")):
+        if tmx.is_tbx(content[:4096].decode(errors="replace").lstrip("\ufeff \t\r\n")):
             return cls.from_tbx(content, str(path), src, tgt)
         return cls.from_bytes(content, str(path))
 
@@ -97,7 +97,7 @@ class Glossary:
             )
         translations: dict[str, dict[str, None]] = {}
         languages: dict[str, None] = {}
-        for _, terms in tbx.read_concepts(content, name):
+        for _, terms in tmx.read_concepts(content, name):
             languages |= dict.fromkeys(language for language, _ in terms)
             targets = [_normalize_text(text) for language, text in terms if is_tag_match(tgt, language)]
             for term in [_normalize_text(text) for language, text in terms if is_tag_match(src, language)]:

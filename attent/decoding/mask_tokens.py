@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attent.storage.errors import AttentError
-from attent.text.subword_sampling import SPACE
-from attent.text.vocabulary import MASK_TOKEN, SentencePieceVocabulary, Vocabulary
+from attent.text.vocabulary import MASK_TOKEN, SPACE, SentencePieceVocabulary, Vocabulary
 
 MASK_SPELLINGS = ("[MASK]", MASK_TOKEN)  # accepted for every model
 PLACEHOLDER = "\ufffc"  # "object replacement character", never part of a word

@@ -269,7 +269,7 @@ class Segment:
     constraints: PhraseConstraints = NO_CONSTRAINTS
     rng_key: int = field(default=0, compare=False)
     gap: str = field(default="", compare=False)  # whitespace after it
-    context: str = ""  # preceding sentences, see `attent.text.context`
+    context: str = ""  # preceding sentences, see `attent.text.vocabulary`
 
     @property
     def source(self) -> str:

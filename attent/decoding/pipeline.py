@@ -33,9 +33,9 @@ from attent.decoding.quality import measure_quality
 from attent.decoding.translator import Translation, Translator
 from attent.formatting import escape_invisible
 from attent.models import Seq2Seq
-from attent.text.context import ContextWindow
 from attent.text.language_tags import is_same_language
 from attent.text.sentence_splitter import split_sentences
+from attent.text.vocabulary import ContextWindow
 
 CPU_BLOCK_LINES, GPU_BLOCK_LINES = 256, 4096
 GPU_PENDING_BLOCKS = 3  # one is searched while others are tokenized and detokenized

@@ -20,9 +20,8 @@ from attent.nn.devices import get_device
 from attent.nn.eval_mode import eval_mode
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
-from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer, Vocabulary
-from attent.text.vocabulary import SentencePieceVocabulary
+from attent.text.vocabulary import SPACE, SentencePieceVocabulary
 
 Pooling = Literal["mean", "class"]
 Item = str | Path | Tensor

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from attent.text import Vocabulary
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
-from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer_formats import BYTE_TOKEN
+from attent.text.vocabulary import SPACE
 
 UNICODE_SIZE = 0x110000
 

@@ -61,22 +61,21 @@ from attent.decoding.search import make_suppressed_tensor
 from attent.decoding.terminology import Phrases, translate_terms
 from attent.interop import load_as
 from attent.models import Seq2Seq
-from attent.models.adapter import load_adapter
 from attent.models.folder import read_side_file
 from attent.models.seq2seq import find_suppressed_tokens
+from attent.models.weights import load_adapter
 from attent.nn import LSTMDecoder, Stack
 from attent.nn.devices import get_device
 from attent.nn.eval_mode import SharedContext, eval_mode
 from attent.nn.lora import has_adapter
 from attent.storage.errors import AttentError
 from attent.storage.hub import locate_model
-from attent.text.context import SEPARATOR, ContextWindow, has_separator, split_context
 from attent.text.language_id import LANGUAGES_FILE, LanguageIdentifier
 from attent.text.scripts import UNSPACED_SCRIPTS, compile_letter_pattern
 from attent.text.sentence_splitter import split_by_tokens, split_sentences
-from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_formats import BYTE_TOKEN
+from attent.text.vocabulary import SEPARATOR, SPACE, ContextWindow, has_separator, split_context
 
 UNICODE_SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 INVISIBLE_CHARS = "\u00ad\u200b\u2060\ufeff"  # soft hyphen, zero-width space, word joiner, byte order mark

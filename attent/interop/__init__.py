@@ -19,7 +19,7 @@ from attent.nn import AudioConfig, ImageConfig, LearnedConfig, RelativeConfig, S
 from attent.nn.frontends import FrontEndConfig
 from attent.storage.errors import FolderError
 from attent.storage.hub import locate_model
-from attent.text.marian_files import find_marian_folder
+from attent.text.tokenizer_formats import find_marian_folder
 
 __all__ = ["FAMILIES", "detect_family", "detect_frontend", "get_model_kind", "load", "load_as", "save_hf"]
 

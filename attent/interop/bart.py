@@ -35,15 +35,9 @@ SKIPPED_ROWS = TensorLayout(
 SINUSOID_TABLES = ("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")  # in some files
 TENSOR_MAPPINGS = [
     *marian.TENSOR_MAPPINGS,
-    *(
-        mapping
-        for side in ("encoder", "decoder")
-        for mapping in (
-            TensorMapping(f"{side}.positions.weight", f"model.{side}.embed_positions.weight", SKIPPED_ROWS),
-            TensorMapping(f"{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
-            TensorMapping(f"{side}.norm", f"model.{side}.layer_norm"),
-        )
-    ),
+    *conversion.read_mappings("bart"),
+    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight", SKIPPED_ROWS),
+    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight", SKIPPED_ROWS),
 ]
 
 
@@ -55,29 +49,7 @@ class BartKeys(marian.TranslatorKeys):
     eos_token_id: int | tuple[int, ...] | None = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="BART, mBART or M2M-100",
-    schema=BartKeys,
-    token_keys=marian.TOKEN_KEYS,
-    field_to_key={**marian.CONFIG_KEYS.field_to_key, "max_length": "max_position_embeddings"},
-    required_values={
-        "architectures": (None, *([name] for names in ARCHITECTURES.values() for name in names)),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-    },
-    aliases=marian.CONFIG_KEYS.aliases,
-    ignored={
-        "initialization, classifiers, and LayerDrop, in training only": f"""
-            classif_dropout classifier_dropout decoder_layerdrop encoder_layerdrop init_std initializer_range
-            {conversion.LABEL_KEYS}
-        """,
-        "never read by transformers: the family decides": """
-            add_bias_logits add_final_layer_norm do_blenderbot_90_layernorm extra_pos_embeddings normalize_before
-            normalize_embedding static_position_embeddings
-        """,
-        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("bart", BartKeys)
 
 
 def to_config(keys: BartKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from attent.interop import conversion, encoder_family, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop import causal_family, conversion, hf_folder
+from attent.interop.conversion import ConfigKeys, OpenFolder
 from attent.interop.hf_folder import Device, StrPath
 from attent.models import EncoderConfig, TextEncoder, build_empty
 from attent.nn import LearnedConfig, StackConfig
@@ -27,27 +27,7 @@ OUTPUT = "cls.predictions.decoder.weight"  # tied to the embedding
 OUTPUT_BIAS, OUTPUT_BIAS_COPY = "cls.predictions.bias", "cls.predictions.decoder.bias"
 MASKED_LM = "cls.predictions.transform.dense.weight"
 CLASSIFIER = "classifier.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("segment_embedding.weight", SEGMENTS),
-    TensorMapping("encoder.positions.weight", POSITIONS),
-    TensorMapping("encoder.embedding_norm", "bert.embeddings.LayerNorm"),
-    *map_attention(
-        "encoder.blocks.{i}.self_attn",
-        "bert.encoder.layer.{i}.attention",
-        "self.query self.key self.value output.dense",
-    ),
-    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "bert.encoder.layer.{i}.attention.output.LayerNorm"),
-    TensorMapping("encoder.blocks.{i}.feedforward.expand", "bert.encoder.layer.{i}.intermediate.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward.contract", "bert.encoder.layer.{i}.output.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "bert.encoder.layer.{i}.output.LayerNorm"),
-    TensorMapping("masked_lm.dense", "cls.predictions.transform.dense"),
-    TensorMapping("masked_lm.norm", "cls.predictions.transform.LayerNorm"),
-    TensorMapping("masked_lm.output.weight", OUTPUT),
-    TensorMapping("masked_lm.output.bias", OUTPUT_BIAS),
-    TensorMapping("pooler.dense", "bert.pooler.dense"),
-    TensorMapping("classifier", "classifier"),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("bert")
 IGNORED_TENSORS = [
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",  # next-sentence prediction
     "bert.embeddings.position_ids", "embeddings.position_ids",  # 0, 1, 2 and so on
@@ -56,7 +36,7 @@ OLD_NAME, NEW_NAMES = re.compile(r"(?<=\.LayerNorm\.)(gamma|beta)$"), {"gamma": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertKeys(encoder_family.EncoderKeys):
+class BertKeys(causal_family.EncoderKeys):
     vocab_size: int = 30_522
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
@@ -64,35 +44,7 @@ class BertKeys(encoder_family.EncoderKeys):
     type_vocab_size: int = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=BertKeys,
-    field_to_key={
-        "vocab": "vocab_size",
-        **encoder_family.FIELD_TO_KEY,
-        "max_length": "max_position_embeddings",
-        "segments": "type_vocab_size",
-    },
-    required_values={
-        "model_type": ("bert",),
-        "is_decoder": (False,),
-        "is_encoder_decoder": (False,),
-        "position_embedding_type": ("absolute", None),
-        "tie_word_embeddings": (True,),
-    },
-    ignored={
-        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
-        "initialization": "initializer_range",
-        "dropout before the classifier: here it is that of the stack": "classifier_dropout",
-        "token ids of the tokenizer": """
-            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-        """,
-        "of Google's first program, never read by transformers": """
-            directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-            pooler_type
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("bert", BertKeys)
 
 
 def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderConfig:
@@ -108,7 +60,7 @@ def to_config(keys: BertKeys, heads: Mapping[str, Any], where: Path) -> EncoderC
 
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> TextEncoder:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX, ignored_tensors=IGNORED_TENSORS)
-    encoder_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
+    causal_family.check_architecture(opened.root, ARCHITECTURES, FAMILY)
     stored = {OLD_NAME.sub(lambda old: NEW_NAMES[old[1]], name): tensor for name, tensor in opened.stored.items()}
     opened = replace(opened, stored=stored)
     heads = detect_heads(opened)
@@ -121,7 +73,7 @@ def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | 
 
 def detect_heads(opened: OpenFolder[BertKeys]) -> dict[str, Any]:
     stored, pooler = opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
-    labels = encoder_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
+    labels = causal_family.read_labels(opened.root, stored[CLASSIFIER].rows) if CLASSIFIER in stored else ()
     if labels and not pooler:
         problem = f"must hold `{POOLER}`, since it holds `{CLASSIFIER}`, but does not"
         advice = "token classifiers, which have no pooler, are not supported"
@@ -172,5 +124,5 @@ def to_hf_config(config: EncoderConfig, pad: int | None, dtype: str) -> dict[str
         "type_vocab_size": config.segments or 1,
         "pad_token_id": pad,
         "dtype": dtype,
-        **encoder_family.build_label_keys(config.labels),
+        **causal_family.build_label_keys(config.labels),
     }

@@ -1,7 +1,7 @@
 """Conversion between Hugging Face folders and our models: the parts that all families share.
 
-A family is a table of tensor names (`TensorMapping`), a dataclass of the config keys that describe the model, and lists
-of the keys that must have one value or change nothing (`ConfigKeys`); any other key or tensor is rejected by name.
+A family is a dataclass of the config keys that describe the model and, in `families.toml`, tables of its tensor names
+and of the keys that must have one value or change nothing; any other key or tensor is rejected by name.
 Errors are found before a tensor is read; then each is read straight into its final dtype and device.
 """
 
@@ -9,8 +9,9 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -38,48 +39,46 @@ Values = Mapping[str, tuple[object, ...]]  # name -> allowed values, the usual o
 # --- config.json: every key is accounted for -------------------------------------------------------------------------
 
 
+@cache
+def read_family_tables() -> dict[str, Any]:
+    path = Path(__file__).with_name("families.toml")
+    return settings.parse_toml(path.read_bytes(), path.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys(Generic[F]):
+    """A family's table of `families.toml`, with the keys of all families."""
+
     family: str
     schema: type[F]  # the keys that describe the model
-    field_to_key: Mapping[str, str]  # field of our config -> the key that it comes from
-    required_values: Values  # keys with values that we compute, besides COMMON_REQUIRED
-    ignored: Mapping[str, str]  # why keys cannot change the model's output -> the keys, besides COMMON_IGNORED
-    aliases: Mapping[str, str] = field(default_factory=dict)  # another name -> the key that it must equal
-    token_keys: tuple[str, ...] = ()  # keys that generation_config.json may repeat, with the same value
-    generation_overrides: tuple[str, ...] = ()  # keys for which generation_config.json takes precedence
+    field_to_key: Mapping[str, str]
+    required_values: Values
+    ignored: Set[str]
+    aliases: Mapping[str, str]
+    token_keys: tuple[str, ...]
+    generation_overrides: tuple[str, ...]
+
+    @classmethod
+    def read(cls, name: str, schema: type[F]) -> "ConfigKeys[F]":
+        common, table = read_family_tables()["common"], read_family_tables()[name]
+        required = common["required"] | table["required"]
+        return cls(
+            family=table["family"],
+            schema=schema,
+            field_to_key=table["fields"],
+            required_values={
+                key: tuple(None if v == "null" else v for v in values) for key, values in required.items()
+            },
+            ignored={key for keys in (common["ignored"] | table["ignored"]).values() for key in keys.split()},
+            aliases=table.get("aliases", {}),
+            token_keys=tuple(table.get("tokens", ())),
+            generation_overrides=tuple(table.get("overrides", ())),
+        )
 
     @property
     def schema_keys(self) -> set[str]:
         return {field.name for field in fields(self.schema)}
 
-
-COMMON_IGNORED = {  # in every family
-    "how transformers runs it, and where the file came from": """
-        _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
-        attn_implementation chunk_size_feed_forward dtype finetuning_task gradient_checkpointing
-        name_or_path output_attentions output_hidden_states output_past problem_type
-        return_dict task_specific_params tokenizer_class torch_dtype torchscript transformers_version
-        transformers.js_config use_bfloat16 use_cache xla_device
-    """,
-    "search options": """
-        bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping
-        encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
-        exponential_decay_length_penalty force_bos_token_to_be_generated force_words_ids forced_bos_token_id
-        forced_eos_token_id length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
-        num_beam_groups num_beams num_return_sequences output_scores prefix remove_invalid_values
-        renormalize_logits repetition_penalty return_dict_in_generate suppress_tokens temperature
-        tf_legacy_loss top_k top_p typical_p
-    """,
-}
-COMMON_REQUIRED: dict[str, tuple[object, ...]] = {  # in every family
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "tie_encoder_decoder": (False, None),
-    "pruned_heads": ({}, None),
-    "per_layer_config": (None, {}),
-}
-LABEL_KEYS = "id2label label2id num_labels"  # ignored where there is no classifier
 
 REFUSAL_HINTS = {
     "auto_map": "it names code of the folder, which is never run here",
@@ -112,17 +111,15 @@ def build_schema(data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> F
 
 
 def check_key(key: str, value: object, data: Mapping[str, Any], keys: ConfigKeys[F], where: Path) -> None:
-    all_required, all_ignored = COMMON_REQUIRED | dict(keys.required_values), COMMON_IGNORED | dict(keys.ignored)
-    required = all_required.get(key)
+    required = keys.required_values.get(key)
     if required is not None and not any(is_same_value(value, allowed) for allowed in required):
         raise make_key_error(where, key, repr(required[0]), f"{keys.family} model", value)
     alias_of = keys.aliases.get(key)
     if alias_of is not None and not is_same_value(value, data.get(alias_of)):
         problem = f"`{key}` must equal `{alias_of}`={data.get(alias_of)!r}, but is {quote_value(value)}"
         raise FolderError(f"{where}: {problem}; find out which one is true of the weights, and give both that value")
-    is_ignored = any(key in names.split() for names in all_ignored.values())
-    if required is None and alias_of is None and key not in keys.schema_keys and not is_ignored:
-        near = get_close_matches(key, [*keys.schema_keys, *all_required], cutoff=0.8)
+    if required is None and alias_of is None and key not in keys.schema_keys | keys.ignored:
+        near = get_close_matches(key, [*keys.schema_keys, *keys.required_values], cutoff=0.8)
         hint = f" ({REFUSAL_HINTS[key]})" if key in REFUSAL_HINTS else f" (did you mean `{near[0]}`?)" if near else ""
         problem = f"is not a key of a {keys.family} config that attent knows{hint}, and might change the model's output"
         advice = "use a version of the model without it, or remove the key if it does not"
@@ -253,6 +250,16 @@ class TensorMapping(NamedTuple):
     ours: str | tuple[str, ...]  # several: theirs contains all of them
     theirs: str
     layout: TensorLayout = IDENTICAL
+
+
+def read_mappings(family: str, table: str = "tensors") -> list[TensorMapping]:
+    """Read a family's table of `families.toml`."""
+    tables = read_family_tables()[family]
+    transposed = tables.get("transposed", {}).items() if table == "tensors" else ()
+    return [
+        *(TensorMapping(ours, theirs) for ours, theirs in tables[table].items()),
+        *(TensorMapping(ours, theirs, TRANSPOSED) for ours, theirs in transposed),
+    ]
 
 
 def map_attention(ours: str, theirs: str, names: str) -> list[TensorMapping]:
@@ -456,25 +463,13 @@ def check_stack(
 ) -> None:
     """Reject a stack with values that neither `expressed` fields have nor the `required` or default values are."""
     values: dict[str, tuple[object, ...]] = {  # those of the paper's encoder, unless the family differs
-        "kv_heads": (None, stack.heads),
-        "head_width": (None, stack.width // stack.heads),
-        "remaining_heads": (None,),
-        "compatibility": ("dot",),
-        "gated": (False,),
-        "causal": (False,),
-        "cross_attention": (False,),
-        "window": (None, (None, None)),
-        "norm": ("layer",),
-        "norm_order": ("post",),
-        "bias": (True,),
-        "scale": (None, (stack.head_width or stack.width // stack.heads) ** -0.5),
-        "scale_by_layer": (False,),
-        "embedding_norm": (False,),
-        "embedding_dropout": (None, stack.dropout),
-        "output_dropout": (0,),
-        "activation_dropout": (0,),
-        **(required or {}),
-    }
+        "kv_heads": (None, stack.heads), "head_width": (None, stack.width // stack.heads),
+        "remaining_heads": (None,), "compatibility": ("dot",), "gated": (False,), "causal": (False,),
+        "cross_attention": (False,), "window": (None, (None, None)), "norm": ("layer",), "norm_order": ("post",),
+        "bias": (True,), "scale": (None, (stack.head_width or stack.width // stack.heads) ** -0.5),
+        "scale_by_layer": (False,), "embedding_norm": (False,), "embedding_dropout": (None, stack.dropout),
+        "output_dropout": (0,), "activation_dropout": (0,), **(required or {}),
+    }  # fmt: skip
     assert ALWAYS_EXPRESSED | values.keys() == {field.name for field in fields(StackConfig)}, "a new field"
     for name, allowed in values.items():
         if name not in expressed and not any(is_same_value(getattr(stack, name), value) for value in allowed):

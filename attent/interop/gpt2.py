@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import TRANSPOSED, ConfigKeys, TensorMapping, concat_transposed
+from attent.interop.conversion import ConfigKeys, TensorMapping, concat_transposed
 from attent.models import CausalConfig
 from attent.nn import LearnedConfig, StackConfig
 
@@ -13,16 +13,8 @@ PREFIX = "transformer."  # the first published weights leave it out
 EMBEDDING, OUTPUT = "transformer.wte.weight", "lm_head.weight"
 QKV = tuple(f"decoder.blocks.{{i}}.self_attn.{part}" for part in ("query", "key", "value"))
 TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("decoder.positions.weight", "transformer.wpe.weight"),
-    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "transformer.h.{i}.ln_1"),
+    *conversion.read_mappings("gpt2"),
     TensorMapping(QKV, "transformer.h.{i}.attn.c_attn", concat_transposed(3)),
-    TensorMapping("decoder.blocks.{i}.self_attn.output", "transformer.h.{i}.attn.c_proj", TRANSPOSED),
-    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "transformer.h.{i}.ln_2"),
-    TensorMapping("decoder.blocks.{i}.feedforward.expand", "transformer.h.{i}.mlp.c_fc", TRANSPOSED),
-    TensorMapping("decoder.blocks.{i}.feedforward.contract", "transformer.h.{i}.mlp.c_proj", TRANSPOSED),
-    TensorMapping("decoder.norm", "transformer.ln_f"),
-    TensorMapping("output.weight", OUTPUT),
 ]
 IGNORED_TENSORS = [  # the causal mask
     prefix + name for prefix in ("", PREFIX) for name in ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")
@@ -49,46 +41,7 @@ class GPT2Keys:
     eos_token_id: int | tuple[int, ...] | None = 50_256
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="GPT-2",
-    schema=GPT2Keys,
-    generation_overrides=("bos_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "max_length": "n_positions",
-        "width": "n_embd",
-        "layers": "n_layer",
-        "heads": "n_head",
-        "ffn_width": "n_inner",
-        "activation": "activation_function",
-        "dropout": "resid_pdrop",
-        "embedding_dropout": "embd_pdrop",
-        "attention_dropout": "attn_pdrop",
-        "norm_eps": "layer_norm_epsilon",
-    },
-    required_values={
-        "model_type": ("gpt2",),
-        "architectures": (["GPT2LMHeadModel"], ["GPT2Model"], None),
-        "is_encoder_decoder": (False,),
-        "is_decoder": (False, True),
-        "n_special": (0,),  # of gpt2-medium: rows of the embedding after the vocabulary
-    },
-    aliases={
-        "n_ctx": "n_positions",
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
-    ignored={
-        **causal_family.IGNORED_KEYS,
-        "a pooled output": """
-            summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-        """,
-        "initialization, and logits of `n_special` tokens": "initializer_range predict_special_tokens",
-        "another order of the same operations, for half precision": "reorder_and_upcast_attn",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("gpt2", GPT2Keys)
 
 
 def to_stack(keys: GPT2Keys, where: Path) -> StackConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attent.interop import causal_family, conversion
-from attent.interop.conversion import ConfigKeys, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys
 from attent.interop.hf_folder import make_key_error, quote_value
 from attent.models import CausalConfig
 from attent.nn import LinearScaling, Llama3Scaling, RotaryConfig, StackConfig
@@ -13,17 +13,7 @@ from attent.storage.errors import FolderError
 
 PREFIX = "model."  # files of a model without a head leave it out
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("embedding.weight", EMBEDDING),
-    TensorMapping("decoder.blocks.{i}.self_attn_residual.norm", "model.layers.{i}.input_layernorm"),
-    *map_attention("decoder.blocks.{i}.self_attn", "model.layers.{i}.self_attn", "q_proj k_proj v_proj o_proj"),
-    TensorMapping("decoder.blocks.{i}.feedforward_residual.norm", "model.layers.{i}.post_attention_layernorm"),
-    TensorMapping("decoder.blocks.{i}.feedforward.expand", "model.layers.{i}.mlp.gate_proj"),  # with the activation
-    TensorMapping("decoder.blocks.{i}.feedforward.gate", "model.layers.{i}.mlp.up_proj"),
-    TensorMapping("decoder.blocks.{i}.feedforward.contract", "model.layers.{i}.mlp.down_proj"),
-    TensorMapping("decoder.norm", "model.norm"),
-    TensorMapping("output.weight", OUTPUT),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("llama")
 IGNORED_TENSORS = [  # rotary frequencies, which we compute from the config, as transformers does
     prefix + name
     for prefix in ("", PREFIX)
@@ -71,43 +61,7 @@ class LlamaKeys:
     eos_token_id: int | tuple[int, ...] | None = 2
 
 
-CONFIG_KEYS = ConfigKeys(
-    family="LLaMA",
-    schema=LlamaKeys,
-    generation_overrides=("bos_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "width": "hidden_size",
-        "ffn_width": "intermediate_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "head_width": "head_dim",
-        "activation": "hidden_act",
-        "norm_eps": "rms_norm_eps",
-        "trained_length": "max_position_embeddings",
-        "original_length": "max_position_embeddings",
-        "base": "rope_theta",
-    },
-    required_values={
-        "model_type": ("llama",),
-        "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"], None),
-        "is_encoder_decoder": (False,),
-        "is_decoder": (False, True),
-        "rope_interleaved": (False, None),
-        "partial_rotary_factor": (1, None),
-        "use_sliding_window": (False, None),
-        "sliding_window": (None,),
-    },
-    ignored={
-        **causal_family.IGNORED_KEYS,
-        "initialization": "initializer_range",
-        "tensor parallelism in pre-training": "pretraining_tp",
-        "an older name of the length, and notes of training tools": """
-            is_llama_config max_sequence_length unsloth_fixed unsloth_version
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("llama", LlamaKeys)
 
 
 def to_stack(keys: LlamaKeys, where: Path) -> StackConfig:
@@ -173,14 +127,10 @@ def check_expressible(config: CausalConfig) -> None:
         "LLaMA",
         expressed={"kv_heads", "head_width", "causal", "bias"},
         required={
-            "gated": (True,),
-            "window": (None, (None, None), (None, 0)),
-            "norm": ("rms",),
-            "norm_order": ("pre",),
-            "dropout": (0,),
-            "embedding_dropout": (None, 0),
+            "gated": (True,), "window": (None, (None, None), (None, 0)), "norm": ("rms",), "norm_order": ("pre",),
+            "dropout": (0,), "embedding_dropout": (None, 0),
         },
-    )
+    )  # fmt: skip
     if not isinstance(stack.positions, RotaryConfig) or stack.positions.order != "halves":
         conversion.reject_field("LLaMA", "stack.positions", stack.positions, "rotary (RotaryConfig, `order` halves)")
     if stack.width % stack.heads:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attent.interop import conversion, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
 from attent.interop.hf_folder import Device, LazyTensor, StrPath
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -22,30 +22,11 @@ OUTPUT = "lm_head.weight"
 LOGITS_BIAS = "final_logits_bias"
 SHARED = "model.shared.weight"  # stands for all of the embeddings that are tied
 POSITION_TABLES = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))  # in some files
-PROJECTIONS = "q_proj k_proj v_proj out_proj"
 
 
-def map_side(side: str) -> list[TensorMapping]:
-    ours, theirs = f"{side}.blocks.{{i}}", f"model.{side}.layers.{{i}}"
-    return [
-        *map_attention(f"{ours}.self_attn", f"{theirs}.self_attn", PROJECTIONS),
-        TensorMapping(f"{ours}.self_attn_residual.norm", f"{theirs}.self_attn_layer_norm"),
-        TensorMapping(f"{ours}.feedforward.expand", f"{theirs}.fc1"),
-        TensorMapping(f"{ours}.feedforward.contract", f"{theirs}.fc2"),
-        TensorMapping(f"{ours}.feedforward_residual.norm", f"{theirs}.final_layer_norm"),
-    ]
-
-
-LAYER_MAPPINGS = [
-    *map_side("encoder"),
-    *map_side("decoder"),
-    *map_attention("decoder.blocks.{i}.cross_attn", "model.decoder.layers.{i}.encoder_attn", PROJECTIONS),
-    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "model.decoder.layers.{i}.encoder_attn_layer_norm"),
-]
+LAYER_MAPPINGS = conversion.read_mappings("marian", "layers")
 TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.weight", SOURCE),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("output.weight", OUTPUT),
+    *conversion.read_mappings("marian"),
     TensorMapping("output.bias", LOGITS_BIAS, conversion.add_leading_axes(1)),
     *LAYER_MAPPINGS,
 ]
@@ -54,11 +35,9 @@ TENSOR_MAPPINGS = [
 ACTIVATION_TO_HF = conversion.ACTIVATION_TO_HF | {"silu": "swish"}
 NORM_EPS = 1e-5  # in transformers' code, not in its config
 SHARED_STACK_FIELDS = {  # of both sides
-    "activation": "activation_function",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
+    "activation": "activation_function", "dropout": "dropout", "attention_dropout": "attention_dropout",
     "activation_dropout": "activation_dropout",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,44 +73,8 @@ class MarianKeys(TranslatorKeys):
 
 
 KeysT = TypeVar("KeysT", bound=SharedKeys)
-TOKEN_KEYS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
-CONFIG_KEYS = ConfigKeys(
-    family="Marian",
-    schema=MarianKeys,
-    token_keys=TOKEN_KEYS,
-    field_to_key={
-        "vocab": "vocab_size",
-        "target_vocab": "decoder_vocab_size",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "model_type": ("marian",),
-        "architectures": (["MarianMTModel"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-        "normalize_before": (False,),
-        "normalize_embedding": (False,),
-        "add_final_layer_norm": (False,),
-        "static_position_embeddings": (True,),
-        "encoder_layerdrop": (0,),
-        "decoder_layerdrop": (0,),
-    },
-    aliases={  # in transformers these take precedence
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    },
-    ignored={
-        "initialization, and classifiers": f"""
-            classif_dropout classifier_dropout init_std initializer_range {conversion.LABEL_KEYS}
-        """,
-        "size of a table of sinusoids, which we compute on demand": "extra_pos_embeddings max_position_embeddings",
-        "never read by transformers: the bias exists if its tensor does": "add_bias_logits",
-        "token ids that a translator does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("marian", MarianKeys)
 
 
 def to_config(keys: MarianKeys, *, share: bool, output_bias: bool, where: Path) -> Seq2SeqConfig:

@@ -18,32 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attent.interop.conversion import ACTIVATION_FROM_HF, explain_config_errors
+from attent.interop.conversion import ACTIVATION_FROM_HF, explain_config_errors, read_family_tables
 from attent.interop.hf_folder import Device
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.config import mirror_encoder
 from attent.models.weights import assign_weights
 from attent.nn import SinusoidalConfig, StackConfig
 from attent.storage.errors import AttentError, FolderError
-from attent.text.marian_files import MarianFolder, parse_yaml, read_marian_tokenizer
+from attent.text.tokenizer_formats import MarianFolder, parse_yaml, read_marian_tokenizer
 
 SETTINGS = "special:model.yml"
-REQUIRED: dict[str, tuple[object, ...]] = {  # the usual value first
-    "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-ffn-depth": ("2",),
-    "transformer-decoder-ffn-depth": ("0", "2"),
-    "transformer-attention-mask": ("default",),
-    "transformer-ffn-activation": ("swish", "relu"),  # its `gelu` is another function than ours
-    "transformer-preprocess": ("",),  # pre-norm: Marian would not normalize the keys and values of self-attention
-    "transformer-postprocess": ("dan",),
-    "transformer-postprocess-top": ("",),
-    "transformer-postprocess-emb": ("d", "", "n", "nd"),
-    "transformer-tied-layers": ([],),
-    "transformer-no-projection": ("false",),
-    "transformer-disable-position-embeddings": ("false",),
-    "lemma-dim-emb": ("0",),
-}
 NORM_EPS = 1e-6
 PAD_BIAS = -1e4  # Marian's output has no padding: give it no probability
 OUTPUT = "decoder_ff_logit_out"
@@ -88,7 +72,7 @@ def to_config(
     settings: Mapping[str, Any], source: Mapping[str, int], target: Mapping[str, int], stored: Set[str], where: Path
 ) -> Seq2SeqConfig:
     """The ids of both sides include padding; `stored` are the names of the tensors."""
-    for key, allowed in REQUIRED.items():
+    for key, allowed in read_family_tables()["marian_npz"]["required"].items():
         value = settings.get(key, allowed[0])
         if value not in allowed:
             choices = " or ".join(map(repr, allowed))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from attent.interop import conversion, hf_folder, marian
-from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping, map_attention
+from attent.interop.conversion import ACTIVATION_FROM_HF, ConfigKeys, OpenFolder, TensorMapping
 from attent.interop.hf_folder import Device, LazyTensor, StrPath, make_key_error, quote_value
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.pruning import restore_heads
@@ -27,29 +27,7 @@ SOURCE, TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"  #
 OUTPUT = "lm_head.weight"
 
 
-def map_side(side: str, ffn: int) -> list[TensorMapping]:
-    """Map a stack; `ffn` is the index of the feed-forward sub-layer in theirs."""
-    ours, theirs = f"{side}.blocks.{{i}}", f"{side}.block.{{i}}.layer"
-    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return [
-        TensorMapping(f"{side}.positions.weight", bias),
-        TensorMapping(f"{ours}.self_attn_residual.norm", f"{theirs}.0.layer_norm"),
-        *map_attention(f"{ours}.self_attn", f"{theirs}.0.SelfAttention", "q k v o"),
-        TensorMapping(f"{ours}.feedforward_residual.norm", f"{theirs}.{ffn}.layer_norm"),
-        TensorMapping(f"{ours}.feedforward.contract", f"{theirs}.{ffn}.DenseReluDense.wo"),
-        TensorMapping(f"{side}.norm", f"{side}.final_layer_norm"),
-    ]
-
-
-TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.weight", SOURCE),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("output.weight", OUTPUT),
-    *map_side("encoder", 1),
-    *map_side("decoder", 2),
-    TensorMapping("decoder.blocks.{i}.cross_attn_residual.norm", "decoder.block.{i}.layer.1.layer_norm"),
-    *map_attention("decoder.blocks.{i}.cross_attn", "decoder.block.{i}.layer.1.EncDecAttention", "q k v o"),
-]
+TENSOR_MAPPINGS = conversion.read_mappings("t5")
 IGNORED_TENSORS = [  # in t5-small and others: cross-attention has no relative positions, and transformers drops it too
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 ]
@@ -96,41 +74,7 @@ class T5Keys:
         return scales and self.model_type == "t5"
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=T5Keys,
-    token_keys=("decoder_start_token_id", "pad_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "width": "d_model",
-        "layers": "num_layers",
-        "heads": "num_heads",
-        "head_width": "d_kv",
-        "ffn_width": "d_ff",
-        "dropout": "dropout_rate",
-        "norm_eps": "layer_norm_epsilon",
-        "buckets": "relative_attention_num_buckets",
-        "max_distance": "relative_attention_max_distance",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "architectures": (["T5ForConditionalGeneration"], ["MT5ForConditionalGeneration"], ["T5WithLMHeadModel"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-    },
-    aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    },
-    ignored={
-        "initialization, and classifiers": f"classifier_dropout initializer_factor {conversion.LABEL_KEYS}",
-        "never read by transformers": "n_positions",
-        "token ids that T5 does not need": "bos_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("t5", T5Keys)
 FEED_FORWARD_FROM_HF: dict[str, Activation] = {"gelu_python": "gelu", **ACTIVATION_FROM_HF}
 FEED_FORWARD_TO_HF: dict[Activation, str] = {**conversion.ACTIVATION_TO_HF, "gelu_tanh": "gelu_new"}
 GATED_TO_HF = FEED_FORWARD_TO_HF | {"gelu": "gelu_python", "gelu_tanh": "gelu"}
@@ -240,17 +184,11 @@ def check_expressible(config: Seq2SeqConfig) -> None:
             side=side,
             expressed={"head_width", "gated"},
             required={
-                "causal": (decoder,),
-                "cross_attention": (decoder,),
-                "norm": ("rms",),
-                "norm_order": ("pre",),
-                "bias": (False,),
-                "scale": (1.0, 1),
-                "output_dropout": (rate,),
-                "attention_dropout": (rate,),
+                "causal": (decoder,), "cross_attention": (decoder,), "norm": ("rms",), "norm_order": ("pre",),
+                "bias": (False,), "scale": (1.0, 1), "output_dropout": (rate,), "attention_dropout": (rate,),
                 "activation_dropout": (rate,),
             },
-        )
+        )  # fmt: skip
         if not isinstance(stack.positions, RelativeConfig):
             conversion.reject_field(FAMILY, f"{side}.positions", stack.positions, "relative")
     differing = {"layers", "causal", "cross_attention", "remaining_heads"}

@@ -105,25 +105,7 @@ class VisionEncoderDecoderKeys:
 
 
 TOKEN_KEYS = tuple(field.name for field in fields(VisionEncoderDecoderKeys))
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=VisionEncoderDecoderKeys,
-    token_keys=TOKEN_KEYS,
-    field_to_key={"start_id": "decoder_start_token_id", "end_id": "eos_token_id"},
-    required_values={
-        "model_type": ("vision-encoder-decoder",),
-        "architectures": ([ARCHITECTURE], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-    },
-    ignored={
-        "read by the tables of their families": "encoder decoder",
-        "set to false by transformers: the decoder's section tells": "tie_word_embeddings",
-        "a classifier, which it does not have": conversion.LABEL_KEYS,
-        "token ids that a decoder does not need": "pad_token_id sep_token_id unk_token_id",
-        "the class of tokenizer and image processor": "processor_class",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("vision_encoder_decoder", VisionEncoderDecoderKeys)
 
 
 REQUIRED_VALUES = {"is_decoder": (True,), "add_cross_attention": (True,)}

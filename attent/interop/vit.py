@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from attent.interop import conversion, encoder_family, hf_folder
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping, map_attention
+from attent.interop import causal_family, conversion, hf_folder
+from attent.interop.conversion import ConfigKeys, OpenFolder, TensorLayout, TensorMapping
 from attent.interop.hf_folder import Device, StrPath, make_key_error, quote_value
 from attent.models import VisionConfig, VisionTransformer, build_empty
 from attent.nn import ImageConfig, LearnedConfig, StackConfig
@@ -25,21 +25,9 @@ PREFIX = "vit."  # left out where there is no head
 POOLER = "vit.pooler.dense.weight"
 CLASSIFIER = "classifier.weight"
 TENSOR_MAPPINGS = [
-    TensorMapping("patch_embedding.bias", "vit.embeddings.patch_embeddings.projection.bias"),
+    *conversion.read_mappings("vit"),
     TensorMapping("class_token", "vit.embeddings.cls_token", conversion.add_leading_axes(2)),
     TensorMapping("encoder.positions.weight", "vit.embeddings.position_embeddings", conversion.add_leading_axes(1)),
-    TensorMapping("encoder.blocks.{i}.self_attn_residual.norm", "vit.encoder.layer.{i}.layernorm_before"),
-    *map_attention(
-        "encoder.blocks.{i}.self_attn",
-        "vit.encoder.layer.{i}.attention",
-        "attention.query attention.key attention.value output.dense",
-    ),
-    TensorMapping("encoder.blocks.{i}.feedforward_residual.norm", "vit.encoder.layer.{i}.layernorm_after"),
-    TensorMapping("encoder.blocks.{i}.feedforward.expand", "vit.encoder.layer.{i}.intermediate.dense"),
-    TensorMapping("encoder.blocks.{i}.feedforward.contract", "vit.encoder.layer.{i}.output.dense"),
-    TensorMapping("encoder.norm", "vit.layernorm"),
-    TensorMapping("pooler.dense", "vit.pooler.dense"),
-    TensorMapping("classifier", "classifier"),
 ]
 
 
@@ -52,33 +40,14 @@ def build_mappings(config: ImageConfig) -> list[TensorMapping]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTKeys(encoder_family.EncoderKeys):
+class ViTKeys(causal_family.EncoderKeys):
     image_size: int | tuple[int, int] = 224
     patch_size: int | tuple[int, int] = 16
     num_channels: int = 3
     pooler_output_size: int | None = None
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=ViTKeys,
-    field_to_key=encoder_family.FIELD_TO_KEY | {"channels": "num_channels"},
-    required_values={
-        "model_type": ("vit",),
-        "qkv_bias": (True,),
-        "pooler_act": ("tanh",),
-        "is_decoder": (False,),
-        "is_encoder_decoder": (False,),
-    },
-    ignored={
-        "read with the tensors": f"architectures {conversion.LABEL_KEYS}",
-        "initialization": "initializer_range",
-        "masked image modeling": "encoder_stride",
-        "text models": """
-            bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id tie_word_embeddings unk_token_id
-        """,
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("vit", ViTKeys)
 
 
 def to_config(keys: ViTKeys, heads: Mapping[str, Any], preprocessing: Mapping[str, Any], where: Path) -> VisionConfig:
@@ -178,12 +147,12 @@ def parse_square_size(key: str, value: object, where: Path) -> int:
 def load(folder: StrPath, *, dtype: torch.dtype | None = None, device: Device | None = None) -> VisionTransformer:
     opened = OpenFolder.open(folder, CONFIG_KEYS, ["num_hidden_layers"], prefix=PREFIX)
     keys, root = opened.keys, opened.root
-    encoder_family.check_architecture(root, ARCHITECTURES, FAMILY)
+    causal_family.check_architecture(root, ARCHITECTURES, FAMILY)
     image_size = parse_square_size("image_size", keys.image_size, opened.config_path)
     preprocessing = read_preprocessing(root, keys.num_channels, image_size)
     # The classifier reads the class token: `transformers` has no ViT with both a classifier and a pooler.
     has_labels, pooler = CLASSIFIER in opened.stored, POOLER.removeprefix(opened.omitted_prefix) in opened.stored
-    labels = encoder_family.read_labels(root, opened.stored[CLASSIFIER].rows) if has_labels else ()
+    labels = causal_family.read_labels(root, opened.stored[CLASSIFIER].rows) if has_labels else ()
     heads = {"pooler": pooler and not has_labels, "labels": labels}
     config = to_config(keys, heads, preprocessing, opened.config_path)
     return opened.load_into(build_empty(config), build_mappings(config), dtype, device)
@@ -222,7 +191,7 @@ def to_hf_config(config: VisionConfig, dtype: str) -> dict[str, Any]:
         "encoder_stride": config.patch_size,
         "qkv_bias": True,
         "dtype": dtype,
-        **encoder_family.build_label_keys(config.labels),
+        **causal_family.build_label_keys(config.labels),
     }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attent import settings
 from attent.interop import conversion, hf_folder, marian
-from attent.interop.conversion import ConfigKeys, OpenFolder, TensorMapping
+from attent.interop.conversion import ConfigKeys, OpenFolder
 from attent.interop.hf_folder import GENERATION_FILE, Device, LazyTensor, StrPath, make_key_error
 from attent.models import Seq2Seq, Seq2SeqConfig, build_empty
 from attent.models.folder import has_manifest, read_side_file
@@ -27,17 +27,7 @@ KEPT_FILES = (GENERATION_FILE, PREPROCESSOR_FILE, PROCESSOR_FILE, "normalizer.js
 
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "proj_out.weight"
-TENSOR_MAPPINGS = [
-    TensorMapping("source_embedding.conv1", "model.encoder.conv1"),
-    TensorMapping("source_embedding.conv2", "model.encoder.conv2"),
-    TensorMapping("target_embedding.weight", TARGET),
-    TensorMapping("encoder.positions.weight", "model.encoder.embed_positions.weight"),
-    TensorMapping("decoder.positions.weight", "model.decoder.embed_positions.weight"),
-    *marian.LAYER_MAPPINGS,
-    TensorMapping("encoder.norm", "model.encoder.layer_norm"),
-    TensorMapping("decoder.norm", "model.decoder.layer_norm"),
-    TensorMapping("output.weight", OUTPUT),
-]
+TENSOR_MAPPINGS = [*conversion.read_mappings("whisper"), *marian.LAYER_MAPPINGS]
 KEY_WEIGHT, KEY_BIAS = ".k_proj.weight", ".k_proj.bias"
 
 
@@ -67,38 +57,7 @@ class WhisperKeys(marian.SharedKeys):
     max_target_positions: int = 448
 
 
-CONFIG_KEYS = ConfigKeys(
-    family=FAMILY,
-    schema=WhisperKeys,
-    token_keys=("decoder_start_token_id", "eos_token_id"),
-    field_to_key={
-        "vocab": "vocab_size",
-        "mel_bins": "num_mel_bins",
-        "start_id": "decoder_start_token_id",
-        "end_id": "eos_token_id",
-    },
-    required_values={
-        "model_type": ("whisper",),
-        "architectures": (["WhisperForConditionalGeneration"], None),
-        "is_encoder_decoder": (True,),
-        "is_decoder": (False,),
-        "encoder_layerdrop": (0,),
-        "decoder_layerdrop": (0,),
-    },
-    aliases={**marian.CONFIG_KEYS.aliases, "num_key_value_heads": "encoder_attention_heads"},
-    ignored={
-        "initialization, and classifiers": f"""
-            classifier_proj_size init_std initializer_range use_weighted_layer_sum {conversion.LABEL_KEYS}
-        """,
-        "never applied by transformers": "scale_embedding",
-        "SpecAugment, in training only": """
-            apply_spec_augment mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
-            mask_time_min_masks mask_time_prob
-        """,
-        "search options and word times, see `read_settings`": "forced_decoder_ids median_filter_width",
-        "token ids that transcripts do not need": "bos_token_id pad_token_id sep_token_id unk_token_id",
-    },
-)
+CONFIG_KEYS = ConfigKeys.read("whisper", WhisperKeys)
 
 
 def to_config(keys: WhisperKeys, where: Path) -> Seq2SeqConfig:

@@ -10,7 +10,6 @@ from torch import Tensor
 from attent import settings
 from attent.models import folder as model_folder
 from attent.models import presets
-from attent.models.causal import CausalLM
 from attent.models.config import (
     CONFIG_FILE_TYPES,
     CONFIG_VERSION,
@@ -20,9 +19,8 @@ from attent.models.config import (
     Seq2SeqConfig,
     VisionConfig,
 )
-from attent.models.encoder import TextEncoder
 from attent.models.seq2seq import Seq2Seq, shift_right
-from attent.models.vision import VisionTransformer
+from attent.models.single_stack import CausalLM, TextEncoder, VisionTransformer
 from attent.models.weights import assign_weights
 from attent.storage.errors import AttentError, FolderError
 

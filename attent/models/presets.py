@@ -88,62 +88,25 @@ ARCHS: dict[str, Callable[[int, str], Seq2SeqConfig]] = {  # name -> (vocabulary
 # --- published models: what changed since 2017, line by line -------------------------------------------------------
 
 GPT2 = StackConfig(  # of the paper's decoder: no cross-attention, pre-norm, learned positions, GELU
-    layers=12,
-    width=768,
-    heads=12,
-    ffn_width=3072,
-    activation="gelu_tanh",
-    causal=True,
-    positions=LearnedConfig(max_length=1024),
-    norm_order="pre",
-    attention_dropout=0.1,
-)
+    layers=12, width=768, heads=12, ffn_width=3072, activation="gelu_tanh", causal=True,
+    positions=LearnedConfig(max_length=1024), norm_order="pre", attention_dropout=0.1,
+)  # fmt: skip
 LLAMA = replace(  # of GPT-2: rotary positions, RMS norm, SwiGLU, no biases, no dropout
-    GPT2,
-    layers=32,
-    width=4096,
-    heads=32,
-    ffn_width=11_008,
-    activation="silu",
-    gated=True,
-    positions=RotaryConfig(),
-    norm="rms",
-    bias=False,
-    dropout=0.0,
-    attention_dropout=0.0,
-)
+    GPT2, layers=32, width=4096, heads=32, ffn_width=11_008, activation="silu", gated=True, positions=RotaryConfig(),
+    norm="rms", bias=False, dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
 BERT = StackConfig(  # of the paper's encoder: learned positions, GELU, a norm on the embeddings
-    layers=12,
-    width=768,
-    heads=12,
-    ffn_width=3072,
-    activation="gelu",
-    positions=LearnedConfig(max_length=512),
-    norm_eps=1e-12,
-    embedding_norm=True,
-    attention_dropout=0.1,
-)
+    layers=12, width=768, heads=12, ffn_width=3072, activation="gelu", positions=LearnedConfig(max_length=512),
+    norm_eps=1e-12, embedding_norm=True, attention_dropout=0.1,
+)  # fmt: skip
 VIT = replace(  # of BERT: pre-norm, a position for each patch and the class token, no dropout
-    BERT,
-    positions=LearnedConfig(max_length=197),
-    norm_order="pre",
-    embedding_norm=False,
-    dropout=0.0,
+    BERT, positions=LearnedConfig(max_length=197), norm_order="pre", embedding_norm=False, dropout=0.0,
     attention_dropout=0.0,
-)
+)  # fmt: skip
 T5 = StackConfig(  # of the paper's encoder: pre-norm, RMS, positions as a bias, unscaled scores, no biases
-    heads=8,
-    head_width=64,
-    positions=RelativeConfig(),
-    norm="rms",
-    norm_order="pre",
-    norm_eps=1e-6,
-    bias=False,
-    scale=1.0,
-    attention_dropout=0.1,
-    activation_dropout=0.1,
-    output_dropout=0.1,
-)
+    heads=8, head_width=64, positions=RelativeConfig(), norm="rms", norm_order="pre", norm_eps=1e-6, bias=False,
+    scale=1.0, attention_dropout=0.1, activation_dropout=0.1, output_dropout=0.1,
+)  # fmt: skip
 
 
 def gpt2() -> CausalConfig:

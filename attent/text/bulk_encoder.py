@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attent.text.subword_sampling import SPACE
-from attent.text.vocabulary import ESCAPE, SentencePieceVocabulary, Vocabulary
+from attent.text.vocabulary import ESCAPE, SPACE, SentencePieceVocabulary, Vocabulary
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

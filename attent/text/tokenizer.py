@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from attent.storage.atomic import find_file, write_files
 from attent.text import tokenizer_formats as formats
 from attent.text.language_tags import find_language, find_nearest_languages
-from attent.text.marian_files import find_marian_folder, read_marian_tokenizer
+from attent.text.tokenizer_formats import find_marian_folder, read_marian_tokenizer
 from attent.text.vocabulary import SentencePieceVocabulary, TokenizerError, Vocabulary
 
 __all__ = ["Tokenizer", "TokenizerError", "Vocabulary"]

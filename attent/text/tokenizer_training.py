@@ -11,9 +11,8 @@ from typing import Literal, get_args
 from sentencepiece import SentencePieceTrainer, set_min_log_level
 
 from attent.storage.errors import AttentError
-from attent.text.subword_sampling import SPACE
 from attent.text.tokenizer import SEPARATE_FILES, Tokenizer, build_own_files
-from attent.text.vocabulary import END, ESCAPE, MASK_TOKEN, PAD, SILENT_LOG_LEVEL, START, UNKNOWN, TokenizerError
+from attent.text.vocabulary import END, ESCAPE, MASK_TOKEN, PAD, SILENT_LOG_LEVEL, SPACE, START, UNKNOWN, TokenizerError
 
 TokenizerKind = Literal["bpe", "unigram", "char"]
 

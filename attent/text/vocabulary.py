@@ -4,19 +4,25 @@ Folders are handled by `tokenizer`, other formats by `tokenizer_formats`. Models
 without a piece is encoded as bytes, and `▁`, which SentencePiece uses for the space, is escaped here.
 """
 
+import math
 import random
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
 from attent.storage.errors import AttentError
-from attent.text.subword_sampling import SPACE, BPEDropout
 
+SPACE = "▁"  # SentencePiece's space; a literal `▁` would be decoded as a space
+MAX_CACHED = 100_000  # words or merge steps; about 50 MB when full
+MAX_CACHED_LENGTH = 32  # letters; longer words, such as a line without spaces, hardly repeat
+
+Ids = tuple[int, ...]
 PAD, START, END, UNKNOWN = 0, 1, 2, 3  # of tokenizers trained by attent
 
 ESCAPE = "\x1a"  # U+001A "substitute": a piece of every model that attent trains
@@ -26,6 +32,9 @@ SENTINEL_PATTERN = re.compile(r"<extra_id_(\d+)>")
 SURROGATE = re.compile("[\ud800-\udfff]")
 MIN_SAMPLING_RATE = 1e-9  # below this, sampling is off
 SILENT_LOG_LEVEL = 4  # of SentencePiece; errors are raised as exceptions
+SEPARATOR = "␞"  # of preceding sentences, one symbol of the tokenizer
+MAX_CONTEXT_CHARS = 500  # about 100 subwords; longer sentences, and those before them, are left out
+_BREAK = f"{SEPARATOR} "  # with the space that begins a sentence's first subword
 
 
 class TokenizerError(AttentError):
@@ -189,7 +198,7 @@ class SentencePieceVocabulary(Vocabulary):
         return [self._bpe_dropout.sample(text, rate, rng) for text in texts]
 
     @cached_property
-    def _bpe_dropout(self) -> BPEDropout:
+    def _bpe_dropout(self) -> "BPEDropout":
         return BPEDropout(self.processor, ESCAPE)
 
     @cached_property
@@ -256,3 +265,120 @@ def replace_surrogates(text: str) -> str:
     if not SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class BPEDropout:
+    """Subword regularization by BPE-dropout (Provilkov et al. 2020), whose seeds give the same ids in every process.
+
+    SentencePiece's do not. Words are segmented independently, since no piece of ours has an inner space, and cached. At
+    each step every possible merge is skipped with probability `rate`, and the best remaining one is applied.
+
+    The pieces of a model that attent trained are specials, tags, symbols, 256 bytes, then the learned ones.
+    """
+
+    def __init__(self, processor: SentencePieceProcessor, first_symbol: str) -> None:
+        all_ids = list(range(processor.get_piece_size()))
+        names, all_scores = processor.id_to_piece(all_ids), processor.get_score(all_ids)
+        symbols, first_byte = processor.piece_to_id(first_symbol), processor.piece_to_id("<0x00>")
+        learned = slice(first_byte + 256, None)
+        longest_first = sorted(names[symbols:first_byte], key=len, reverse=True)
+        self._symbols = re.compile(f"({'|'.join(map(re.escape, longest_first))})")  # never split
+        self._ids = ids = dict(zip(names, all_ids, strict=True))
+        self._scores = scores = dict(zip(names[learned], all_scores[learned], strict=True))
+        self._merges = {  # left, right -> rank, merged
+            (ids[piece[:cut]], ids[piece[cut:]]): (-score, ids[piece])
+            for piece, score in scores.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in scores and piece[cut:] in scores
+        }
+        self._letter_ids = lru_cache(MAX_CACHED)(
+            lambda part: tuple(chain.from_iterable(map(self._get_piece_ids, part)))
+        )
+        self._cached_merge_path = lru_cache(MAX_CACHED)(self._merge_path)
+
+    def _get_piece_ids(self, piece: str) -> list[int]:
+        if piece in self._scores:
+            return [self._ids[piece]]
+        return [self._ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
+
+    def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
+        ids: list[int] = []
+        for word in text.split(" ") if text else ():
+            for index, part in enumerate(self._symbols.split(SPACE + word)):
+                if index % 2:  # a symbol; between two of them, the part may be empty
+                    ids.append(self._ids[part])
+                elif part:
+                    ids += self._sample_part(part, rate, rng)
+        return ids
+
+    def _sample_part(self, part: str, rate: float, rng: random.Random) -> Ids:
+        """Sample a segmentation of a word, or of the part between two symbols.
+
+        It draws only after how many merges the best one is skipped, and how many of the next best with it; this has
+        the same distribution as a draw for every candidate at every step.
+        """
+        ids = self._letter_ids(part)
+        while True:
+            path = self._cached_merge_path(ids) if len(ids) <= MAX_CACHED_LENGTH else self._merge_path(ids)
+            applied = int(math.log(1 - rng.random()) / math.log(1 - rate))
+            if applied >= len(path) - 1:
+                return path[-1]
+            candidates = self._candidates(path[applied])
+            skipped = 1 + int(math.log(1 - rng.random()) / math.log(rate))
+            if skipped >= len(candidates):
+                return path[applied]
+            ids = merge_pair(path[applied], *candidates[skipped])
+
+    def _merge_path(self, ids: Ids) -> list[Ids]:
+        """Return the ids after each merge, up to the deterministic segmentation."""
+        path = [ids]
+        while candidates := self._candidates(path[-1]):
+            path.append(merge_pair(path[-1], *candidates[0]))
+        return path
+
+    def _candidates(self, ids: Ids) -> list[tuple[int, int]]:
+        """Return (index, merged id) of all possible merges, best first, then leftmost."""
+        ranked = sorted((*self._merges[pair], i) for i, pair in enumerate(pairwise(ids)) if pair in self._merges)
+        return [(index, merged) for _, merged, index in ranked]
+
+
+def merge_pair(ids: Ids, index: int, merged: int) -> Ids:
+    return (*ids[:index], merged, *ids[index + 2 :])
+
+
+def has_separator(vocabulary: Vocabulary) -> bool:
+    return SEPARATOR in vocabulary.to_pieces(vocabulary.encode([SEPARATOR])[0])
+
+
+def split_context(source: str) -> tuple[str, str]:
+    """Return the context, with its separators, and the sentence."""
+    before, separator, sentence = source.rpartition(_BREAK)
+    return before + separator, sentence
+
+
+class ContextWindow:
+    """The last sentences of a document that is read in order, as context; an empty sentence ends the document.
+
+    A source is `first sentence␞ second sentence␞ the sentence to translate`, in training and in translation.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.sentences = deque[str](maxlen=size)
+
+    @property
+    def prefix(self) -> str:
+        """The context of the next sentence."""
+        prefix = ""
+        for sentence in reversed(self.sentences):
+            if len(prefix) + len(sentence) > MAX_CONTEXT_CHARS:
+                break
+            prefix = sentence + _BREAK + prefix
+        return prefix
+
+    def append(self, *sentences: str) -> None:
+        for sentence in sentences:
+            text = " ".join(sentence.replace(SEPARATOR, " ").split())
+            if text:
+                self.sentences.append(text)
+            else:
+                self.sentences.clear()

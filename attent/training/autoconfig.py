@@ -18,7 +18,7 @@ from attent.text.tokenizer import Tokenizer
 from attent.training import config as run_config
 from attent.training.config import M, RunConfig, Size, TrainConfig, TrainError, UserSettings
 from attent.training.hardware import pick_precision
-from attent.training.schedule import compute_paper_lr
+from attent.training.optimizer import compute_paper_lr
 
 T = TypeVar("T")
 

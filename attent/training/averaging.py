@@ -13,8 +13,8 @@ from attent.models.folder import check_tensors, read_extra_files, read_tokenizer
 from attent.storage.hub import locate_model
 from attent.storage.manifest import MANIFEST_FILE
 from attent.training import checkpoint
+from attent.training.checkpoint import STATE_FOLDER
 from attent.training.loop import write_model
-from attent.training.run_folder import STATE_FOLDER
 from attent.training.run_options import TrainError
 
 

@@ -32,11 +32,19 @@ from attent.nn.devices import choose_device
 from attent.scoring.evaluate import evaluate
 from attent.storage.machine import count_usable_cores
 from attent.text.tokenizer import Tokenizer
-from attent.training import autoconfig, run, run_folder
+from attent.training import autoconfig, checkpoint, run
 from attent.training import config as run_config
 from attent.training.config import RunConfig, TrainError, read_run
-from attent.training.event_log import LOG_FILE, read_events
-from attent.training.events import Ended, EventHandler, Progress, Started, Validated, ValidationSample
+from attent.training.events import (
+    LOG_FILE,
+    Ended,
+    EventHandler,
+    Progress,
+    Started,
+    Validated,
+    ValidationSample,
+    read_events,
+)
 from attent.training.hardware import activate_device, get_device_name
 from attent.training.tasks.base import RunContext, select_evenly
 from attent.training.tasks.translation_data import PreparedData, build_train_batches, prepare_data, read_eval_set
@@ -113,7 +121,7 @@ def read_entries(paths: Sequence[Path]) -> list[ComparisonEntry]:
     entries: dict[str, ComparisonEntry] = {}
     for path in paths:
         tables = settings.read_toml_dict(path)
-        stem = path.resolve().parent.name if path.name == run_folder.RUN_FILE else path.stem
+        stem = path.resolve().parent.name if path.name == checkpoint.RUN_FILE else path.stem
         defaults = run_config.flatten_settings(tables.get("common", {}) if "entries" in tables else tables)
         if "entries" not in tables:
             defaults.pop("data.layout", None)  # chosen for that model alone
@@ -152,7 +160,7 @@ def match_flops(planned: PlannedRun, reference: PlannedRun, flops: float, out: P
     if planned.key == reference.key:
         return planned
     folder = out / RUNS_FOLDER / reference.name
-    config, tokenizer = read_run(folder / run_folder.RUN_FILE), Tokenizer.load(folder)
+    config, tokenizer = read_run(folder / checkpoint.RUN_FILE), Tokenizer.load(folder)
     prepared = open_data(config, tokenizer, folder)
     tables = run_config.read_user_settings(None, planned.settings, ())
     other, data_size = run_config.build_run_config(tables, "--set"), prepared.data_size
@@ -282,14 +290,14 @@ def train_and_measure(
 
 
 def open_data(config: RunConfig, tokenizer: Tokenizer, folder: Path) -> PreparedData:
-    data_dir = folder / run_folder.STATE_FOLDER / "data"
+    data_dir = folder / checkpoint.STATE_FOLDER / "data"
     context = RunContext(data_dir=data_dir, device=torch.device("cpu"), report=lambda event: None)
     return prepare_data(config, tokenizer, context)
 
 
 def measure_run(folder: Path) -> RunMeasurements:
     """Translate the test set (without one, the validation set) with a complete run, and read its log."""
-    config = read_run(folder / run_folder.RUN_FILE)
+    config = read_run(folder / checkpoint.RUN_FILE)
     translator = Translator.load(folder, device=activate_device(config.train.device), engine="torch")
     prepared = open_data(config, translator.tokenizer, folder)
     texts = read_eval_set(prepared.splits.tests[:1] or prepared.splits.valid, prepared.splits.use_tags, "test")

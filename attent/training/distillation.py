@@ -26,7 +26,7 @@ from attent.models import Seq2Seq, Seq2SeqConfig, build, presets
 from attent.models.folder import WEIGHTS_FILE
 from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint, run, run_folder
+from attent.training import checkpoint, run
 from attent.training import config as run_config
 from attent.training.autoconfig import fit_to_tokenizer
 from attent.training.config import TrainError
@@ -114,7 +114,7 @@ def distil(
         chosen |= StudentShape.parse(size).settings
     folder = Path(out).expanduser()
     # With a checkpoint or a model in its folder, a run keeps what it began with.
-    is_new = not (checkpoint.list_steps(folder / run_folder.STATE_FOLDER) or (folder / WEIGHTS_FILE).exists())
+    is_new = not (checkpoint.list_steps(folder / checkpoint.STATE_FOLDER) or (folder / WEIGHTS_FILE).exists())
     if is_new and not teachers and (has_pairs or texts):
         raise TrainError("a student needs a teacher, but none is named; give the folder of a translation model")
     if is_new and teachers and not (has_pairs or texts):

@@ -20,11 +20,9 @@ from attent.storage.hub import locate_model
 from attent.storage.manifest import MANIFEST_FILE
 from attent.text.tokenizer import TokenizerError
 from attent.text.vocabulary import SentencePieceVocabulary
-from attent.training.checkpoint import list_steps
+from attent.training.checkpoint import FINISHED_FILE, RUN_FILE, STATE_FOLDER, list_steps
 from attent.training.config import UserSettings, flatten_settings
-from attent.training.event_log import LOG_FILE, read_events
-from attent.training.events import Ended, Event, Progress, Started, Validated
-from attent.training.run_folder import FINISHED_FILE, RUN_FILE, STATE_FOLDER
+from attent.training.events import LOG_FILE, Ended, Event, Progress, Started, Validated, read_events
 
 MODEL_KINDS = {
     "seq2seq": "encoder-decoder Transformer",

@@ -21,23 +21,28 @@ from torch import Tensor, nn
 from attent.data.loader import LoaderPosition
 from attent.formatting import format_count
 from attent.models import Model, build_empty, folder, weights
-from attent.models.adapter import ADAPTER_FOLDER, write_adapter
+from attent.models.weights import ADAPTER_FOLDER, write_adapter
 from attent.nn.lora import split_parameters
 from attent.scoring.metrics import METRICS
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint, rng
-from attent.training.checkpoint import Checkpoint
+from attent.training import checkpoint
+from attent.training.checkpoint import STATE_FOLDER, Checkpoint
 from attent.training.config import TrainConfig, TrainError
 from attent.training.distributed import DistributedContext, distribute_like, to_full_tensor
-from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, Validated
+from attent.training.events import Ended, EventHandler, Note, Progress, Saved, Started, StopRequested, Validated
 from attent.training.hardware import describe_device, persist_compile_cache
-from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
-from attent.training.optimizer import AdamOptimizer, compute_grad_norm
-from attent.training.run_folder import STATE_FOLDER
-from attent.training.schedule import compute_lr
-from attent.training.state import Pauses, PendingReport, StepMetrics, TrainState
+from attent.training.optimizer import AdamOptimizer, compute_grad_norm, compute_lr
+from attent.training.state import (
+    MicroBatch,
+    Pauses,
+    PendingReport,
+    StepMetrics,
+    TrainState,
+    assign_to_rank,
+    seed_torch,
+    split_batch,
+)
 from attent.training.step_graphs import EAGER_STEPS, Capture, StepGraphCache, make_cuda_capture
-from attent.training.stop_signals import StopRequested
 from attent.training.tasks.base import BatchLoader, EvalResult, Evaluator, ObjectiveFactory, TrainBatch
 
 REPORT_INTERVAL = 0.5  # seconds between progress events; reading the sums synchronizes a GPU
@@ -300,7 +305,7 @@ class Trainer:
             self.optimizer.zero_grad()
             raise StopRequested
         rows = batch.slice_rows(micro_batch.start, micro_batch.stop).to(self.distributed.device, non_blocking=True)
-        rng.seed_torch(self.config.seed, self.state.step, batch_number, micro_batch.start)
+        seed_torch(self.config.seed, self.state.step, batch_number, micro_batch.start)
         with self.distributed.sync_gradients(self.wrapped_objective, enabled=is_last), self.autocast():
             loss, cross_entropy = self.wrapped_objective(rows)
             # DDP averages the gradients over the ranks, but the sum is needed.
@@ -376,7 +381,7 @@ class Trainer:
                 self.step_graphs = None
                 self.warn(f"CUDA graph capture failed, so kernels are launched one by one ({graphs.failure})")
             return False
-        rng.seed_torch(self.config.seed, self.state.step, 0, 0)
+        seed_torch(self.config.seed, self.state.step, 0, 0)
         self.optimizer.set_lr(self.get_lr(self.state.step + 1))
         self.loss_factor.fill_(1 / targets)
         graphs.replay(graph, batch, self.state.step + 1, self.metrics.nonfinite_counts)

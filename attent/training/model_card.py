@@ -16,11 +16,11 @@ from attent.models.config import get_stack_configs
 from attent.nn import StackConfig
 from attent.scoring.metrics import METRICS, format_headline
 from attent.storage.atomic import write_atomic
+from attent.training.checkpoint import CURVES_FILE
 from attent.training.config import RunConfig
 from attent.training.events import Ended, ValidationSample
 from attent.training.hardware import describe_device
 from attent.training.loop import Trainer
-from attent.training.run_folder import CURVES_FILE
 from attent.training.tasks.base import DataSummary, FinalScores, ModelDescription, Task
 
 MAX_SAMPLE_CHARS = 400

@@ -1,17 +1,38 @@
-"""The optimizer: the paper's Adam or AdamW, by torch's fused kernels where they exist, and its state in checkpoints.
+"""The learning rate as a pure function of the step, and the optimizer: the paper's Adam or AdamW.
 
-A fused one skips steps with a non-finite gradient on the device (`found_inf`), without a host synchronization.
+torch's fused optimizers are used where they exist; they skip steps with a non-finite gradient on the device
+(`found_inf`), without a host synchronization.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from attent.training.distributed import distribute_like, to_full_tensor
-from attent.training.run_options import TrainConfig
+from attent.training.run_options import Schedule, TrainConfig
 
 NamedParameters = Mapping[str, nn.Parameter]
+
+
+def compute_lr(step: int, *, schedule: Schedule, peak_lr: float, warmup: int, total_steps: int) -> float:
+    """Return the learning rate of `step`, counted from 1: linear warm-up to `peak_lr`, then the schedule.
+
+    `inverse_sqrt` is equation 3 of the paper, where the peak is width^-0.5 * warmup^-0.5 (`compute_paper_lr`).
+    """
+    ramp = min(1.0, step / max(1, warmup))
+    if schedule == "constant":
+        return peak_lr * ramp
+    if schedule == "inverse_sqrt":
+        return peak_lr * min(step / max(1, warmup), math.sqrt(max(1, warmup) / step))
+    progress = min(1.0, max(0, step - warmup) / max(1, total_steps - warmup))
+    return peak_lr * ramp * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def compute_paper_lr(width: int, warmup: int) -> float:
+    """Return the peak learning rate of equation 3."""
+    return float(width**-0.5 * max(1, warmup) ** -0.5)
 
 
 class AdamOptimizer:

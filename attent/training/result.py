@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attent.formatting import format_count
 from attent.scoring.metrics import format_metrics
-from attent.training.event_log import LOG_FILE, read_events
-from attent.training.events import Progress, Validated
+from attent.training.events import LOG_FILE, Progress, Validated, read_events
 from attent.training.loop import StopReason
 from attent.training.run_options import TrainError
 

@@ -1,7 +1,7 @@
 """A training run from settings to a scored model: `train` is what `attent train` calls.
 
 Resolve the settings, prepare the data, train, choose the best weights, score them, write the model card. The training
-loop is `loop`, what differs between tasks is `tasks`, and the folder's files are `run_folder`.
+loop is `loop`, what differs between tasks is `tasks`, and the folder's files are `checkpoint`.
 """
 
 import shlex
@@ -28,19 +28,18 @@ from attent.storage.hub import find_origin, locate_model
 from attent.storage.machine import count_usable_cores
 from attent.storage.manifest import explain_save_errors
 from attent.text.tokenizer import Tokenizer
-from attent.training import autoconfig, checkpoint, hardware, rng, run_folder
+from attent.training import autoconfig, checkpoint, hardware
 from attent.training import config as run_config
 from attent.training.averaging import average_checkpoints
 from attent.training.config import RunConfig, TrainConfig, TrainError, UserSettings
 from attent.training.curves import CurveWriter
 from attent.training.distributed import DistributedContext, explain_lost_process, init_distributed
-from attent.training.event_log import LOG_FILE, EventLog
-from attent.training.events import Ended, Event, EventHandler, Note
+from attent.training.events import LOG_FILE, Ended, Event, EventHandler, EventLog, Note, StopRequested, StopSignals
 from attent.training.loop import StopReason, Trainer
-from attent.training.notebook import open_display
+from attent.training.progress import open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import OPTION_PATHS, SETTING_TABLES, TrainOptions, accept_options
-from attent.training.stop_signals import StopRequested, StopSignals
+from attent.training.state import seed_everything, seed_torch
 from attent.training.tasks import TaskName, get_task_class
 from attent.training.tasks.base import RunContext, Task, find_new_head_parameters
 
@@ -88,7 +87,7 @@ def train(
     for name, value in corpora.items():
         if value is not None and is_in_memory(value):
             corpus = InMemoryCorpus(value, name, (options.get("src"), options.get("tgt")))
-            value = folder.absolute() / run_folder.STATE_FOLDER / "input" / corpus.name
+            value = folder.absolute() / checkpoint.STATE_FOLDER / "input" / corpus.name
             stored[value] = corpus
         names = (value,) if isinstance(value, str | Path) else value or ()
         corpora[name] = tuple(map(str, names)) or None
@@ -109,8 +108,8 @@ def train(
         distributed = stack.enter_context(init_distributed(hardware.activate_device(table.get("device"))))
         stack.enter_context(explain_lost_process(distributed))
         if distributed.is_main:
-            run_folder.check_folder(folder, requested)
-            stack.enter_context(run_folder.lock_folder(folder))
+            checkpoint.check_folder(folder, requested)
+            stack.enter_context(checkpoint.lock_folder(folder))
             for path, corpus in stored.items():
                 if not path.exists():
                     with explain_save_errors(folder, "run"):
@@ -185,7 +184,7 @@ class TrainSession:
 
     @property
     def state_dir(self) -> Path:
-        return self.out / run_folder.STATE_FOLDER
+        return self.out / checkpoint.STATE_FOLDER
 
     def emit(self, event: Event) -> None:
         """Call all callbacks. If one raises after training has begun, the run is saved and stopped first."""
@@ -234,11 +233,11 @@ class TrainSession:
     def set_up(self) -> tuple[RunConfig, Task, Model]:
         """Return the resolved run (as it was resolved when it began, if this resumes it), its data and its model."""
         is_new = not checkpoint.list_steps(self.state_dir)  # without a checkpoint there is nothing to resume
-        path = self.state_dir / run_folder.REQUESTED_FILE
+        path = self.state_dir / checkpoint.REQUESTED_FILE
         previous = settings.read_json(path) if path.exists() else self.requested
-        resolved = None if is_new else run_config.read_run(self.out / run_folder.RUN_FILE)
+        resolved = None if is_new else run_config.read_run(self.out / checkpoint.RUN_FILE)
         has_model = (self.out / WEIGHTS_FILE).exists()  # possibly before the first checkpoint
-        if resolved or has_model or not run_folder.names_data(self.requested):
+        if resolved or has_model or not checkpoint.names_data(self.requested):
             tables = settings.to_dict(resolved) if resolved else {}
             self.requested = run_config.merge_with_previous(self.requested, previous, tables)
         if resolved is None:
@@ -260,7 +259,7 @@ class TrainSession:
                 choice = "the threads stay, so that the weights stay the same, but steps are slow"
                 advice = f"with --threads {cores} they are faster, and the weights differ by rounding"
                 self.emit(Note(text=f"{problem}: {choice}; {advice}", level="warning"))
-        rng.seed_everything(run.train.seed)
+        seed_everything(run.train.seed)
         pretrained = load_initial_model(run.init_from, run.task) if run.init_from and is_new else None
         if pretrained is not None:
             run = get_task_class(run.task).adapt_run(run, self.requested, pretrained.config, self.emit)
@@ -275,7 +274,7 @@ class TrainSession:
         else:
             assert run.model is not None
             model = build(run.model)
-            if (heads := self.state_dir / run_folder.NEW_HEADS_FILE).exists():
+            if (heads := self.state_dir / checkpoint.NEW_HEADS_FILE).exists():
                 self.new_parameters = settings.read_json(heads)["new"]
         self.write_run(run)
         self.write_json(self.requested, path)
@@ -320,7 +319,7 @@ class TrainSession:
     def write_run(self, run: RunConfig) -> None:
         if self.distributed.is_main:
             with explain_save_errors(self.out, "run"):
-                write_side_file(self.out, run_folder.RUN_FILE, settings.to_toml(run).encode())
+                write_side_file(self.out, checkpoint.RUN_FILE, settings.to_toml(run).encode())
 
     def write_json(self, data: Mapping[str, Any], path: Path) -> None:
         if self.distributed.is_main:
@@ -335,7 +334,7 @@ class TrainSession:
         if self.new_parameters:
             heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in self.new_parameters))
             self.emit(Note(text=f"new heads: {heads}; all other weights are from {run.init_from}"))
-            self.write_json({"new": self.new_parameters}, self.state_dir / run_folder.NEW_HEADS_FILE)
+            self.write_json({"new": self.new_parameters}, self.state_dir / checkpoint.NEW_HEADS_FILE)
 
     def prepare_task(self, run: RunConfig, is_new: bool, pretrained: Model | None) -> Task:
         """Tokenize and store the data on the main rank; the other ranks wait and load it."""
@@ -388,7 +387,7 @@ class TrainSession:
         is_planned = run.train.minutes and self.unresolved.steps is None  # then the schedule is not known yet
         for sentence in sentences[:1] if is_planned else sentences:
             self.emit(Note(text=sentence))
-        rng.seed_torch(run.train.seed, 0)
+        seed_torch(run.train.seed, 0)
         return run, task.build_model(config, pretrained)
 
     def build_trainer(self, run: RunConfig, task: Task, model: Model) -> Trainer:
@@ -398,7 +397,7 @@ class TrainSession:
             raise TrainError("`train.keep_adapter` needs `train.lora`, which is 0; give its rank, such as --lora 16")
         try:
             if run.train.lora:
-                rng.seed_torch(run.train.seed, 1)
+                seed_torch(run.train.seed, 1)
                 add_lora(model, run.train.lora, self.new_parameters)
             if run.train.freeze:
                 freeze_parameters(model, run.train.freeze)
@@ -447,11 +446,11 @@ class TrainSession:
         for callback in self.callbacks:
             if isinstance(callback, RunCallback):
                 callback.begin_run(title, history)
-        self.callbacks += [log, CurveWriter(self.out / run_folder.CURVES_FILE, history)]
+        self.callbacks += [log, CurveWriter(self.out / checkpoint.CURVES_FILE, history)]
 
     def read_run_summary(self, step: int) -> dict[str, Any]:
         """The summary that was written when the run was complete; empty if that was not at this step."""
-        path = self.state_dir / run_folder.FINISHED_FILE
+        path = self.state_dir / checkpoint.FINISHED_FILE
         finished = settings.read_json(path) if path.exists() else {}
         return finished if finished.get("step") == step else {}
 
@@ -497,7 +496,7 @@ class TrainSession:
         if self.distributed.is_main:
             from attent.training import model_card
 
-            out, card_file = self.out, self.out / run_folder.CARD_FILE
+            out, card_file = self.out, self.out / checkpoint.CARD_FILE
             model = interop.load(out).to(self.distributed.device)
             self.emit(Note(text="scoring the model ...", step=ended.step))
             results = []
@@ -514,7 +513,7 @@ class TrainSession:
             finished: dict[str, Any] = {"step": state.step, "reason": ended.reason, "weights": weights_label}
             finished |= {"best": state.best_score, "best_loss": state.best_loss, "scoring": get_scoring_settings(run)}
             finished |= {**unit, "scores": scores}
-            settings.write_json(finished, self.state_dir / run_folder.FINISHED_FILE)
+            settings.write_json(finished, self.state_dir / checkpoint.FINISHED_FILE)
             text = f"model: {out}; card: {card_file}; {task.describe_model(out).next_step}"
             if get_attention_layers(trainer.model):
                 text += f"; inspect it: attent look {out} {task.look_example_input}".rstrip()
@@ -547,7 +546,7 @@ def apply_changes(run: RunConfig, previous: UserSettings, requested: UserSetting
             share = path.replace("_every", "_share")
             if path in ("train.valid_every", "train.save_every") and share not in changes:  # without a limit
                 run_config.set_path(tables, share.split("."), 0.0)
-    return settings.from_dict(type(run), tables, where=run_folder.RUN_FILE)
+    return settings.from_dict(type(run), tables, where=checkpoint.RUN_FILE)
 
 
 def get_scoring_settings(run: RunConfig) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from attent.data.in_memory import CorpusInput
 from attent.storage.errors import AttentError
 from attent.text.tokenizer_training import TokenizerConfig
 from attent.training.events import Event
-from attent.training.schedule import Schedule
 from attent.training.tasks import DATA_HELP, TASK_HELP, TaskName
 
 P = ParamSpec("P")
@@ -31,6 +30,7 @@ R = TypeVar("R")
 Size = Literal["tiny", "small", "base", "big"]
 # Of translation models: `attent.models.presets.ARCHS`.
 Arch = Literal["transformer", "lstm", "lstm-no-attention", "conv"]
+Schedule = Literal["inverse_sqrt", "cosine", "constant"]
 Precision = Literal["float32", "bfloat16"]
 MINIMUMS = {  # of numbers in `TrainConfig`, if they are set
     0: "seed warmup average patience workers lora valid_sentences clip_norm weight_decay rdrop",

@@ -1,8 +1,19 @@
-"""State of the training loop besides tensors: what checkpoints store, and metrics since the last report."""
+"""State of the training loop besides tensors: what checkpoints store, metrics since the last report, random seeds.
 
+The gradient of a batch is the sum over its micro-batches, so splitting it changes memory and speed and not the result;
+the split does not depend on the number of ranks, as long as there are enough micro-batches for all. Dropout is a
+function of (seed, step, batch, micro-batch) alone: validation, a retry or an interruption changes nothing, and neither
+does the number of ranks. So checkpoints need no states of generators.
+"""
+
+import hashlib
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,3 +124,47 @@ class PendingReport:
 
     def is_ready(self) -> bool:
         return self.copy_event is None or self.copy_event.query()
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A range of rows. Weight 0: computed only so that all ranks make the same number of backward passes."""
+
+    start: int
+    stop: int
+    weight: float = 1.0
+
+
+def split_batch(batch: TrainBatch, max_tokens: int | None, world_size: int) -> list[MicroBatch]:
+    """Split evenly into micro-batches of at most `max_tokens` per side with padding (or a row); None: one per rank."""
+    rows = len(batch)
+    count = 1 if max_tokens is None else -(-batch.num_padded_tokens // max_tokens)
+    count = max(1, min(rows, max(count, world_size)))
+    edges = [rows * i // count for i in range(count + 1)]
+    return [MicroBatch(start, stop) for start, stop in pairwise(edges)]
+
+
+def assign_to_rank(micro_batches: list[MicroBatch], rank: int, world_size: int) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of one rank: equally many for each, since gradient synchronization is collective."""
+    for first in range(0, len(micro_batches), world_size):
+        index = first + rank
+        if index < len(micro_batches):
+            yield micro_batches[index]
+        else:
+            yield MicroBatch(micro_batches[0].start, micro_batches[0].stop, 0.0)
+
+
+def derive_seed(*keys: int) -> int:
+    """Hash several integers into one seed of 48 bits."""
+    return int.from_bytes(hashlib.blake2b(repr(keys).encode(), digest_size=6).digest(), "big")
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_torch(*keys: int) -> None:
+    """Seed torch's generators on every device."""
+    torch.manual_seed(derive_seed(*keys))

@@ -19,8 +19,7 @@ from attent.nn import AudioConfig, StackConfig
 from attent.storage.errors import FolderError
 from attent.text import TokenizerConfig, train_tokenizer
 from attent.training.checkpoint import Checkpoint, save_checkpoint
-from attent.training.event_log import EventLog
-from attent.training.events import Ended, Event, Note, Progress, Started, Validated
+from attent.training.events import Ended, Event, EventLog, Note, Progress, Started, Validated
 
 ENCODER = StackConfig(layers=2, width=16, heads=2, ffn_width=32)
 RUN = '[data]\ntrain = ["own.tmx"]\nsrc = "en"\ntgt = "de"\n[train]\nsteps = 40\nlr = 0.002\nsteps_of_mine = 1\n'

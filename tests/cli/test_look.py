@@ -24,8 +24,7 @@ from attent.inspection.head_stats import HEAD_STATS_FILE
 from attent.inspection.session import Inspection
 from attent.models import CausalLM, Seq2Seq, TextEncoder, VisionTransformer
 from attent.models.weights import save_model
-from attent.training.event_log import LOG_FILE, EventLog
-from attent.training.events import Validated, ValidationSample
+from attent.training.events import LOG_FILE, EventLog, Validated, ValidationSample
 from attent.training.loop import write_model
 from tests.inspection import models
 from tests.inspection.toy_translator import TEXT, model

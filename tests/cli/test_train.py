@@ -26,7 +26,7 @@ from attent.models import folder
 from attent.storage.errors import FolderError
 from attent.storage.manifest import hash_file
 from attent.text.tokenizer import Tokenizer
-from attent.training import checkpoint, run_folder
+from attent.training import checkpoint
 from attent.training.config import TrainConfig, TrainError, UserSettings, read_run
 from attent.training.tasks import translation
 from tests.training.runs import (
@@ -114,7 +114,7 @@ def unchanged_run(run: Path) -> Iterator[None]:
 # ---- the run folder --------------------------------------------------------------------------------------------------
 
 
-def test_run_folder_has_all_files(finished_run: Path) -> None:
+def test_checkpoint_has_all_files(finished_run: Path) -> None:
     names = {path.name for path in finished_run.iterdir()}
     assert names == {
         "config.json", "model.safetensors", "manifest.json", "tokenizer.model", "tokenizer_format.json", "run.toml",
@@ -253,7 +253,7 @@ def test_flag_set_and_run_file_agree(name: str, tmp_path: Path, monkeypatch: pyt
         requests.append(requested)
         raise TrainError("captured")
 
-    monkeypatch.setattr(run_folder, "check_folder", capture)
+    monkeypatch.setattr(checkpoint, "check_folder", capture)
     for words in (
         [f"--{name.replace('_', '-')}", str(value)],
         ["--set", f"train.{name}={value}"],
@@ -424,7 +424,7 @@ def test_a_folder_with_a_model_or_other_files_is_refused(
 
 
 def test_a_folder_in_use_is_refused(run: Path, corpus: Path, unchanged_run: None, capsys: Capture) -> None:
-    with run_folder.lock_folder(run):
+    with checkpoint.lock_folder(run):
         error_message(capsys, lambda: train(corpus, run), "in use by another training process")
 
 

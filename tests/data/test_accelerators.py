@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.formats.accelerators import Mnemonic, insert_accelerator, remove_accelerator
-from attent.data.formats.placeholders import GENERIC, get_syntax
+from attent.data.formats.placeholders import GENERIC, Mnemonic, get_syntax, insert_accelerator, remove_accelerator
 from tests.data.pretranslate_cases import pretranslate
 
 LABELS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data import builtin, phrases
+from attent.data import builtin
 from attent.data.builtin import (
     BUILTIN_CORPORA,
     OPUS_CORPORA,
@@ -28,6 +28,7 @@ from attent.data.builtin import (
 from attent.data.corpus import open_corpora
 from attent.data.pairs import CorpusError, LanguagePair, Pair
 from attent.storage.errors import StorageError
+from benchmarks import phrases
 from tests.data.http_server import FakeSite, serve_site
 
 EN_DE = LanguagePair("en", "de")
@@ -418,8 +419,8 @@ def test_phrases_are_read_in_both_directions_and_splits_share_no_sentence(cache:
     (backwards,) = open_corpora(["phrases"], LanguagePair("de", "en"))
     splits = [corpus, corpus.get_sibling_split("valid"), corpus.get_sibling_split("test")]
     make_pairs = [{pair.source for pair in split or () if isinstance(pair, Pair)} for split in splits]
-    assert [len(sources) for sources in make_pairs] == list(phrases.SPLIT_SIZES.values())
-    assert len(set.union(*make_pairs)) == sum(phrases.SPLIT_SIZES.values())
+    assert [len(sources) for sources in make_pairs] == list(builtin.PHRASES_SPLITS.values())
+    assert len(set.union(*make_pairs)) == sum(builtin.PHRASES_SPLITS.values())
     assert min(len(source.split()) for source in make_pairs[0]) >= 4
     assert [(pair.target, pair.source) for pair in backwards if isinstance(pair, Pair)] == [
         (pair.source, pair.target) for pair in corpus if isinstance(pair, Pair)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attent.data.contamination import ContaminationChecker, fold_texts
 from attent.data.pairs import BadLine, Pair
+from attent.data.report import ContaminationChecker, fold_texts
 
 
 def make_pairs(*texts: tuple[str, str], file: str = "train") -> list[Pair]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attent.data.formats.directives import can_lack_count, find_directive_problem, get_directive_pattern
+from attent.data.formats.placeholders import can_lack_count, find_directive_problem, get_directive_pattern
 from tests.data import fuzz
 
 needs_gettext = pytest.mark.skipif(shutil.which("msgfmt") is None, reason="gettext's tools are not installed")

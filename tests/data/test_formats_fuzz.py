@@ -14,7 +14,7 @@ from itertools import chain
 
 import pytest
 
-from attent.data.formats import jsonl, moses, po, streams, tmx, tsv, xliff
+from attent.data.formats import jsonl, po, registry, streams, tmx, tsv, xliff
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.data.pretranslate import pretranslate_file
 from tests.data import document_cases, fuzz
@@ -199,7 +199,7 @@ def test_moses_reader_survives_ten_thousand_broken_files_and_loses_no_step() -> 
 
     def read(data: bytes) -> Iterable[Pair | BadLine]:
         for number, item in enumerate(
-            moses.read_pairs(content(data, "a.en"), content(partner, "a.de"), ("a.en", "a.de")), 1
+            registry.read_moses_pairs(content(data, "a.en"), content(partner, "a.de"), ("a.en", "a.de")), 1
         ):
             assert item.line == number
             assert isinstance(item, BadLine) or item.target == str(number)

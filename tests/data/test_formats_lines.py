@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attent.data.formats import jsonl, moses, streams, tsv
+from attent.data.formats import jsonl, registry, streams, tsv
 from attent.data.pairs import ANY_LANGUAGES, BadLine, CorpusError, LanguageMismatchError, LanguagePair, Pair
 
 if sys.version_info >= (3, 14):
@@ -41,7 +41,7 @@ def read_jsonl(text: str, languages: LanguagePair = ANY_LANGUAGES) -> list[Pair 
 
 
 def read_moses(source: bytes, target: bytes) -> list[Pair | BadLine]:
-    return list(moses.read_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de")))
+    return list(registry.read_moses_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de")))
 
 
 def list_texts(items: list[Pair | BadLine]) -> list[tuple[str, str]]:
@@ -422,7 +422,7 @@ def test_bad_line_on_one_side_keeps_the_sides_in_step(bad: bytes, side: int) -> 
 def test_files_of_unequal_length_fail_after_the_common_pairs(left: int, right: int) -> None:
     source, target = (b"".join(b"%d\n" % n for n in range(count)) for count in (left, right))
     items, message = read_until_error(
-        moses.read_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de"))
+        registry.read_moses_pairs(read_blocks(source, "a.en"), read_blocks(target, "a.de"), ("a.en", "a.de"))
     )
     assert len(list_texts(items)) == min(left, right)
     assert f"a.en has {left:,} lines but a.de {right:,}" in message

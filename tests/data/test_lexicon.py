@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from attent.data.lexicon import WORD, Lexicon
+from attent.data.augment import WORD, Lexicon
 
 # "hell" and "mum" are other words in German: spelling does not help.
 NOUNS = {"hell": "Hölle", "mum": "Mama", "dog": "Hund", "gift": "Geschenk", "art": "Kunst", "tree": "Baum"}

@@ -14,9 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import attent
-from attent.data.batch_plan import LAYOUTS, BatchConfig, Layout, draw_epoch_order
+from attent.data.batch_plan import LAYOUTS, BatchConfig, Layout, RowCapacity, best_fit, draw_epoch_order
 from attent.data.loader import LoaderPosition, PairBatch, PairLoader, TokenBatch
-from attent.data.packing import RowCapacity, best_fit
 from attent.data.pairs import CorpusError
 from attent.data.token_store import TokenSequences, TokenStore
 from attent.models.seq2seq import shift_right

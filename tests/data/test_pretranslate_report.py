@@ -8,8 +8,7 @@ from lxml import etree
 
 from attent.data.formats import xliff
 from attent.data.pairs import LanguagePair, Pair, ReadOptions
-from attent.data.pretranslate import PretranslateResult, pretranslate_file
-from attent.data.pretranslate_report import format_bilingual, format_report
+from attent.data.pretranslate import PretranslateResult, format_bilingual, format_report, pretranslate_file
 from tests.data.pretranslate_cases import project_reversed, reverse_words
 
 PAGE = "<p>one <b>two</b> <img> three &amp; four\n<p>five\x01 <i>six</i>\n<p>seven <b>eight</b> <i>nine</i>"

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from attent.data import report as reports
-from attent.data.contamination import ContaminationChecker
 from attent.data.corpus import open_corpora
-from attent.data.diagnostics import diagnose, format_names, list_ignored_files, to_json
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair
-from attent.data.report import CorpusReport, CorpusSummary, CorpusSurvey, summarize_lengths
-from attent.data.report_text import render_report
+from attent.data.report import ContaminationChecker, CorpusReport, CorpusSummary, CorpusSurvey, summarize_lengths
+from attent.data.report_text import diagnose, format_names, list_ignored_files, render_report, to_json
 
 NOUNS = "dog cat house tree river man woman child street car bird city book night morning".split()
 VERBS = "sees likes finds follows draws remembers".split()

@@ -12,8 +12,15 @@ import pytest
 
 from attent.data.batch_plan import BatchConfig
 from attent.data.loader import LoaderPosition
-from attent.data.span_corruption import SpanCorruption, compute_span_counts
-from attent.data.text_batches import LabeledBatch, TextLabeler, TextLoader, TokenMasker, WindowLoader
+from attent.data.text_batches import (
+    LabeledBatch,
+    SpanCorruption,
+    TextLabeler,
+    TextLoader,
+    TokenMasker,
+    WindowLoader,
+    compute_span_counts,
+)
 from attent.data.token_store import EncodedTexts
 
 PAD, MASK, BEFORE, AFTER = 0, 4, 1, 2

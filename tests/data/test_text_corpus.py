@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attent.data import labeled_text
+from attent.data import text_corpus
 from attent.data.encode import CHUNK_CHARS, add_special_tokens, iter_document_ids, split_long_texts, truncate_texts
 from attent.data.pairs import CorpusError
 from attent.data.text_corpus import (
@@ -224,25 +224,25 @@ FEW = "a fine film\t1\nbad\t0\ngood\t1\n"
     ids=["plain", "named", "named otherwise", "label first", "json", "json otherwise", "quoted", "tabs", "tabs, plain"],
 )
 def test_all_label_layouts_are_read(tmp_path: Path, name: str, content: str) -> None:
-    corpus = labeled_text.read_labeled_texts([write(tmp_path / name, content)])
+    corpus = text_corpus.read_labeled_texts([write(tmp_path / name, content)])
     assert corpus.texts == ["a fine film", "bad", "good"]
     assert corpus.labels == ["1", "0", "1"]
 
 
 def test_lines_of_another_width_are_skipped(tmp_path: Path) -> None:
-    corpus = labeled_text.read_labeled_texts(
+    corpus = text_corpus.read_labeled_texts(
         [write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nwith\ta tab\t0\nbad\t0\nnone\n")]
     )
     assert corpus.skipped == {"not of 2 columns": 2}
     assert corpus.notes == ("a.tsv: header found; texts are `text`, labels are `label`",)
-    assert labeled_text.read_labeled_texts([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).notes == (
+    assert text_corpus.read_labeled_texts([write(tmp_path / "b.tsv", "1\tone text\n0\tanother\n0\tbad\n")]).notes == (
         "b.tsv: texts are column 2, labels are column 1",
     )
 
 
 def test_pandas_quotes_are_removed(tmp_path: Path) -> None:
     content = 'text\tlabel\n"He said ""hi"""\t1\n"a" and "b"\t0\n"\t1\n'
-    assert labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)]).texts == [
+    assert text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", content)]).texts == [
         'He said "hi"',
         '"a" and "b"',
         '"',
@@ -251,17 +251,17 @@ def test_pandas_quotes_are_removed(tmp_path: Path) -> None:
 
 def test_unnamed_header_is_recognized(tmp_path: Path) -> None:
     rows = "".join(f"text {i}\t{i % 2}\n" for i in range(20))
-    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    corpus = text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
     assert len(corpus.texts) == 20
     assert set(corpus.labels) == {"0", "1"}
     assert "texts are `tweet`, labels are `polarity`" in corpus.notes[0]
     for first in ("a tweet\tpolarity\n", "tweet\t1\n"):  # a text with a label that others have
-        assert len(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
+        assert len(text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", first + rows)]).texts) == 21
 
 
 def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path: Path) -> None:
     rows = "text\tlabel\nfine\t1\nbad\t0\ngood\t1\n \t0\nnone\t\na\tb\tc\n"
-    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", rows)])
+    corpus = text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", rows)])
     assert corpus.skipped == {"empty": 1, "without a label": 1, "not of 2 columns": 1}
     records = [
         {"text": "fine", "label": True},
@@ -274,39 +274,39 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path: Path) -> None
         {"text": "list", "label": [1]},
     ]
     content = "".join(f"{json.dumps(record)}\n" for record in records)
-    corpus = labeled_text.read_labeled_texts([write(tmp_path / "b.jsonl", content)])
+    corpus = text_corpus.read_labeled_texts([write(tmp_path / "b.jsonl", content)])
     assert (corpus.texts, corpus.labels) == (["fine", "bad", "odd"], ["true", "2", "2.5"])
     assert corpus.skipped == {"empty": 2, "without a label": 3}
     assert corpus.notes == ("b.jsonl: texts are `text`, labels are `label`",)
     files = [tmp_path / "a.tsv", tmp_path / "b.jsonl"]
-    both = labeled_text.read_labeled_texts(files)
+    both = text_corpus.read_labeled_texts(files)
     assert (both.name, both.files, len(both.texts)) == ("a.tsv, b.jsonl", tuple(files), 6)
 
 
 def test_half_of_the_lines_must_have_a_label(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "text\tlabel\nfine\t1\nnone\t\n")
-    assert labeled_text.read_labeled_texts([path]).texts == ["fine"]
+    assert text_corpus.read_labeled_texts([path]).texts == ["fine"]
     path = write(
         tmp_path / "a.jsonl", '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b", "label": 0.5}\n'
     )
-    assert labeled_text.read_labeled_texts([path]).labels == ["0.5"]
+    assert text_corpus.read_labeled_texts([path]).labels == ["0.5"]
     write(path, '{"text": "a", "label": ""}\n{"text": "", "label": 1}\n{"text": "b"}\n')
     with pytest.raises(
         CorpusError, match=r"has no text with a label; .*; 2 lines are without a label; 1 lines are empty"
     ):
-        labeled_text.read_labeled_texts([path])
+        text_corpus.read_labeled_texts([path])
 
 
 def test_too_many_labels_are_translations(tmp_path: Path) -> None:
     def count_labels(texts: int, labels: int) -> int:
         rows = "".join(f"text {i}\tlabel {i % labels}\n" for i in range(texts))
-        return len(set(labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]).labels))
+        return len(set(text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]).labels))
 
     assert count_labels(19, 19) == 19
     assert count_labels(20, 10) == 10
     with pytest.raises(CorpusError, match="11 different labels for 20 texts, too many to learn"):
         count_labels(20, 11)
-    assert labeled_text.MAX_LABELS == 10_000
+    assert text_corpus.MAX_LABELS == 10_000
 
 
 def test_labels_have_fewer_values_or_are_shorter(tmp_path: Path) -> None:
@@ -317,30 +317,30 @@ def test_labels_have_fewer_values_or_are_shorter(tmp_path: Path) -> None:
         ("x\tlong text\ny\tlonger text\n", "texts are column 2, labels are column 1"),
         ("a\tx\nb\ty\n", "texts are column 1, labels are column 2"),
     ):
-        assert labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", rows)]).notes == (f"a.tsv: {note}",)
+        assert text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", rows)]).notes == (f"a.tsv: {note}",)
 
 
 @pytest.mark.parametrize(("count", "is_header"), [(9, False), (10, True)])
 def test_ten_lines_show_an_unnamed_header(count: int, is_header: bool, tmp_path: Path) -> None:
     rows = "".join(f"tweet {i}\t{i % 2}\n" for i in range(count))
-    corpus = labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
+    corpus = text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", f"tweet\tpolarity\n{rows}")])
     assert len(corpus.texts) == count + (not is_header)
 
 
 def test_other_kinds_of_files_have_no_labels(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"is a file of translations; texts with labels are \.tsv"):
-        labeled_text.read_labeled_texts([write(tmp_path / "a.tmx", "<tmx/>")])
+        text_corpus.read_labeled_texts([write(tmp_path / "a.tmx", "<tmx/>")])
     path = write(tmp_path / "a.jsonl", '\n{"sentence": "a", "kind": 1}\n')
     with pytest.raises(
         CorpusError, match=r'a\.jsonl:2: must be an object with the keys "text" and "label", but has sente'
     ):
-        labeled_text.read_labeled_texts([path])
+        text_corpus.read_labeled_texts([path])
 
 
 def test_labels_are_sorted_and_numbers_by_value() -> None:
-    assert labeled_text.sort_labels(["10", "9", "10", "2"]) == ("2", "9", "10")
-    assert labeled_text.sort_labels(["b", "10", "a"]) == ("10", "a", "b")
-    orders = {labeled_text.sort_labels(order) for order in permutations(["nan", "10", "9", "inf"])}
+    assert text_corpus.sort_labels(["10", "9", "10", "2"]) == ("2", "9", "10")
+    assert text_corpus.sort_labels(["b", "10", "a"]) == ("10", "a", "b")
+    orders = {text_corpus.sort_labels(order) for order in permutations(["nan", "10", "9", "inf"])}
     assert orders == {("10", "9", "inf", "nan")}
 
 
@@ -358,7 +358,7 @@ def test_labels_are_sorted_and_numbers_by_value() -> None:
 )
 def test_files_without_labels_are_reported(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(CorpusError) as caught:
-        labeled_text.read_labeled_texts([write(tmp_path / "a.tsv", content)])
+        text_corpus.read_labeled_texts([write(tmp_path / "a.tsv", content)])
     assert message in str(caught.value)
 
 

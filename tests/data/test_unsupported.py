@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from attent.data.formats.registry import check_plain_text, sniff_format
-from attent.data.formats.unsupported import detect_unsupported
+from attent.data.formats.registry import check_plain_text, detect_unsupported, sniff_format
 from attent.data.pairs import CorpusError
 
 HEADS = {  # beginnings of files, and what they are called

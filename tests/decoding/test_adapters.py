@@ -19,7 +19,7 @@ from attent.decoding.alignment import HeadSelection, MeasuredSelection, compute_
 from attent.decoding.engines.gpu.inference_model import find_unsupported_reason
 from attent.decoding.translator import TranslationError, Translator
 from attent.models import Seq2Seq
-from attent.models.adapter import write_adapter
+from attent.models.weights import write_adapter
 from attent.nn.lora import AdaptedLinear, add_lora, merge_lora, split_parameters
 from attent.serving.messages import CallContext, TranslateRequest
 from attent.serving.service import TranslationService

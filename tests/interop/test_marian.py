@@ -283,7 +283,7 @@ def test_a_model_without_bias_has_none(tmp_path: Path) -> None:
 def test_token_ids_may_be_in_generation_config(tmp_path: Path) -> None:
     make_marian(4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for key in marian.TOKEN_KEYS:
+    for key in marian.CONFIG_KEYS.token_keys:
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
     ours = load(tmp_path)

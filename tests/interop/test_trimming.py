@@ -17,7 +17,6 @@ from tokenizers import models as tokenizer_models
 
 import attent
 from attent.cli import main
-from attent.data.phrases import generate_pairs
 from attent.decoding.options import SearchOptions
 from attent.decoding.translator import Translator
 from attent.interop.export import convert_model
@@ -29,6 +28,7 @@ from attent.nn import StackConfig
 from attent.storage.errors import AttentError
 from attent.text.tokenizer import Tokenizer, TokenizerError
 from attent.training.loop import write_model
+from benchmarks.phrases import generate_pairs
 from tests.interop.families import transformers
 from tests.interop.folders import change_tensors
 from tests.interop.test_m2m_100 import LIMIT, TOKENIZERS, WORDS, every_tokenizer, save_model

@@ -36,14 +36,14 @@ def test_old_and_other_vendors_gpus_do_not_use_kernels(monkeypatch: pytest.Monke
 
 def test_a_missing_compiler_falls_back_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from attent.nn.kernels import probe
+    from attent.nn.kernels import row_reduce
 
     def fails(device: torch.device) -> bool:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
-    monkeypatch.setattr(probe, "run_probe", fails)
+    monkeypatch.setattr(row_reduce, "run_probe", fails)
     with pytest.warns(
         UserWarning, match="cannot be used; falling back to slower PyTorch code: Failed to find C compiler"
     ):

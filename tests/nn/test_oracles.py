@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attent.nn import Attention, Block, Mask, Memory, Residual, Stack, StackConfig, make_sinusoids
 from attent.nn.dot_product import attend_explicit
-from attent.nn.kernels.sdpa import attend_few_queries
+from attent.nn.kernels.attention import attend_few_queries
 
 B, T, E, H = 2, 5, 16, 4
 CONFIG = StackConfig(layers=2, width=E, heads=H, ffn_width=24, dropout=0.0)

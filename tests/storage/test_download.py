@@ -20,7 +20,8 @@ from urllib.request import Request
 import pytest
 
 from attent.storage.cache import CACHE_ENV_VAR
-from attent.storage.download import (
+from attent.storage.errors import StorageError
+from attent.storage.hub import (
     BLOCK_SIZE,
     RETRY_DELAYS,
     TIMEOUT_SECONDS,
@@ -35,7 +36,6 @@ from attent.storage.download import (
     download_file,
     show_progress,
 )
-from attent.storage.errors import StorageError
 from tests.data.http_server import FakeSite, serve_site
 
 CONTENT = random.Random(0).randbytes(300_000)

@@ -15,9 +15,9 @@ from attent.data.split import hold_out
 from attent.data.token_store import prepare_store
 from attent.decoding.input_lines import Line, LineBlock
 from attent.decoding.pipeline import add_line_context
-from attent.text.context import MAX_CONTEXT_CHARS, SEPARATOR, ContextWindow, has_separator, split_context
 from attent.text.tokenizer import Tokenizer
 from attent.text.tokenizer_training import TokenizerConfig, train_tokenizer
+from attent.text.vocabulary import MAX_CONTEXT_CHARS, SEPARATOR, ContextWindow, has_separator, split_context
 from tests.text.corpus import lines, tokenizer
 
 CONTEXT_TOKENIZER = TokenizerConfig(vocab=400, symbols=(SEPARATOR,))

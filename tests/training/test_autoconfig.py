@@ -13,8 +13,8 @@ from attent.models import Seq2SeqConfig, presets
 from attent.training import autoconfig
 from attent.training.autoconfig import DataSize, choose_model, describe_model, describe_schedule, fill_train_config
 from attent.training.config import RunConfig, TrainError, read_user_settings
+from attent.training.optimizer import compute_paper_lr
 from attent.training.run_options import Arch, DataConfig, Size, TrainConfig
-from attent.training.schedule import compute_paper_lr
 from tests.text.corpus import tokenizer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

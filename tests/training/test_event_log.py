@@ -11,8 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from attent.training.event_log import EventLog, read_events
-from attent.training.events import Ended, Event, Note, Progress, Saved, Started, Validated, ValidationSample
+from attent.training.events import (
+    Ended,
+    Event,
+    EventLog,
+    Note,
+    Progress,
+    Saved,
+    Started,
+    Validated,
+    ValidationSample,
+    read_events,
+)
 
 
 def make_progress(step: int, loss: float = 2.5) -> Progress:
@@ -228,7 +238,7 @@ def test_a_line_that_is_written_in_part_ends_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = EventLog(tmp_path / "log.jsonl")
-    monkeypatch.setattr("attent.training.event_log.to_json_line", lambda event, now: LongBytes(b"{}\n"))
+    monkeypatch.setattr("attent.training.events.to_json_line", lambda event, now: LongBytes(b"{}\n"))
     log(STORY[0])
     log(STORY[0])
     assert capsys.readouterr().err == (

@@ -22,12 +22,11 @@ from attent.models import Seq2Seq
 from attent.training import checkpoint
 from attent.training.averaging import average_checkpoints
 from attent.training.distributed import DistributedContext
-from attent.training.events import Progress, Saved
+from attent.training.events import Progress, Saved, StopRequested
 from attent.training.loop import MAX_NONFINITE_STEPS, MAX_ROLLBACKS, EvalResult, Trainer
 from attent.training.objective import Seq2SeqObjective
 from attent.training.run_options import TrainConfig, TrainError
 from attent.training.state import Pauses
-from attent.training.stop_signals import StopRequested
 from tests.training.toys import RECIPE, ToyRun, are_equal, batches, build_toy_run, conv, lstm, max_difference, model
 
 EVERYTHING = replace(

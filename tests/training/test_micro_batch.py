@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attent.data.loader import PairBatch, TokenBatch
 from attent.models import Seq2Seq
-from attent.training.micro_batch import MicroBatch, assign_to_rank, split_batch
 from attent.training.objective import Seq2SeqObjective
+from attent.training.state import MicroBatch, assign_to_rank, split_batch
 from tests.training.toys import batches, model
 
 Layout = Literal["packed", "bucketed"]

@@ -20,10 +20,8 @@ import attent
 from attent.data.corpus import open_corpora
 from attent.data.in_memory import InMemoryCorpus, is_in_memory
 from attent.data.pairs import CorpusError, LanguagePair, Pair
-from attent.training.event_log import read_events
-from attent.training.events import Ended, Event, Note, Progress
-from attent.training.notebook import NotebookDisplay, open_display
-from attent.training.progress import TrainingDisplay
+from attent.training.events import Ended, Event, Note, Progress, read_events
+from attent.training.progress import NotebookDisplay, TrainingDisplay, open_display
 from attent.training.result import TrainResult
 from attent.training.run_options import (
     OPTION_PATHS,
@@ -278,7 +276,7 @@ def test_the_display_is_drawn_at_most_once_a_second_for_progress(monkeypatch: py
     updates: list[object] = []
     monkeypatch.setattr("IPython.display.display", lambda page, display_id: type("", (), {"update": updates.append})())
     now = [100.0]
-    monkeypatch.setattr("attent.training.notebook.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("attent.training.progress.time.monotonic", lambda: now[0])
     display = NotebookDisplay()
     for step in range(30):
         now[0] = 100 + step / 10

@@ -20,9 +20,15 @@ from attent.training.loop import write_model
 from attent.training.run_options import DataConfig, TrainError
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.generation_task import GenerationTask
-from attent.training.tasks.replay import SAMPLE_FILE, encode_sample, fetch_sample
 from attent.training.tasks.translation import TranslationTask
-from attent.training.tasks.translation_data import build_train_batches, load_corpora, prepare_tokens
+from attent.training.tasks.translation_data import (
+    SAMPLE_FILE,
+    build_train_batches,
+    encode_sample,
+    fetch_sample,
+    load_corpora,
+    prepare_tokens,
+)
 from tests.text.corpus import lines, tokenizer
 from tests.training.tasks.test_translation_data import DATA, TRAIN
 from tests.training.toys import model

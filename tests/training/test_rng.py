@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attent.training.rng import derive_seed, seed_everything, seed_torch
+from attent.training.state import derive_seed, seed_everything, seed_torch
 
 
 def draw() -> tuple[float, float, float]:

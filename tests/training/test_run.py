@@ -16,13 +16,11 @@ from attent import interop
 from attent.models import Seq2SeqConfig
 from attent.settings import read_json
 from attent.training import autoconfig, checkpoint, hardware
+from attent.training.checkpoint import FINISHED_FILE, REQUESTED_FILE, RUN_FILE
 from attent.training.config import TrainError, read_run
-from attent.training.event_log import EventLog
-from attent.training.events import Event, Note, Progress, Started
+from attent.training.events import Event, EventLog, Note, Progress, Started, StopSignals
 from attent.training.loop import Trainer, write_model
 from attent.training.run import TrainResult, describe_average, train
-from attent.training.run_folder import FINISHED_FILE, REQUESTED_FILE, RUN_FILE
-from attent.training.stop_signals import StopSignals
 from attent.training.tasks.translation import TranslationTask
 from tests.training import toys
 from tests.training.runs import write_corpus

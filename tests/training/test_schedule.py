@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from attent.training.schedule import Schedule, compute_lr, compute_paper_lr
+from attent.training.optimizer import Schedule, compute_lr, compute_paper_lr
 
 SCHEDULES: tuple[Schedule, ...] = ("inverse_sqrt", "cosine", "constant")
 

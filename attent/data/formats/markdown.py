@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from attent.data.formats import placeholders, units
-from attent.data.formats.plain_text import decode_plain_text
-from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, InlineCode, InlineContent, ScanResult, TranslationUnit, decode_plain_text
 from attent.data.pairs import LanguagePair
 
 _MARKERS = r"(?:[ \t>]|[-+*][ \t]|\d{1,9}[.)][ \t])*"  # of quotes and lists

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from attent.data import pairs
 from attent.data.formats import placeholders, streams, units
-from attent.data.formats.directives import can_lack_count
+from attent.data.formats.placeholders import can_lack_count
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 

@@ -1,21 +1,25 @@
-"""The table of file formats. Each has a module; adding a format touches that module and this table.
+"""The table of file formats. Each has a module (those of a few lines are here), and adding one touches only the two.
 
 A corpus is read by `read_pairs`; a document to pre-translate is scanned by `scan_units`. The format comes from the
 name, or from the first bytes where the name does not tell (standard input).
 """
 
+import json
+import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
 
 from attent.data.formats import (
-    android,
     docx,
     html,
-    json_strings,
     jsonl,
     markdown,
-    moses,
-    plain_text,
+    placeholders,
     po,
     streams,
     string_files,
@@ -23,16 +27,70 @@ from attent.data.formats import (
     table,
     tmx,
     tsv,
-    unsupported,
+    units,
     xliff,
-    yaml_strings,
 )
-from attent.data.formats.streams import InputFile, strip_compression_suffix
-from attent.data.formats.units import ScanResult
+from attent.data.formats.streams import InputFile, decode_head, strip_compression_suffix
+from attent.data.formats.units import Edit, InlineContent, ScanResult, TranslationUnit, decode_plain_text
 from attent.data.pairs import ANY_LANGUAGES, DEFAULT_READ_OPTIONS, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 
 _INSIST = "add --input-type lines to translate each of its lines as it is"
 MOSES_ROLES = (("src", "tgt"), ("src", "trg"), ("source", "target"))  # suffixes of Moses pairs that name no languages
+
+
+class UnsupportedFormat(NamedTuple):
+    """A format of `unsupported.toml`."""
+
+    title: str  # with its article
+    suffixes: Sequence[str]
+    advice: str
+    head: str = ""  # pattern of its beginning; "" if only the name tells
+
+
+@cache
+def _read_unsupported_formats() -> list[UnsupportedFormat]:
+    tables = tomllib.loads(Path(__file__).with_name("unsupported.toml").read_text(encoding="utf-8"))
+    return [UnsupportedFormat(**table) for table in tables["format"]]
+
+
+def _is_json(text: str) -> bool:
+    """True for JSON, JSON lines and the beginning of either."""
+    text = text.strip()
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:  # at the end if the text is cut
+        return error.pos >= len(text) - len("false") or error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return True
+    return re.match(r"[ \t\r]*(?:\n|\Z)", text[end:]) is not None
+
+
+def detect_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
+    """Return the format of a file that attent does not read, by its first bytes or its name; None for text."""
+    text, plain_name = decode_head(head), strip_compression_suffix(name).lower()
+    formats = _read_unsupported_formats()
+    for spec in formats:
+        matches = spec.head and re.match(spec.head, text, re.IGNORECASE | re.DOTALL)
+        if matches and (spec.title != "JSON" or _is_json(text)):
+            return spec
+    return next((spec for spec in formats if plain_name.endswith(tuple(spec.suffixes))), None)
+
+
+def _scan_plain_text(content: bytes, name: str, _: LanguagePair) -> ScanResult:
+    """Return every line with words. Text does not declare its language, so that any matches."""
+    text = decode_plain_text(content, name)
+    result = ScanResult(text=text, check_text=text.check_encodable)
+    for number, (start, line) in enumerate(text.split_lines(), 1):
+        if placeholders.has_words(line):
+            result.units.append(_make_line_unit(number, line, start))
+    return result
+
+
+def _make_line_unit(line_number: int, line: str, start: int) -> TranslationUnit:
+    def make_edits(targets: Sequence[InlineContent]) -> list[Edit]:
+        return [Edit(start, start + len(units.encode_text(line)), units.get_raw_text(targets[0]))]
+
+    return TranslationUnit(line=line_number, contents=((line,),), make_edits=make_edits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +157,16 @@ FORMATS = {
     ),
     "markdown": FileFormat(document_suffixes=(".md", ".markdown"), scan_units=markdown.scan_units),
     "android": FileFormat(
-        document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=android.scan_units
+        document_suffixes=("strings.xml", "plurals.xml", "arrays.xml"), scan_units=string_files.scan_android
     ),
     "apple-strings": FileFormat(document_suffixes=(".strings",), scan_units=string_files.scan_strings),
     "properties": FileFormat(document_suffixes=(".properties",), scan_units=string_files.scan_properties),
-    "json": FileFormat(document_suffixes=(".json", ".arb"), scan_fields=json_strings.scan_fields),
-    "yaml": FileFormat(document_suffixes=(".yaml", ".yml"), scan_fields=yaml_strings.scan_fields),
+    "json": FileFormat(document_suffixes=(".json", ".arb"), scan_fields=string_files.scan_json_fields),
+    "yaml": FileFormat(document_suffixes=(".yaml", ".yml"), scan_fields=string_files.scan_yaml_fields),
     "docx": FileFormat(document_suffixes=(".docx",), scan_units=docx.scan_units),
     "table": FileFormat(document_suffixes=(".csv", ".tsv", ".tab"), scan_fields=table.scan_fields),
     "subtitles": FileFormat(document_suffixes=(".srt", ".vtt"), scan_units=subtitles.scan_units),
-    "text": FileFormat(document_suffixes=(".txt", ".text"), scan_units=plain_text.scan_units),
+    "text": FileFormat(document_suffixes=(".txt", ".text"), scan_units=_scan_plain_text),
 }
 SUPPORTED_FORMATS = (
     ", ".join(spec.suffixes[0] for spec in FORMATS.values() if spec.suffixes)
@@ -162,7 +220,7 @@ def sniff_format(head: bytes, name: str) -> str:
         key = named
     if FORMATS[key].read_pairs is None:
         raise CorpusError(f"{name} is {key.upper()}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
-    if key == "tsv" and (spec := unsupported.detect_unsupported("" if has_columns else name, head)):
+    if key == "tsv" and (spec := detect_unsupported("" if has_columns else name, head)):
         raise CorpusError(f"{name} is {spec.title}, and not parallel text: convert it to one of {SUPPORTED_FORMATS}")
     if key == "tsv" and text.startswith("<"):
         raise CorpusError(f"{name} is XML, but neither TMX nor XLIFF: convert it to one of {SUPPORTED_FORMATS}")
@@ -176,7 +234,7 @@ def check_plain_text(head: bytes, name: str) -> None:
         if spec.scan_units and spec.sniff and spec.sniff(text):
             advice = f"give it as a file whose name ends in {[*spec.suffixes, *spec.document_suffixes][0]}"
             raise CorpusError(f"{name} must be text, but is {key.upper()}: {advice}, or {_INSIST}")
-    if other := unsupported.detect_unsupported(name, head):
+    if other := detect_unsupported(name, head):
         raise CorpusError(f"{name} must be text, but is {other.title}: {other.advice}, or {_INSIST}")
 
 
@@ -197,7 +255,7 @@ def read_pairs(
 ) -> Iterator[Pair | BadLine]:
     if file.format == "moses":
         source, target = file.files
-        return moses.read_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
+        return read_moses_pairs(source.read_blocks(), target.read_blocks(), (source.name, target.name))
     content: Iterator[bytes] = file.files[0].read_blocks()
     key = file.format
     if key is None:
@@ -237,3 +295,22 @@ def is_language_ambiguous(file: ParallelFile, requested: Sequence[LanguagePair])
 
 def _resolve_format(file: ParallelFile) -> str:
     return file.format or sniff_format(streams.peek_head(file.files[0].read_blocks())[0], file.name)
+
+
+def read_moses_pairs(
+    source: Iterable[bytes], target: Iterable[bytes], names: tuple[str, str]
+) -> Iterator[Pair | BadLine]:
+    """Yield the pairs of lines. A bad line on either side makes the pair bad; the two files stay in step."""
+    sources, targets = streams.read_lines(source, names[0]), streams.read_lines(target, names[1])
+    for number, (source_line, target_line) in enumerate(zip_longest(sources, targets), 1):
+        if isinstance(source_line, str) and isinstance(target_line, str):
+            yield Pair(source_line, target_line, names[0], number, names[1])
+        elif source_line is None or target_line is None:
+            ends = ((source_line, sources), (target_line, targets))
+            counts = [number - (line is None) + sum(1 for _ in rest) for line, rest in ends]
+            problem = f"{names[0]} has {counts[0]:,} lines but {names[1]} {counts[1]:,}, so that they do not match"
+            raise CorpusError(f"{problem}: find the missing or broken line, or fetch both files again")
+        else:
+            bad_line = source_line if isinstance(source_line, BadLine) else target_line
+            assert isinstance(bad_line, BadLine)
+            yield bad_line

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from attent.data import pairs
 from attent.data.formats import units
 from attent.data.formats.placeholders import has_words
-from attent.data.formats.plain_text import decode_plain_text
 from attent.data.formats.tsv import find_role_columns
-from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
+from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit, decode_plain_text
 from attent.data.pairs import MAX_LISTED, CorpusError, LanguagePair
 from attent.formatting import escape_invisible
 from attent.text.language_tags import LANGUAGE_TAG

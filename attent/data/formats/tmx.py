@@ -1,10 +1,13 @@
 """TMX 1.4 translation memories: a unit `tu` has a variant `tuv` per language, with its text in `seg`.
 
 Reading skips native codes, but keeps line breaks; of several variants in one language the first counts. Pre-translation
-adds missing variants and fills empty ones, each with a `prop` that asks for review and without a timestamp.
+adds missing variants and fills empty ones, each with a `prop` that asks for review and without a timestamp. TBX, at the
+end, is the related format of term bases.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from xml.sax.saxutils import quoteattr
 
 from attent.data import pairs
@@ -12,7 +15,7 @@ from attent.data.formats import xml
 from attent.data.formats.streams import EXCERPT_CHARS, TOO_LONG
 from attent.data.formats.units import Edit, FileText, InlineContent, ScanResult, TranslationUnit
 from attent.data.formats.xml import XmlElement
-from attent.data.pairs import MAX_LISTED, BadLine, LanguagePair, Pair, ReadOptions
+from attent.data.pairs import MAX_LISTED, BadLine, CorpusError, LanguagePair, Pair, ReadOptions
 from attent.text.language_tags import choose_tag, get_primary_subtag, is_same_language, is_tag_match, normalize_tag
 
 LINE_BREAK_TYPES = ("lb", "pb")
@@ -37,6 +40,9 @@ SCHEMA = xml.XmlSchema(
     is_protected=lambda element: False,
     is_break=_is_line_break,
 )
+TBX_ROOTS = ("tbx", "martif")
+TBX_SCHEMA = replace(SCHEMA, root=TBX_ROOTS[0], units=frozenset({"conceptEntry", "termEntry"}))
+_STATUS = re.compile("(preferred|deprecated|superseded)Term")
 
 
 def _get_language(variant: XmlElement) -> str:
@@ -239,3 +245,41 @@ def _is_source(tag: str, source: str, target: str | None) -> bool:
     """`pt-BR` is not the source if it is the target, though it is a variant of the source `pt`."""
     is_exact = normalize_tag(tag) == normalize_tag(source)
     return is_exact or (is_tag_match(source, tag) and (target is None or not is_tag_match(target, tag)))
+
+
+# ---- term bases (TBX) ------------------------------------------------------------------------------------------------
+
+
+def is_tbx(head: str) -> bool:
+    return any(replace(TBX_SCHEMA, root=root).matches_head(head) for root in TBX_ROOTS)
+
+
+def read_concepts(content: bytes, name: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Yield the line and the (language, term) pairs of each concept of TBX, version 2 (`martif`) or 3 (`tbx`).
+
+    Deprecated and superseded terms are left out; preferred ones come first.
+    """
+    root = next(
+        (root for root in TBX_ROOTS if re.search(rf"<(?:[\w.-]+:)?{root}[\s>/]".encode(), content)), TBX_ROOTS[0]
+    )
+    for unit in xml.parse_xml([content], name, replace(TBX_SCHEMA, root=root)):
+        if unit.is_truncated:
+            raise CorpusError(f"{name}, line {unit.line:,}: this concept is too large; split it")
+        sections = [
+            (section.attributes.get(xml.XML_LANG, ""), *_list_terms(section))
+            for section in unit.find_children("langSec", "langSet")
+        ]
+        yield unit.line, [(language, term) for language, *terms in sections for term in terms]
+
+
+def _list_terms(section: XmlElement) -> list[str]:
+    """Return the terms of a language, the preferred ones first."""
+    groups = section.find_children("termSec", "tig", "ntig", "termGrp")
+    terms = [" ".join(term.get_text().split()) for term in section.find_children("term")]
+    statuses = "".join(child.get_text() for child in section.children if isinstance(child, XmlElement))
+    status = _STATUS.search(statuses) if terms else None
+    if status and status[1] != "preferred":
+        return []
+    nested = [(group, _list_terms(group)) for group in groups]
+    nested.sort(key=lambda item: "preferredTerm" not in item[0].get_text())
+    return [term for term in (*terms, *(term for _, group_terms in nested for term in group_terms)) if term]

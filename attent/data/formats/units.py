@@ -139,6 +139,16 @@ def decode_file(content: bytes, name: str, encoding: str) -> FileText:
     raise CorpusError(f"{name} has bytes that are not {encoding}, its declared encoding: save it as UTF-8")
 
 
+def decode_plain_text(content: bytes, name: str) -> FileText:
+    """Decode UTF-8, or UTF-16 with a byte order mark."""
+    text = decode_file(content, name, "utf-8")
+    if b"\0" in text.utf8:
+        line = text.utf8.count(b"\n", 0, text.utf8.index(0)) + 1
+        advice = "" if content.startswith(tuple(BOMS)) else ", or as UTF-8 if it is text"
+        raise CorpusError(f"{name} is not text at line {line:,}: save it as text{advice}")
+    return text
+
+
 def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 

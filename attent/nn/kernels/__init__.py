@@ -1,15 +1,14 @@
 """Kernels for NVIDIA GPUs, written in Triton where no library has a good one.
 
-    attention         the fast attention backends (SDPA, FlexAttention, FlashAttention varlen, ours) and their limits
+    attention         the fast attention backends (SDPA, FlexAttention, FlashAttention varlen, ours) and their limits,
+                      and workarounds for SDPA at inference
     packed_attention  attention inside rows of many short packed sentences: the backend `tiles`
     add_norm          bias, dropout, residual and layer normalization in one pass
     linear_relu       a linear layer with ReLU
     cross_entropy     softmax, label-smoothed cross-entropy and its gradient in one pass
     cuda_graphs       capture of CUDA graphs (plain PyTorch)
-    sdpa              workarounds for PyTorch's attention at inference (plain PyTorch)
-    dropout_rng       seeds and masks of dropout inside kernels
-    row_reduce        sums over rows, for the gradients of biases and norms
-    probe             a small kernel that tells whether Triton works on this GPU
+    row_reduce        sums over rows, for the gradients of biases and norms; dropout masks inside kernels; a kernel
+                      that tells whether Triton works on this GPU
 
 Each has a reference implementation elsewhere, and is used only where `can_use_kernels` allows it. Triton comes with
 the CUDA builds of torch; nothing here that needs it is imported without it.
@@ -53,7 +52,7 @@ def _can_run_triton(index: int) -> bool:
     if torch.version.hip is not None or torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
         return False
     try:
-        from attent.nn.kernels.probe import run_probe
+        from attent.nn.kernels.row_reduce import run_probe
 
         with torch.cuda.device(index):
             return run_probe(torch.device("cuda", index))

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attent.nn.kernels import use_device_of
-from attent.nn.kernels.dropout_rng import draw_seeds, keep_mask
-from attent.nn.kernels.row_reduce import choose_num_programs, sum_rows
+from attent.nn.kernels.row_reduce import choose_num_programs, draw_seeds, keep_mask, sum_rows
 
 BLOCK_ELEMENTS = 1024  # elements per program and iteration, unless a row has more
 

@@ -18,8 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attent.nn.kernels import use_device_of
-from attent.nn.kernels.dropout_rng import draw_seeds, keep_mask
-from attent.nn.kernels.row_reduce import sum_rows
+from attent.nn.kernels.row_reduce import draw_seeds, keep_mask, sum_rows
 from attent.nn.masks import Mask
 
 LOG2_E = 1.4426950408889634

@@ -37,7 +37,7 @@ from attent.training.objective import Objective
 from attent.training.tasks import base
 from attent.training.tasks import image_classification as classification
 from attent.training.tasks.generation_task import EvalSet, GenerationTask, draw_held_out
-from attent.training.tasks.image_batches import ShuffledLoader, augment_pixels
+from attent.training.tasks.image_classification import ShuffledLoader, augment_pixels
 from attent.training.tasks.text_task import get_stack, hash_texts
 
 DROPOUT = 0.1

@@ -22,8 +22,7 @@ from attent.scoring.metrics import MetricScore, Reference, compute_metrics, form
 from attent.text.tokenizer import Tokenizer
 from attent.training import autoconfig
 from attent.training.config import RunConfig, UserSettings
-from attent.training.events import ValidationSample
-from attent.training.stop_signals import StopRequested
+from attent.training.events import StopRequested, ValidationSample
 from attent.training.tasks import base
 
 NUM_SAMPLES, NUM_CARD_SAMPLES = 3, 5

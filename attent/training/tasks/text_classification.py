@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from attent.data.encode import truncate_texts
-from attent.data.labeled_text import sort_labels
 from attent.data.text_batches import TextLabeler
-from attent.data.text_corpus import TextCorpus
+from attent.data.text_corpus import TextCorpus, sort_labels
 from attent.models import EncoderConfig, TextEncoder
 from attent.nn.eval_mode import eval_mode
 from attent.text.bulk_encoder import EncodedSentences

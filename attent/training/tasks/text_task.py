@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from attent.data import labeled_text, text_corpus
+from attent.data import text_corpus
 from attent.data.batch_plan import BatchConfig
 from attent.data.encode import add_special_tokens
 from attent.data.pairs import CorpusError
@@ -28,8 +28,7 @@ from attent.training import autoconfig
 from attent.training import config as run_config
 from attent.training.autoconfig import DataSize, look_up
 from attent.training.config import RunConfig, Size, TrainConfig, TrainError, UserSettings
-from attent.training.events import EventHandler, Note
-from attent.training.stop_signals import StopRequested
+from attent.training.events import EventHandler, Note, StopRequested
 from attent.training.tasks import base
 
 CPU_SIZE_BY_TOKENS: tuple[tuple[int, Size], ...] = ((0, "tiny"), (50_000_000, "small"))  # larger would take weeks
@@ -69,10 +68,10 @@ def load_splits(
     run: RunConfig, context: base.RunContext, layout: TextLayout, *, with_labels: bool = False
 ) -> TextSplits:
     """Read the named files and those in the same folder, and hold out a validation set if there is none."""
-    suffixes = labeled_text.SUFFIXES if with_labels else text_corpus.SUFFIXES
+    suffixes = text_corpus.LABELED_SUFFIXES if with_labels else text_corpus.SUFFIXES
 
     def read(paths: Sequence[Path]) -> TextCorpus:
-        return labeled_text.read_labeled_texts(paths) if with_labels else text_corpus.read_texts(paths, layout)
+        return text_corpus.read_labeled_texts(paths) if with_labels else text_corpus.read_texts(paths, layout)
 
     data = run.data
     files = text_corpus.find_text_files(base.spool_stdin(data.train, context.data_dir), suffixes)

@@ -26,10 +26,9 @@ from attent.training import autoconfig
 from attent.training.config import TASK_SETTINGS, RunConfig, Size, TrainConfig, UserSettings
 from attent.training.objective import Seq2SeqObjective
 from attent.training.synthetic_pairs import SyntheticCorpus
-from attent.training.tasks import base, replay, translation_data
+from attent.training.tasks import base, translation_data
 from attent.training.tasks.generation_task import EvalSet, GenerationTask
-from attent.training.tasks.replay import SAMPLE_FILE
-from attent.training.tasks.translation_data import read_eval_set
+from attent.training.tasks.translation_data import SAMPLE_FILE, encode_sample, read_eval_set
 
 SCORED_BLOCK = {"cpu": 256, "cuda": 4_096}  # sentences between two progress notes
 
@@ -57,7 +56,8 @@ class TranslationTask(GenerationTask):
         languages = learn_languages(texts or splits.train)
         self.extra_files = {} if languages is None else {LANGUAGES_FILE: languages.to_bytes()}
         if run.data.store_sample:
-            self.extra_files[SAMPLE_FILE] = replay.encode_sample(splits.train, run.data.store_sample, run.train.seed)
+            sample = encode_sample(splits.train, run.data.store_sample, run.train.seed)
+            self.extra_files[SAMPLE_FILE] = sample
 
     @property
     def title(self) -> str:

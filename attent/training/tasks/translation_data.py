@@ -1,9 +1,14 @@
 """Data of a translation run: corpora, a held-out validation set, a tokenizer, token stores, batches.
 
 Everything is cached in the run's `state/data` by the contents of the files, so that a resumed run only opens it.
+General text may be mixed in when a translator is fine-tuned, so that it stays good at what it could do before: that of
+`--replay`, or the sample that the model folder stores of its training data (`--store-sample`).
 """
 
+import gzip
+import heapq
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,23 +26,85 @@ from attent.data.formats import streams
 from attent.data.formats.placeholders import INLINE_TAGS
 from attent.data.formats.registry import ParallelFile
 from attent.data.loader import PairLoader
-from attent.data.pairs import BadLine, CorpusError, LanguagePair, Pair, ReasonTally
+from attent.data.pairs import BadLine, CorpusError, LanguageMismatchError, LanguagePair, Pair, ReasonTally
 from attent.data.split import default_validation_size, hold_out, summarize_split
 from attent.data.token_store import ResampledStores, TokenStore, prepare_store
 from attent.formatting import format_precise_percent
-from attent.text.context import SEPARATOR, has_separator
+from attent.models.folder import read_side_file
+from attent.storage.atomic import write_atomic
+from attent.storage.hub import locate_model
 from attent.text.tokenizer import Tokenizer
+from attent.text.vocabulary import SEPARATOR, has_separator
 from attent.training.autoconfig import DataSize
 from attent.training.config import DataConfig, RunConfig, TrainConfig, TrainError
 from attent.training.synthetic_pairs import BACK_TRANSLATION_TAG, add_synthetic_corpora
-from attent.training.tasks import base, replay
+from attent.training.tasks import base
 from attent.training.tasks.generation_task import EvalSet
 
+SAMPLE_FILE = "sample.tsv.gz"
 LANGUAGE_SAMPLE_SIZE = 2_000  # pairs that are compared with their languages
 MAX_DROPPED_SHARE = 0.01  # of the lines, for one reason, without a warning
 FILTER_OFF_VALUES = {
     "length_ratio": "0", "max_chars": "0", "identical": "false", "script": "false", "control": "false",
 }  # fmt: skip
+
+
+def fetch_sample(init_from: str | None, context: base.RunContext) -> Path | None:
+    """Copy the sample of the pretrained model into a new run, which resumes without that model; None if it has none."""
+    path = context.data_dir / SAMPLE_FILE
+    if context.is_new:
+        content = read_side_file(locate_model(init_from), SAMPLE_FILE) if init_from else None
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content)
+    return path if path.exists() else None
+
+
+def open_general_corpora(
+    config: DataConfig, languages: LanguagePair, sample: Path | None, context: base.RunContext
+) -> list[Corpus]:
+    """Open the corpora of `--replay`, or the sample; their weights are ratios to the new pairs."""
+    if config.replay == (OFF,) or not (config.replay or sample):
+        return []
+    corpora = open_corpora(config.replay or [str(sample)], languages, config.read_options, context.warn)
+    if config.replay:
+        return corpora
+    try:
+        next(iter(corpora[0]), None)
+    except LanguageMismatchError as error:
+        context.note(f"not replaying the sample that the model's folder stores: {error.problem}")
+        return []
+    context.note("replaying the sample of its training data that the model's folder stores (--replay none: do not)")
+    return corpora
+
+
+def set_ratio(general: Sequence[Corpus], num_new: float, num_general: int) -> list[Corpus]:
+    """Return the general corpora with the weight that gives their ratio to the new pairs in each epoch."""
+    if not num_general:
+        names = ", ".join(corpus.name for corpus in general)
+        raise TrainError(f"`data.replay` must have sentence pairs, but {names} has none; give other text, or none")
+    return [replace(corpus, weight=corpus.weight * num_new / num_general) for corpus in general]
+
+
+def encode_sample(corpora: Sequence[Corpus], count: int, seed: int) -> bytes:
+    """Return a sample of the training pairs as compressed TSV; the seed and the corpus weights decide which."""
+    languages = {corpus.languages for corpus in corpora}
+    (pair_languages, *others) = languages
+    if others:
+        raise TrainError("`data.store_sample` must be 0 with several language pairs: one file cannot hold them")
+    rng = random.Random(seed)
+    # Weighted sampling without replacement (Efraimidis and Spirakis 2006).
+    keyed = (
+        (rng.random() ** (1 / corpus.weight), index, pair)
+        for corpus in corpora
+        for index, pair in enumerate(corpus)
+        if isinstance(pair, Pair)
+    )
+    sample = [pair for *_, pair in heapq.nlargest(count, keyed, key=lambda item: item[:2])]
+    header = "\t".join(pair_languages.tags) if not pair_languages.is_open else ""
+    rows = ("\t".join(" ".join(text.split()) for text in (pair.source, pair.target)) for pair in sample)
+    return gzip.compress("".join(f"{row}\n" for row in filter(None, (header, *rows))).encode(), mtime=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +146,7 @@ class PreparedData:
 def prepare_data(run: RunConfig, tokenizer: Tokenizer | None, context: base.RunContext) -> PreparedData:
     if run.init_from is None and run.data.replay not in ((), (OFF,)):
         raise TrainError("`data.replay` needs a model to fine-tune, but there is none; name one with --from")
-    splits = load_corpora(run.data, run.train.seed, context, replay.fetch_sample(run.init_from, context))
+    splits = load_corpora(run.data, run.train.seed, context, fetch_sample(run.init_from, context))
     return prepare_tokens(splits, tokenizer, run.data, context)
 
 
@@ -88,7 +155,7 @@ def load_corpora(
 ) -> CorpusSplits:
     """Open the named corpora and their sibling files, and hold out a validation set if there is none."""
     languages = LanguagePair(config.src, config.tgt)
-    general = replay.open_general_corpora(config, languages, replay_sample, context)
+    general = open_general_corpora(config, languages, replay_sample, context)
     train_names = base.spool_stdin(config.train, context.data_dir)
 
     def open_in_order(names: Sequence[str]) -> list[Corpus]:
@@ -121,7 +188,7 @@ def load_corpora(
         general, train, replay_valid = _split_validation(general, train, config.hold_out, seed, context)
     if general:
         num_new = sum(corpus.weight * _count_pairs([corpus])[0] for corpus in train)
-        general = replay.set_ratio(general, num_new, _count_pairs(general)[0])
+        general = set_ratio(general, num_new, _count_pairs(general)[0])
     return CorpusSplits(
         train=[*train, *general],
         valid=valid,

@@ -16,19 +16,22 @@ from attent.data.images import ImageDataConfig, ImageDataset, ImageShape
 from attent.models import VisionConfig, VisionTransformer, build
 from attent.nn import LearnedConfig, StackConfig
 from attent.training.config import DataConfig, RunConfig, TrainError
-from attent.training.events import Event, Note
-from attent.training.stop_signals import StopRequested
+from attent.training.events import Event, Note, StopRequested
 from attent.training.tasks.base import RunContext
-from attent.training.tasks.image_batches import ImageLoader, ImageObjective, erase_random, flip_random, shift_random
 from attent.training.tasks.image_classification import (
     ImageClassificationTask,
+    ImageLoader,
+    ImageObjective,
     build_vision_config,
     check_image_shape,
     choose_patch,
     describe_augmentation,
+    erase_random,
     find_all_splits,
+    flip_random,
     hold_out_valid_images,
     measure_accuracy,
+    shift_random,
 )
 from tests.data.image_sets import make_bar_images, write_class_folders, write_idx
 

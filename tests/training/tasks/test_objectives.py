@@ -31,7 +31,7 @@ from attent.training.objective import (
     TextClassificationObjective,
 )
 from attent.training.tasks.base import BatchLoader, ObjectiveFactory
-from attent.training.tasks.masked_lm import MaskedLMTask, build_masker
+from attent.training.tasks.language_modeling import MaskedLMTask, build_masker
 from attent.training.tasks.text_classification import TextClassificationTask, compute_wilson_interval
 from tests.training.toys import RECIPE, are_equal
 

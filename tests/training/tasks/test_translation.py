@@ -11,7 +11,7 @@ import torch
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.options import SearchOptions
 from attent.training.config import DataConfig, DecodeConfig, RunConfig, TrainConfig
-from attent.training.stop_signals import StopRequested
+from attent.training.events import StopRequested
 from attent.training.tasks import generation_task, translation
 from attent.training.tasks.base import RunContext
 from attent.training.tasks.generation_task import get_search_options

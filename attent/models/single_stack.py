@@ -1,16 +1,24 @@
-"""The encoder-only text model (BERT), with heads for masked words and for labels of whole texts."""
+"""Models with one stack: encoders of text (BERT) and of images (ViT), and decoder-only language models (GPT, LLaMA)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attent.models.config import EncoderConfig
+from attent.models.config import CausalConfig, EncoderConfig, VisionConfig
 from attent.models.output import OutputProjection, OutputTransform, make_linear
 from attent.models.weights import SavableModel
-from attent.nn import Packing, Stack, StackConfig
+from attent.nn import Cache, Packing, Stack, StackConfig
 from attent.nn.argument_checks import can_read_values
 from attent.nn.dropout import Dropout
-from attent.nn.frontends import TokenEmbedding, check_id_shape
+from attent.nn.frontends import (
+    PatchEmbedding,
+    TokenEmbedding,
+    add_class_token,
+    check_id_shape,
+    check_pixels,
+    normalize_pixels,
+)
+from attent.nn.init import init_normal
 from attent.storage.errors import AttentError
 
 
@@ -109,3 +117,73 @@ def check_segments(segments: Tensor, count: int) -> None:
         required = f"from 0 to {count - 1}, the segment embeddings of the model"
         actual = f"range from {int(segments.min())} to {int(segments.max())}"
         raise AttentError(f"`segments` must be {required}, but {actual}")
+
+
+class VisionTransformer(SavableModel):
+    """Pixels -> logits over labels."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.stack.width
+        self.patch_embedding = PatchEmbedding(config.channels, config.patch_size, width)
+        self.class_token = nn.Parameter(torch.empty(width)) if config.class_token else None
+        if self.class_token is not None:
+            init_normal(self.class_token, std=0.02)
+        self.encoder = Stack(config.stack)
+        self.pooler = Pooler(width) if config.pooler else None
+        self.classifier = Classifier(config.stack, len(config.labels)) if config.labels else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, image_size, image_size), normalized (see `normalize`) -> (B, labels)."""
+        if self.classifier is None:
+            raise AttentError("this model has no classifier (`labels` is empty in its config); see `compute_states`")
+        return self.classifier(self.pool(self.compute_states(pixels)))
+
+    def compute_states(self, pixels: Tensor) -> Tensor:
+        """-> (B, T, E): the class token, if there is one, then the patches, row by row."""
+        check_pixels(pixels, self.config)
+        return self.encoder(add_class_token(self.patch_embedding(pixels), self.class_token))
+
+    def pool(self, states: Tensor) -> Tensor:
+        """Return the representation of the whole image: (B, T, E) -> (B, E)."""
+        first_patch = int(self.config.class_token)
+        pooled = states[:, 0] if self.config.pooling == "class" else states[:, first_patch:].mean(1)
+        return pooled if self.pooler is None else self.pooler(pooled)
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Convert bytes, or values from 0 to 1, to the model's input: (pixel - mean) / std."""
+        return normalize_pixels(pixels, self.config, self.patch_embedding.weight)
+
+
+class CausalLM(SavableModel):
+    """Token ids -> logits over the next token. Rows are padded on the right (lengths) or packed."""
+
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(config.vocab, config.stack.width, scaled=config.scale_embeddings)
+        self.decoder = Stack(config.stack)
+        tied_to = self.embedding if config.tie_output else None
+        self.output = OutputProjection(config.vocab, config.stack.width, tied_to=tied_to, bias=config.output_bias)
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+        """(B, T) -> (B, T, V)"""
+        return self.output(self.compute_states(ids, lengths, packing=packing))
+
+    def compute_states(self, ids: Tensor, lengths: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+        """(B, T) -> (B, T, E), the input of `output`."""
+        return self.decoder(self.embedding(ids), lengths, packing=packing)
+
+    def init_decoder_state(self, *, rows: int, capacity: int) -> Cache:
+        """Create a cache for `capacity` tokens of each row."""
+        return self.decoder.new_cache(capacity, rows=rows)
+
+    @torch.no_grad()
+    def step(self, ids: Tensor, cache: Cache, lengths: Tensor | None = None) -> Tensor:
+        """Decode the next tokens, (B, T), after those in the cache -> logits (B, T, V).
+
+        `lengths` counts the real tokens of each row where these differ, as prompts do. The cache is updated in place,
+        so this has no gradient: train with `forward`.
+        """
+        return self.output(self.decoder(self.embedding(ids), lengths, cache=cache))

@@ -1,4 +1,6 @@
-"""The built-in corpus `phrases`: short English sentences and their German translations, generated from a small grammar.
+"""The grammar of the built-in corpus `phrases`: short English sentences and their German translations.
+
+`python -m benchmarks.phrases` writes the corpus into the package.
 
     the three small dogs sleep in the garden        die drei kleinen Hunde schlafen im Garten
     today the old woman is singing behind the house heute singt die alte Frau hinter dem Haus
@@ -8,15 +10,13 @@ German word order differs from English, and adjectives agree in gender and numbe
 to learn. Hashes choose the sentences: every machine generates the same files.
 """
 
+import gzip
 from collections.abc import Iterator
-from itertools import count
-from pathlib import Path
+from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
+from attent.data.builtin import PHRASES_FILE, PHRASES_SPLITS
 from attent.data.file_hashes import hash_bytes
-
-VERSION = 2  # of the grammar, part of the folder's name
-SPLIT_SIZES = {"train": 2_000, "valid": 200, "test": 200}
 
 
 class _Noun(NamedTuple):
@@ -91,12 +91,10 @@ class _Draws:
         return options[hash_bytes(f"phrase {self.number} {self.count}".encode()) % len(options)]
 
 
-def write_corpus(folder: Path) -> None:
-    pairs = generate_pairs()
-    for split, size in SPLIT_SIZES.items():
-        with open(folder / f"{split}.tsv", "w", encoding="utf-8", newline="\n") as file:
-            file.write("en\tde\n")
-            file.writelines(f"{source}\t{target}\n" for source, target in (next(pairs) for _ in range(size)))
+def write_corpus() -> None:
+    pairs = islice(generate_pairs(), sum(PHRASES_SPLITS.values()))
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    PHRASES_FILE.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def generate_pairs() -> Iterator[tuple[str, str]]:
@@ -158,3 +156,7 @@ def _make_place(draws: _Draws) -> tuple[str, str]:
     article = "der" if gender == "f" else "dem"
     german = "im" if (de_preposition, article) == ("in", "dem") else f"{de_preposition} {article}"
     return f"{preposition} the {noun}", f"{german} {de_noun}"
+
+
+if __name__ == "__main__":
+    write_corpus()
