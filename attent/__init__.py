@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attent import nn
-    from attent.decoding.captioner import Captioner
     from attent.decoding.generation.generator import Generator
     from attent.decoding.predictor import Predictor
+    from attent.decoding.source_search import Captioner
     from attent.decoding.transcriber import Transcriber
     from attent.decoding.translator import Translator
     from attent.inspection.attention_trace import record
@@ -43,7 +43,7 @@ __all__ = [
 # `import attent` and `attent --help` do not import torch.
 _PUBLIC_MODULES = {
     "AttentError": "attent.storage.errors",
-    "Captioner": "attent.decoding.captioner",
+    "Captioner": "attent.decoding.source_search",
     "Generator": "attent.decoding.generation.generator",
     "Inspection": "attent.inspection.session",
     "Predictor": "attent.decoding.predictor",

@@ -103,11 +103,13 @@ CONSTANTS: dict[str, dict[str, object]] = {
     "attent.decoding.alignment": {"MAX_SELECTION_PAIRS": 500, "MIN_SHARPNESS": 0.05},
     "attent.decoding.constraints.no_repeat": {"MAX_LOOP_PERIOD": 8, "MIN_LOOP_REPEATS": 4, "MIN_LOOP_TOKENS": 8},
     "attent.decoding.input_lines": {"MAX_LINE_BYTES": 16_777_216},
-    "attent.decoding.mbr": {"MAX_NGRAM": 6, "BETA": 2},
+    "attent.decoding.quality": {"MAX_NGRAM": 6, "BETA": 2},
     "attent.decoding.options": {"MAX_EXTRA_TOKENS": 50},
     "attent.decoding.pipeline": {"MAX_LISTED_SKIPS": 20, "MAX_ALIGNED_WORDS": 2_000},
     "attent.decoding.translator": {"MAX_SEGMENTS": 1_048_576, "MAX_UNSPLIT_TOKENS": 200, "DEFAULT_MAX_TOKENS": 256},
-    "attent.inspection.ablation_run": {"MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05},
+    "attent.inspection.ablation_run": {
+        "MIN_USEFUL_BLEU": 1.0, "SIGNIFICANCE_LEVEL": 0.05, "DEFAULT_MAX_BLEU_DROP": 0.2, "MAX_LOSS_PER_BLEU": 0.1,
+    },
     "attent.inspection.head_stats": {
         "DEFAULT_MAX_PAIRS": 500, "MAX_TOKENS": 512, "MIN_WORDS": 2, "DOMINANT_SHARE": 0.5, "COMBINED_SHARE": 0.6,
         "ALIGNED_SHARE": 0.7, "LOOSELY_ALIGNED_SHARE": 0.6, "MIN_CONFIDENCE": 0.5,
@@ -119,7 +121,6 @@ CONSTANTS: dict[str, dict[str, object]] = {
         "MAX_QKV_VALUES": 1_750_000,
     },
     "attent.inspection.inspectors.text": {"CONTINUATION_TOKENS": 16, "MAX_MASKED_TOKENS": 128},
-    "attent.inspection.prune": {"DEFAULT_MAX_BLEU_DROP": 0.2, "MAX_LOSS_PER_BLEU": 0.1},
     "attent.models.folder": {"MAX_FILE_BYTES": 134_217_728, "READ_ATTEMPTS": 5},
     "attent.nn.argument_checks": {"MAX_SIZE": 16_777_216, "MAX_LAYERS": 1_000},
     "attent.scoring.evaluate": {"WORD_LIMITS": (10, 20, 30, 40, 50), "CHARACTER_LIMITS": (20, 40, 60, 80, 100)},

@@ -1,4 +1,4 @@
-"""`attent caption`: a text for each image. See `attent.decoding.captioner`."""
+"""`attent caption`: a text for each image. See `attent.decoding.source_search`."""
 
 import json as json_module
 import sys
@@ -42,7 +42,7 @@ def caption(
     with raise_usage_errors("caption"):
         options = SearchOptions(**{name: getattr(flags, name) for name, _, _ in SEARCH_FLAGS})
     from attent.data.images import ImageError, list_images
-    from attent.decoding.captioner import Captioner
+    from attent.decoding.source_search import Captioner
     from attent.storage.atomic import open_output
     from attent.storage.manifest import check_outputs
 

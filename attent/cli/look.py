@@ -157,7 +157,7 @@ def open_model(folder: Path, sentence: str | None, flags: LookFlags) -> "tuple[I
     from attent.data.pairs import LanguagePair
     from attent.decoding.loading import check_model_exists, resolve_target_lang
     from attent.inspection import session
-    from attent.inspection.inspectors.translation import TranslationInspector
+    from attent.inspection.inspectors.seq2seq import TranslationInspector
 
     check_model_exists(folder)
     languages, notify, warn = LanguagePair(flags.src, flags.tgt), print_status, print_warning

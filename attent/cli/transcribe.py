@@ -14,7 +14,7 @@ from attent.cli.input_texts import prepare_loading
 from attent.cli.line_progress import ProgressDisplay, use_utf8
 from attent.cli.search_flags import derive_flags, flag, make_flags_class
 from attent.decoding.options import DeviceOptions, DtypeName, InputError, SearchOptions
-from attent.decoding.transcript_format import TranscriptFormat
+from attent.decoding.output_format import TranscriptFormat
 
 if TYPE_CHECKING:
     from attent.data.audio import AudioError
@@ -115,7 +115,7 @@ def write_transcripts(
     progress: ProgressDisplay,
 ) -> int:
     from attent.data.audio import AudioError
-    from attent.decoding.transcript_format import format_transcript
+    from attent.decoding.output_format import format_transcript
     from attent.storage.atomic import write_output
 
     num_bad = 0

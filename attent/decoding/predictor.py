@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from attent.data.images import ImageShape, read_image
-from attent.decoding.batching import batch_by_length, pad_token_ids
-from attent.decoding.loading import check_tokenizer_size, load_tokenizer, resolve_device_and_dtype
+from attent.decoding.loading import (
+    batch_by_length,
+    check_tokenizer_size,
+    load_tokenizer,
+    pad_token_ids,
+    resolve_device_and_dtype,
+)
 from attent.decoding.mask_tokens import MASK_SPELLINGS, MaskedText, MaskTokens, SurfaceWord
 from attent.interop import load as load_model
 from attent.models import CausalLM, Model, Seq2Seq, TextEncoder, VisionTransformer

@@ -17,8 +17,13 @@ from torch import Tensor
 from attent.data.arrays import Array
 from attent.data.audio import AudioError, has_translations, iter_audio
 from attent.decoding.alignment import WORD_START_MARKERS
-from attent.decoding.batching import batch_by_length
-from attent.decoding.loading import compute_max_rows, load_tokenizer, read_data_settings, resolve_device_and_dtype
+from attent.decoding.loading import (
+    batch_by_length,
+    compute_max_rows,
+    load_tokenizer,
+    read_data_settings,
+    resolve_device_and_dtype,
+)
 from attent.decoding.options import Hypothesis, InputError, SearchOptions, StopCheck
 from attent.decoding.output_format import replace_line_breaks
 from attent.decoding.source_search import compute_audio_frames, search_sources

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, Unpack, get_args, o
 import torch
 from torch import Tensor
 
-from attent.decoding import mbr
 from attent.decoding.alignment import Alignment, AlignmentError, align_rows, concatenate_alignments, load_selection
 from attent.decoding.constraints import NEG_INF, TargetVocabulary, build_constraints, has_loop
 from attent.decoding.constraints.phrase_automaton import find_phrase
@@ -33,7 +32,7 @@ from attent.decoding.engines.gpu.request_batch import HypothesisBatch, RequestBa
 from attent.decoding.engines.reference import SearchCancelled, SearchSession, TorchEngine
 from attent.decoding.ensemble import Ensemble, check_tokenizers
 from attent.decoding.forced_decoding import EncodedPair
-from attent.decoding.glossary import Glossary, TermPlacement
+from attent.decoding.glossary import Glossary, Phrases, TermPlacement, translate_terms
 from attent.decoding.loading import (
     DTYPES,
     check_model_exists,
@@ -56,9 +55,8 @@ from attent.decoding.options import (
     StopCheck,
     list_search_keywords,
 )
-from attent.decoding.quality import Quality
+from attent.decoding.quality import Quality, compute_expected_chrf, normalize_log_probs
 from attent.decoding.search import make_suppressed_tensor
-from attent.decoding.terminology import Phrases, translate_terms
 from attent.interop import load_as
 from attent.models import Seq2Seq
 from attent.models.adapter import load_adapter
@@ -974,7 +972,7 @@ class Translator:
     def _rank_by_mbr(self, hypotheses: list[Hypothesis], options: SearchOptions) -> list[Hypothesis]:
         texts = [self.tokenizer.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
         log_probs = [hypothesis.log_prob for hypothesis in hypotheses]
-        expected = mbr.compute_expected_chrf(texts, None if options.sampling else mbr.normalize_log_probs(log_probs))
+        expected = compute_expected_chrf(texts, None if options.sampling else normalize_log_probs(log_probs))
         order = sorted(range(len(hypotheses)), key=lambda index: -float(expected[index]))
         return [hypotheses[index] for index in order[: options.n_best]]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attent.decoding.alignment import WORD_START_MARKERS, find_cross_layers, map_tokens_to_words, record_weights
-from attent.decoding.batching import pad_token_ids
+from attent.decoding.loading import pad_token_ids
 from attent.decoding.options import Hypothesis
 from attent.decoding.speech_segments import find_runs
 from attent.models import Seq2Seq

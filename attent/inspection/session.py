@@ -29,16 +29,15 @@ from attent.inspection.attention_trace import (
     AttentionWeights,
     LayerMapping,
     build_frame,
+    format_token,
     unpack_weights,
 )
-from attent.inspection.display_tokens import format_token
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InspectionRequest, Inspector
-from attent.inspection.inspectors.speech import SpeechInspector
+from attent.inspection.inspectors.front_ends import CaptioningInspector, SpeechInspector, VisionInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.inspection.inspectors.text import CausalLMInspector, EncoderInspector
-from attent.inspection.inspectors.translation import TranslationInspector
-from attent.inspection.inspectors.vision import CaptioningInspector, VisionInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq, VisionTransformer
 from attent.nn import AudioConfig

@@ -12,9 +12,8 @@ from attent.decoding.alignment import HeadSelection, MeasuredSelection
 from attent.decoding.forced_decoding import TargetScores, compute_perplexity
 from attent.formatting import escape_invisible, format_count
 from attent.scoring.alignment import AlignmentReport
-from attent.scoring.evaluate import Evaluation
+from attent.scoring.evaluate import Evaluation, RobustnessScore, list_robustness_rows
 from attent.scoring.metrics import METRICS, MetricScore, PairedComparison, ScoreError, format_metrics
-from attent.scoring.robustness import RobustnessScore, list_robustness_rows
 
 MAX_LISTED_LINKS = 5
 NUM_WORST = 5  # sentences that are shown

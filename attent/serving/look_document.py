@@ -7,7 +7,7 @@ from attent.decoding.options import SearchOptions, StopCheck
 from attent.inspection.head_masking import ModelPart, find_part
 from attent.inspection.html_page import render_page
 from attent.inspection.inspectors.base import InputTooLongError, InspectionRequest, Inspector
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.serving.endpoints import LookRequest
 from attent.serving.limits import ApiError, Limits
 

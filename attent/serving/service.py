@@ -34,7 +34,7 @@ from attent.decoding.pipeline import (
 )
 from attent.decoding.translator import Translation, Translator
 from attent.inspection.html_page import build_live_csp
-from attent.inspection.inspectors.translation import TranslationInspector
+from attent.inspection.inspectors.seq2seq import TranslationInspector
 from attent.interop import load
 from attent.models import CausalLM, Seq2Seq
 from attent.serving.batching import SearchBatcher

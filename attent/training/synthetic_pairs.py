@@ -37,10 +37,10 @@ from attent.data.token_store import identify_corpus
 from attent.decoding.engines.gpu.eligibility import drop_cached_searches
 from attent.decoding.input_lines import LineSource
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.mbr import compute_pairwise_chrf
 from attent.decoding.options import SamplingOptions, SearchOptions
 from attent.decoding.output_format import OutputFormat
 from attent.decoding.pipeline import TranslationPipeline, iterate_translated_blocks
+from attent.decoding.quality import compute_pairwise_chrf
 from attent.decoding.translator import Translator
 from attent.formatting import format_count
 from attent.models import Seq2Seq

@@ -30,9 +30,8 @@ from attent.inspection.ablate import (
     AblationMeter,
     load_ablation,
 )
-from attent.inspection.ablation_run import AblationJob, AblationResult
+from attent.inspection.ablation_run import AblationJob, AblationResult, PruneSelection
 from attent.inspection.head_masking import ModelPart, list_parts, mask_heads
-from attent.inspection.prune import PruneSelection
 from attent.models import Seq2Seq, Seq2SeqConfig
 from attent.models.config import mirror_encoder
 from attent.models.folder import write_side_file

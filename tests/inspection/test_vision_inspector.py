@@ -16,7 +16,7 @@ import attent
 from attent.inspection.head_masking import ModelPart
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.base import InspectionRequest
-from attent.inspection.inspectors.vision import VisionInspector, encode_png
+from attent.inspection.inspectors.front_ends import VisionInspector, encode_png
 from tests.inspection.documents import read_weights
 from tests.inspection.models import ring, vision, write_ring
 

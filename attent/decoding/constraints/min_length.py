@@ -5,8 +5,7 @@ from typing import Self
 
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.base import NEG_INF, Constraint, ConstraintSetup, GeneratedTokens
 
 
 class MinLength(Constraint):

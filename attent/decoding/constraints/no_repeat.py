@@ -8,8 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import Constraint, GeneratedTokens, ban_tokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.base import Constraint, ConstraintSetup, GeneratedTokens, ban_tokens
 from attent.decoding.options import SearchRequest
 
 # A loop is a unit of up to MAX_LOOP_PERIOD tokens that occurs MIN_LOOP_REPEATS times in a row and then fills at least

@@ -6,8 +6,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from attent.decoding.constraints.base import NEG_INF, Constraint, GeneratedTokens, ban_tokens, keep_only_tokens
-from attent.decoding.constraints.vocabulary import ConstraintSetup
+from attent.decoding.constraints.base import (
+    NEG_INF,
+    Constraint,
+    ConstraintSetup,
+    GeneratedTokens,
+    ban_tokens,
+    keep_only_tokens,
+)
 from attent.decoding.options import SearchRequest
 from attent.storage.errors import AttentError
 

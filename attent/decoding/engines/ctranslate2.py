@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from attent.decoding.batching import split_batches
 from attent.decoding.engines.option_support import find_unsupported_field
+from attent.decoding.loading import split_batches
 from attent.decoding.options import Hypothesis, SearchOptions, SearchRequest
 from attent.interop import ctranslate2 as converter
 from attent.models import Seq2Seq

@@ -20,8 +20,7 @@ from attent.decoding.constraints import (
     apply_constraints,
     build_constraints,
 )
-from attent.decoding.engines.graphed_search import update_tensor
-from attent.decoding.engines.reference import SearchCancelled
+from attent.decoding.engines.reference import SearchCancelled, update_tensor
 from attent.decoding.options import SearchOptions, SearchRequest, StopCheck
 from attent.decoding.sampling import sample_tokens
 from attent.decoding.search import map_tensors

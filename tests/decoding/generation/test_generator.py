@@ -12,8 +12,7 @@ import torch
 
 from attent.decoding.engines.reference import SearchCancelled
 from attent.decoding.generation import loop
-from attent.decoding.generation.detokenizer import decode_continuation
-from attent.decoding.generation.generator import Generator
+from attent.decoding.generation.generator import Generator, decode_continuation
 from attent.decoding.generation.loop import (
     DynamicState,
     EncodedPrompt,

@@ -1,23 +1,31 @@
-"""Inspect Vision Transformers (image, patches, labels) and caption models (image, patches, search of the text)."""
+"""Inspect models of images and recordings: patches with labels, or the search of a caption or transcript."""
 
 import base64
+import io
 import struct
+import wave
 import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from attent.data.audio import iter_audio
 from attent.data.images import ImageError, ImageShape, is_idx_file, pad_or_resize, read_idx, read_image
 from attent.decoding.loading import resolve_target_lang
-from attent.decoding.options import StopCheck
-from attent.inspection.attention_trace import DisplayToken, PatchImage, TraceSide
+from attent.decoding.options import SearchOptions, StopCheck
+from attent.decoding.search_trace import SearchTrace
+from attent.decoding.source_search import compute_audio_frames
+from attent.decoding.transcriber import Transcriber
+from attent.decoding.word_times import STATE_FRAMES, STATE_SECONDS
+from attent.inspection.attention_trace import DisplayToken, PatchImage, SourceAudio, TraceSide
 from attent.inspection.inspectors import base
 from attent.inspection.inspectors.seq2seq import LoadedSource, Seq2SeqInspector
 from attent.models import VisionTransformer
 from attent.nn import ImageConfig
-from attent.nn.frontends import normalize_pixels
+from attent.nn.frontends import HOP_SAMPLES, SAMPLE_RATE, normalize_pixels
 
 
 class VisionInspector(base.Inspector[VisionTransformer]):
@@ -92,3 +100,73 @@ def encode_png(pixels: Tensor) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
     )
+
+
+MAX_SECONDS = 30.0  # of a recording on a page: 1.3 MB
+
+
+class SpeechInspector(Seq2SeqInspector):
+    model_kind = "a speech model"
+    example_file = "recording.wav"
+    output_name = "transcript"
+
+    def __init__(
+        self, transcriber: Transcriber, *, name: str = "", languages: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        super().__init__(transcriber.model, transcriber.tokenizer, name=name, languages=languages)
+        self.transcriber = transcriber
+
+    def _load_source(self, request: base.InspectionRequest) -> LoadedSource:
+        base.check_is_file(request.text, self)
+        tags = () if self.transcriber.whisper is None else self.tokenizer.target.tags
+        language = resolve_target_lang(request.to or "", tags, Path(self.name))
+        samples, is_cut = read_beginning(request.text, min(MAX_SECONDS, self.transcriber.max_seconds))
+        frames, lengths = compute_audio_frames([samples], self.transcriber.config, self.transcriber.device)
+        name, seconds = Path(request.text).name, len(samples) / SAMPLE_RATE
+        text = f"{name} (only the first {seconds:g} s)" if is_cut else f"{name} ({seconds:.1f} s)"
+        return LoadedSource(
+            tensor=frames,
+            lengths=lengths,
+            side=build_audio_side(samples, frames[0], text, self.languages[0]),
+            prompt_ids=self.transcriber.get_prefix(language or self.transcriber.detect_language(samples.numpy())),
+            suppressed_tokens=self.transcriber.suppressed_tokens,
+        )
+
+    def _trace_search(
+        self, source: LoadedSource, search: SearchOptions, should_stop: StopCheck | None
+    ) -> tuple[SearchTrace, bool]:
+        return super()._trace_search(source, self.transcriber.ban_first_tokens(search), should_stop)
+
+    def _encode_target(self, text: str) -> list[int]:
+        return super()._encode_target(text if self.transcriber.whisper is None else f" {text}")
+
+
+def read_beginning(path: str, seconds: float) -> tuple[Tensor, bool]:
+    blocks = iter_audio(Path(path).expanduser(), seconds)
+    samples = torch.from_numpy(np.asarray(next(blocks), dtype=np.float32))
+    return samples, next(blocks, None) is not None
+
+
+def build_audio_side(samples: Tensor, frames: Tensor, text: str, language: str | None = None) -> TraceSide:
+    """The recording with a token for each encoder state; those of the padding to a fixed length are left out."""
+    num_frames = -(-len(samples) // HOP_SAMPLES)
+    spectrogram = frames[:num_frames].T.flip(0)  # low frequencies at the bottom
+    low, high = spectrogram.min(), spectrogram.max()
+    pixels = ((spectrogram - low) * (255 / (high - low).clamp(min=1e-6))).to(torch.uint8)
+    count = -(-num_frames // STATE_FRAMES)
+    image = PatchImage(src=encode_data_url(pixels[None]), rows=1, columns=count)
+    audio = SourceAudio(src=encode_wav(samples), step=STATE_SECONDS, seconds=len(samples) / SAMPLE_RATE)
+    times = (f"{i * STATE_SECONDS:.2f}\N{NO-BREAK SPACE}s" for i in range(count))
+    tokens = tuple(DisplayToken(time, time, True) for time in times)
+    return TraceSide(label="recording", text=text, tokens=tokens, language=language, image=image, audio=audio)
+
+
+def encode_wav(samples: Tensor) -> str:
+    """Encode samples as a data URL of a WAV file, 16 kHz, mono, 16 bits."""
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((samples.clamp(-1, 1) * 32767).round().cpu().numpy().astype("<i2").tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(content.getvalue()).decode()
