@@ -123,13 +123,13 @@ class GenerateCommand:
     def generate_from_lines(self, progress: "ProgressDisplay") -> None:
         """Continue each line; each block is written as soon as it is done."""
         from attent.decoding.generation.generator import PromptTooLongError
-        from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
+        from attent.decoding.input_lines import build_line_source, open_input
 
         with open_input(self.flags.file, sys.stdin.buffer) as stream:
             source = build_line_source(stream, self.flags.file)
             progress.start(source.total_bytes, quiet=sys.stdout.isatty())
             line_count = done_bytes = 0
-            for block in source.read_blocks(BLOCK_PROMPTS, parse_text_line):
+            for block in source.read_blocks(BLOCK_PROMPTS):
                 texts, first = block.lines, block.first_index
                 try:
                     self.write_block(texts, first)

@@ -84,12 +84,12 @@ def read_text_blocks(arguments: Sequence[str]) -> Iterator[TextBlock]:
 
 
 def read_line_blocks(file: Path | None) -> Iterator[TextBlock]:
-    from attent.decoding.input_lines import build_line_source, open_input, parse_text_line
+    from attent.decoding.input_lines import build_line_source, open_input
 
     if file is None and sys.stdin.isatty():
         print_message("type one text per line; end with Ctrl-D")
     with open_input(file, sys.stdin.buffer) as stream:
-        for block in build_line_source(stream, file).read_blocks(BLOCK_TEXTS, parse_text_line):
+        for block in build_line_source(stream, file).read_blocks(BLOCK_TEXTS):
             yield TextBlock(block.lines, block.first_index + 1, is_from_command=False)
 
 

@@ -55,12 +55,8 @@ class TranslateFlags(SearchFlags, DeviceFlags):  # type: ignore[misc]  # derived
     ] = None
     alignment: Annotated[AlignmentFormat | None, flag("Output", "of words: hard (0-0 1-2); soft: JSON weights")] = None
     input_type: Annotated[
-        Literal["auto", "lines", "json"],
-        flag(
-            "Output",
-            "auto: by the name and the first bytes; lines: text, whatever it looks like; "
-            'json: {"text": ...} per line, optionally with "prefix", "require", "ban"',
-        ),
+        Literal["auto", "lines"],
+        flag("Output", "auto: by the name and the first bytes; lines: text, whatever it looks like"),
     ] = "auto"
     src: Annotated[str | None, flag("Documents", "source language, if the document has several", *SRC_FLAGS)] = None
     tgt: Annotated[str | None, flag("Documents", "language to translate into", *TGT_FLAGS)] = None
@@ -102,7 +98,7 @@ def translate(
 
 def check_usage(file: Path | None, flags: TranslateFlags) -> None:
     problem = None
-    if flags.ray and (file is None or flags.output is None or flags.input_type == "json" or is_document(file, flags)):
+    if flags.ray and (file is None or flags.output is None or is_document(file, flags)):
         problem = "--ray translates a text file line by line into another file: name FILE and --output"
     elif flags.in_place and (file is None or flags.output is not None):
         problem = f"--in-place overwrites FILE: {'leave --output out' if file else 'name one'}"
@@ -127,7 +123,7 @@ def check_usage(file: Path | None, flags: TranslateFlags) -> None:
 
 def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None:
     from attent.cli.line_progress import ProgressDisplay, use_utf8
-    from attent.decoding.input_lines import build_line_source, open_input, parse_json_line, parse_text_line
+    from attent.decoding.input_lines import build_line_source, open_input
     from attent.decoding.pipeline import translate_lines, warn_of_requested_languages
     from attent.storage.manifest import check_outputs
 
@@ -155,9 +151,7 @@ def run_translate(model: Path, file: Path | None, flags: TranslateFlags) -> None
                 progress.print_message("type one sentence per line; end with Ctrl-D")
             with select_output(flags.output, progress) as out:
                 progress.start(source.total_bytes, quiet=out.isatty())
-                json_parser = partial(parse_json_line, base=pipeline.constraints)
-                parse_line = json_parser if flags.input_type == "json" else parse_text_line
-                translate_lines(pipeline, source, parse_line, out, progress)
+                translate_lines(pipeline, source, out, progress)
 
 
 def build_pipeline(
@@ -232,7 +226,7 @@ def is_document(file: Path | None, flags: TranslateFlags) -> bool:
     from attent.data.formats.registry import detect_document_format
 
     key = detect_document_format(file.name) if file is not None and flags.input_type != "lines" else None
-    return key not in (None, "text") and not (key == "json" and flags.input_type == "json")
+    return key not in (None, "text")
 
 
 def check_output_path(file: Path | None, stream: BinaryIO, flags: TranslateFlags) -> None:
@@ -273,7 +267,6 @@ def check_document_flags(file: Path | None, flags: TranslateFlags) -> None:
         "--with-score": flags.with_score,
         "--quality": flags.quality,
         "--alignment": flags.alignment is not None,
-        "--input-type": flags.input_type == "json",
     }
     given_flags = [name for name, value in is_given.items() if value]
     if is_document(file, flags) and given_flags:

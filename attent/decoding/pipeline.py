@@ -24,7 +24,7 @@ from attent.data.pretranslate import PretranslateResult, pretranslate_file
 from attent.decoding.alignment import AlignmentError, find_cross_layers
 from attent.decoding.engines.gpu.worker_pool import RemoteEngine, TextWorkerPool
 from attent.decoding.glossary import Glossary
-from attent.decoding.input_lines import Line, LineBlock, LineParser, LineSource
+from attent.decoding.input_lines import LineBlock, LineSource
 from attent.decoding.loading import is_trained_with_tags, read_data_settings
 from attent.decoding.markup import project_codes, remove_codes, select_links
 from attent.decoding.options import NO_CONSTRAINTS, InputError, PhraseConstraints, SearchOptions, StopCheck
@@ -107,10 +107,9 @@ class TranslationPipeline:
         return 0 if self.translator.device.type == "cpu" else GPU_PENDING_BLOCKS
 
     def translate(
-        self, lines: Sequence[Line], first_index: int = 0, should_stop: StopCheck | None = None
+        self, texts: Sequence[str], first_index: int = 0, should_stop: StopCheck | None = None
     ) -> list[Translation]:
         """Translate lines; `first_index` is the index of the first in the file, on which sampling depends."""
-        texts = get_texts(lines)
         aligned = texts if self.output_format.alignment is not None else []
         words = max((len(text.split()) for text in aligned), default=0)
         if words > MAX_ALIGNED_WORDS:
@@ -125,7 +124,7 @@ class TranslationPipeline:
             texts,
             options,
             to=self.to,
-            constraints=[self.constraints if isinstance(line, str) else line.constraints for line in lines],
+            constraints=self.constraints,
             glossary=self.glossary,
             alignment=self.output_format.alignment is not None,
             mbr_candidates=self.mbr_candidates,
@@ -148,15 +147,13 @@ class TranslationPipeline:
 BlockOutput = tuple[str, list[str], str | None]  # text, messages for the user, error of the line after the text
 
 
-def translate_lines(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line], out: TextIO, progress: LineProgress
-) -> None:
+def translate_lines(pipeline: TranslationPipeline, source: LineSource, out: TextIO, progress: LineProgress) -> None:
     """Translate a file line by line; each block is written as soon as it is done."""
     line_count, done_bytes = 0, 0
-    with closing(iterate_translated_blocks(pipeline, source, parse_line)) as blocks:
+    with closing(iterate_translated_blocks(pipeline, source)) as blocks:
         for block, (text, messages, error) in blocks:
             if not line_count:
-                warn_of_text_language(pipeline, get_texts(block.lines), progress)
+                warn_of_text_language(pipeline, block.lines, progress)
             out.write(text)
             out.flush()
             for message in messages:
@@ -170,21 +167,15 @@ def translate_lines(
         progress.print_message(f"{source.name}: is empty, there is nothing to translate")
 
 
-def add_line_context(blocks: Iterator[LineBlock[Line]], size: int) -> Iterator[LineBlock[Line]]:
+def add_line_context(blocks: Iterator[LineBlock], size: int) -> Iterator[LineBlock]:
     """Yield the blocks with the preceding lines of each line; an empty line ends a document."""
     window = ContextWindow(size)
     for block in blocks:
         lines = []
-        for line in block.lines if size else ():
-            text = line if isinstance(line, str) else line.text
-            extended = window.prefix + text if text.strip() else text
-            lines.append(extended if isinstance(line, str) else replace(line, text=extended))
+        for text in block.lines if size else ():
+            lines.append(window.prefix + text if text.strip() else text)
             window.append(text)
         yield replace(block, lines=lines) if size else block
-
-
-def get_texts(lines: Sequence[Line]) -> list[str]:
-    return [line if isinstance(line, str) else line.text for line in lines]
 
 
 def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], progress: LineProgress) -> None:
@@ -193,14 +184,14 @@ def warn_of_text_language(pipeline: TranslationPipeline, texts: Sequence[str], p
 
 
 def iterate_translated_blocks(
-    pipeline: TranslationPipeline, source: LineSource, parse_line: LineParser[Line]
-) -> Generator[tuple[LineBlock[Line], BlockOutput], None, None]:
+    pipeline: TranslationPipeline, source: LineSource
+) -> Generator[tuple[LineBlock, BlockOutput], None, None]:
     """Yield blocks with their output, in order. Before waiting for more input, yield all that were read so far."""
-    blocks = add_line_context(source.read_blocks(pipeline.block_lines, parse_line), pipeline.context)
+    blocks = add_line_context(source.read_blocks(pipeline.block_lines), pipeline.context)
     if pipeline.max_pending_blocks == 0:
         yield from ((block, translate_block(pipeline, block)) for block in blocks)
         return
-    pending: deque[tuple[LineBlock[Line], Future[BlockOutput]]] = deque()
+    pending: deque[tuple[LineBlock, Future[BlockOutput]]] = deque()
     error, num_workers = None, choose_worker_count(pipeline)
     max_pending = max(pipeline.max_pending_blocks, num_workers)
     is_long = source.total_bytes is not None and source.total_bytes >= MIN_WORKER_BYTES
@@ -236,7 +227,7 @@ def start_threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Ev
 
 
 def translate_block(
-    pipeline: TranslationPipeline, block: LineBlock[Line], should_stop: StopCheck | None = None
+    pipeline: TranslationPipeline, block: LineBlock, should_stop: StopCheck | None = None
 ) -> BlockOutput:
     output, first_index = pipeline.output_format, block.first_index
     translations, error = translate_until_error(pipeline, block.lines, first_index, block.source_name, should_stop)
@@ -260,7 +251,7 @@ def translate_block(
 
 def translate_until_error(
     pipeline: TranslationPipeline,
-    lines: Sequence[Line],
+    lines: Sequence[str],
     first_index: int,
     name: str,
     should_stop: StopCheck | None = None,
@@ -312,7 +303,7 @@ class PipelineSetup:
         self.tokenizer, self.folder, self.config = translator.tokenizer, translator.folder, translator.model.config
         self.pipeline = replace(pipeline, translator=cast(Translator, None))
 
-    def build_handler(self, engine: RemoteEngine) -> Callable[[LineBlock[Line]], BlockOutput]:
+    def build_handler(self, engine: RemoteEngine) -> Callable[[LineBlock], BlockOutput]:
         with torch.device("meta"):  # only its config is used
             model = Seq2Seq(self.config).eval()
         translator = RemoteTranslator(model, self.tokenizer, folder=self.folder)

@@ -280,7 +280,7 @@ def translate_missing(job: TranslationJob, texts: Sequence[str], done: int, path
     report = context.track_progress(f"translating {job.name}", "sentences", len(texts))
     with (
         open(path, "ab") as file,
-        closing(iterate_translated_blocks(pipeline, lines, lambda row, _: row.decode())) as blocks,
+        closing(iterate_translated_blocks(pipeline, lines)) as blocks,
     ):
         for block, (text, _, error) in blocks:
             if error is not None:
